@@ -54,7 +54,7 @@ Reused = Literal["plan", "profile"] | None
 
 
 @dataclass(frozen=True)
-class PlanAnswer:
+class PlanResult:
     """A stored plan.
 
     Attributes:
@@ -122,7 +122,7 @@ class Planning:
         find_measurement: FindMeasurement,
         *,
         fresh: bool = False,
-    ) -> PlanAnswer | MeasurementNeeded:
+    ) -> PlanResult | MeasurementNeeded:
         """Plan, and store the request with its result; infeasible is a result, too.
 
         Args:
@@ -322,18 +322,18 @@ class Planning:
             )
         return request.deadline_s
 
-    def _recall_plan(self, project: str, digest: str) -> PlanAnswer | None:
+    def _recall_plan(self, project: str, digest: str) -> PlanResult | None:
         found = self._store.reuse.recall(project, "plan", digest)
         if found is None:
             return None
-        return PlanAnswer(found, self._store.documents.plan_json(project, found), "plan")
+        return PlanResult(found, self._store.documents.plan_json(project, found), "plan")
 
     def _put_plan(
         self, project: str, digest: str, record: PlanRecord, reused: Reused
-    ) -> PlanAnswer:
+    ) -> PlanResult:
         known_by = digest if is_final(record) else None
         stored = self._store.documents.put_plan(project, record, request_digest=known_by)
-        return PlanAnswer(stored.id, stored.model_dump_json(), reused)
+        return PlanResult(stored.id, stored.model_dump_json(), reused)
 
     async def _get_profiles(
         self, project: str, request: PlanRequest, fresh: bool

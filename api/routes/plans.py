@@ -31,7 +31,7 @@ from ..planning.exports import (
     plan_text,
 )
 from ..planning.requests import PlanRequest
-from ..planning.service import PlanAnswer, Planning
+from ..planning.service import Planning, PlanResult
 from ..store.store import Store
 from .dependencies import TheJobs, ThePlanning, TheSettings, TheStore
 from .idempotency import (
@@ -115,7 +115,7 @@ async def create_plan(
         # without it; otherwise a client that disconnects frees the solver process.
         is_kept = idempotency_key is not None
         answer = await (search if is_kept else while_connected(request.receive, search))
-        if isinstance(answer, PlanAnswer):
+        if isinstance(answer, PlanResult):
             return _plan_response(answer.plan_id, answer.text, answer.reused)
         job = await jobs.submit_plan(principal, body, answer, submit_key=await submit_key(request))
         job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
