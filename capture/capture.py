@@ -97,13 +97,12 @@ def trace(
                 attempts.append((name, refusal))
             else:
                 return _complete(case, name, captured, attempts)
-        refused = _capture_failed(model, [refusal for _, refusal in attempts])
         # An explicit mode asks for that tracer or nothing, and a recipe must reproduce the earlier
         # capture, so neither falls back to one opaque call of the whole model.
         if mode == "auto" and wanted is None:
             with suppress(CaptureError):
                 return _capture_opaque(case, attempts)
-    raise refused from attempts[0][1]
+    raise _capture_failed(model, [refusal for _, refusal in attempts]) from attempts[0][1]
 
 
 def _capture_opaque(case: _Case, attempts: list[tuple[str, CaptureError]]) -> Captured:
