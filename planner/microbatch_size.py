@@ -77,11 +77,9 @@ def plan_batch(
 ) -> Plan:
     """Return the best plan over the micro-batch sizes that divide ``options.batch_size``.
 
-    Sizes are those of `sizes_to_try`; each is planned with the profile measured at it, or scaled
-    from the nearest one. Small micro-batches keep a device less busy, which scaling does not know,
-    so sizes below all measured ones look better than they are: they are not chosen for speed, but
-    only if nothing larger can be planned, the largest first. Ties are broken by the step, then by
-    fewer micro-batches. The plan's proof is for the size chosen.
+    Each of `sizes_to_try` is planned with the profile measured at it, or scaled from the nearest.
+    Scaling ignores that small micro-batches keep a device less busy, so sizes below all measured
+    ones are only used if nothing larger can be planned. The proof is for the size chosen.
 
     Args:
         profiles: Profiles of one model at different sizes.
@@ -89,7 +87,7 @@ def plan_batch(
         options: Options with a ``batch_size``; ``num_microbatches`` is ignored.
         size: The only size to plan; `None` for all.
         deadline: On the clock of `time.monotonic`; sizes not reached by then are skipped.
-        progress: Called with every better plan found at any size, its value for a whole step.
+        progress: Called with every better plan of any size, its value for a whole step.
 
     Raises:
         InvalidInput: A profile lacks its micro-batch size, or no size can be planned.
@@ -105,7 +103,6 @@ def plan_batch(
         if best is not None:
             if time.monotonic() > deadline or entry.size < floor:
                 break
-            # Sizes whose bound is above the best step need no planning.
             if options.objective == "step_time" and entry.least_step_s(cluster) >= best.step_time_s:
                 continue
         try:
@@ -123,12 +120,12 @@ def plan_batch(
             best = plan
     if best is not None:
         return _add_note(best, profiles)
-    if not unfit:
-        assert invalid is not None, "a batch has at least one size"
+    if invalid is not None and not unfit:
         raise invalid
-    # Planning the smallest size again raises its error.
     smallest = min(unfit, key=lambda entry: entry.size)
-    return _plan_size(smallest, request_of(smallest, cluster, started, deadline, progress))
+    return _plan_size(
+        smallest, request_of(smallest, cluster, started, deadline, progress)
+    )  # raises
 
 
 def _sort_by_trust(entries: Iterator[Candidate], size: int | None, floor: int) -> list[Candidate]:

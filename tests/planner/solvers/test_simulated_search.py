@@ -244,8 +244,9 @@ def test_refusals_name_what_does_not_go():
     assert "7 cannot be divided into 2 rounds over 3 ranks" in str(error)
     assert error.constraint == "schedule"
     error = refusal(PROFILES["short"], flat, schedule="looped_bfs", chunks=3)
-    assert "3 stages on each device; the layers, their cuts and the options allow only 2" in str(
-        error
+    assert (
+        "3 stages on each device, but the layers, their cuts and the options allow only 2"
+        in str(error)
     )
     error = refusal(even, mixed(1, 1), schedule="zero_bubble", pins=alternating(3))
     assert error.constraint == "constraints"
