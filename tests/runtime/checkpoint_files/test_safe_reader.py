@@ -61,7 +61,7 @@ def test_of_torch_only_types_of_numbers_are_found(saved, name):
     module, _, function = f"torch.{name}".rpartition(".")
     code = f"c{module}\n{function}\n(S'x'\ntR.".encode()
     rewritten(saved, lambda _: code)
-    with pytest.raises(InvalidInput, match=f"names torch.{name}, "):
+    with pytest.raises(InvalidInput, match=f"refers to torch.{name}, "):
         load_checkpoint(saved, nn.Linear(2, 2))
 
 
@@ -100,7 +100,7 @@ def test_an_index_of_something_else_is_refused(saved, change):
 def test_stored_objects_are_refused(saved):
     """Torch reads them as pickles."""
     rewritten(saved, lambda index: pickle.dumps(with_bytes(index)))
-    with pytest.raises(InvalidInput, match=r"names torch.*BytesStorageMetadata"):
+    with pytest.raises(InvalidInput, match=r"refers to torch.*BytesStorageMetadata"):
         load_checkpoint(saved, nn.Linear(2, 2))
 
 
