@@ -418,7 +418,7 @@ def test_more_numbers_than_bytes_are_refused(tmp_path):
     record = json.loads((path / "checkpoint.json").read_text())
     record["model"]["weight"]["shape"] = [2**20, 2**20]
     (path / "checkpoint.json").write_text(json.dumps(record))
-    with pytest.raises(InvalidInput, match=r"its tensors have 4398046511112 bytes, but its files \d+"):
+    with pytest.raises(InvalidInput, match=r"tensors have 4398046511112 bytes, but its files \d+"):
         load_checkpoint(tmp_path, nn.Linear(2, 2), step=1)
 
 
