@@ -29,8 +29,8 @@ from .pipeline import resolve_max_in_flight
 from .rank_worker import REQUEST_RANK, RankWorker
 from .requests import RequestDispatcher
 from .stage_device import InferenceDevice
-from .stage_worker import StageRunner
-from .transport import MessageTransport
+from .stage_worker import InferenceStage
+from .transport import MicrobatchTransport
 
 POLL_INTERVAL_S = 0.25
 
@@ -106,7 +106,7 @@ class DistributedInferencePipeline:
         try:
             with self._detector.explain_errors():
                 # First: torch names a part's groups by how many groups each rank has made before.
-                transport = MessageTransport(
+                transport = MicrobatchTransport(
                     self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks
                 )
                 self._share_weights(cut_model, ranks)
@@ -124,7 +124,7 @@ class DistributedInferencePipeline:
             self._dispatcher = RequestDispatcher(cut_model, plan, feed, results, limit, pad=pad)
         self._worker.open(
             {
-                index: StageRunner(index, stage, InferenceDevice(self.device), autocast)
+                index: InferenceStage(index, stage, InferenceDevice(self.device), autocast)
                 for index, stage in self.stages.items()
             }
         )

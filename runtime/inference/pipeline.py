@@ -20,7 +20,7 @@ from ..supported_plans import check_runnable
 from .microbatch import InFlightMicrobatch, OrderedQueue
 from .requests import RequestDispatcher
 from .stage_device import assign_devices, place_stages
-from .stage_worker import QueueWorker, StageRunner
+from .stage_worker import InferenceStage, QueueWorker
 
 
 class InferencePipeline:
@@ -86,7 +86,7 @@ class InferencePipeline:
             QueueWorker(
                 f"stage {index}",
                 self._queues[index][replica],
-                partial(self._run_stage, StageRunner(index, stage, device, autocast), index),
+                partial(self._run_stage, InferenceStage(index, stage, device, autocast), index),
                 self._dispatcher.fail,
             )
             for index, (stages, homes) in enumerate(zip(self._stages, placement, strict=True))
@@ -150,7 +150,9 @@ class InferencePipeline:
     ) -> None:
         self._close(is_abandoned=error is not None)
 
-    def _run_stage(self, runner: StageRunner, index: int, microbatch: InFlightMicrobatch) -> None:
+    def _run_stage(
+        self, runner: InferenceStage, index: int, microbatch: InFlightMicrobatch
+    ) -> None:
         self._pass_on(index + 1, runner.run(microbatch))
 
     def _pass_on(self, index: int, microbatch: InFlightMicrobatch) -> None:

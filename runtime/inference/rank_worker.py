@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from ...core.plan.schedule import Schedule
 from .microbatch import InFlightMicrobatch, OrderedQueue
-from .stage_worker import QueueWorker, StageRunner
-from .transport import MessageTransport, WireMessage
+from .stage_worker import InferenceStage, QueueWorker
+from .transport import MicrobatchTransport, WireMessage
 
 REQUEST_RANK = 0
 """The rank that accepts requests and returns results."""
@@ -41,7 +41,7 @@ class RankWorker:
         self,
         schedule: Schedule,
         rank: int,
-        transport: MessageTransport,
+        transport: MicrobatchTransport,
         set_activity: Callable[[str], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
@@ -59,7 +59,7 @@ class RankWorker:
         self._workers: list[QueueWorker] = []
         self._threads: list[threading.Thread] = []
 
-    def open(self, runners: Mapping[int, StageRunner]) -> None:
+    def open(self, runners: Mapping[int, InferenceStage]) -> None:
         """Start all threads.
 
         Args:
@@ -101,7 +101,9 @@ class RankWorker:
             while thread.is_alive() and not until():
                 thread.join(POLL_INTERVAL_S)
 
-    def _run_stage(self, runner: StageRunner, index: int, microbatch: InFlightMicrobatch) -> None:
+    def _run_stage(
+        self, runner: InferenceStage, index: int, microbatch: InFlightMicrobatch
+    ) -> None:
         self._set_activity(f"the forward of micro-batch {microbatch.number} on stage {index}")
         outputs = runner.run(microbatch)
         self._set_activity(f"the wait after micro-batch {microbatch.number} on stage {index}")

@@ -48,7 +48,7 @@ class QueueWorker:
             self._on_error(error)
 
 
-class StageRunner:
+class InferenceStage:
     """Runs one stage on micro-batches, in inference mode and optionally under autocast.
 
     An error of the stage fails its micro-batch only; the next one runs as usual.

@@ -41,7 +41,7 @@ class WireMessage:
     microbatch: InFlightMicrobatch | None
 
 
-class MessageTransport:
+class MicrobatchTransport:
     """Sends and receives messages; one thread sends, and one receives per sender.
 
     Tensors travel through CPU memory. Everything else is pickled, since ranks of one job trust
