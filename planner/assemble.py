@@ -9,7 +9,7 @@ from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
 from .cost.assignment import Assignment, counts_of
-from .cost.plan_cost import Priced
+from .cost.plan_cost import CostedPlan
 from .heuristics.baselines import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
 from .problem.problem import PlanningRequest
@@ -38,44 +38,44 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
 
     Computing the profile's id takes longer than evaluating a small plan: give it if it is known.
     """
-    order, given = decision.priced.assignment.order, request.profile
+    order, given = decision.costed.assignment.order, request.profile
     notes = [*_notes(request), *list_assumptions(request.profile, request.cluster)]
     if order:
-        request = request.in_order(order)
-        assignment = replace(decision.priced.assignment, order=())
-        decision = replace(decision, priced=request.pricer.price(assignment))
-    priced, profile, options = decision.priced, request.profile, request.options
-    pricer, cuts = request.pricer, priced.assignment.cuts
-    bound = min(decision.lower_bound, priced.value)
-    is_proven = priced.value - bound <= ROUNDING * priced.value
+        request = request.reorder_profile(order)
+        assignment = replace(decision.costed.assignment, order=())
+        decision = replace(decision, costed=request.cost_model.evaluate(assignment))
+    costed, profile, options = decision.costed, request.profile, request.options
+    cost_model, cuts = request.cost_model, costed.assignment.cuts
+    bound = min(decision.lower_bound, costed.value)
+    is_proven = costed.value - bound <= ROUNDING * costed.value
     return Plan(
         model=profile.model,
         spec=profile.spec,
         balance=counts_of(cuts),
-        stages=_stages(request, priced),
+        stages=_stages(request, costed),
         boundaries=tuple(profile.boundaries[cut - 1] for cut in cuts[1:-1]),
         options=options,
-        schedule=pricer.schedule,
-        num_microbatches=pricer.num_microbatches,
-        chunks=priced.assignment.chunks,
+        schedule=cost_model.schedule,
+        num_microbatches=cost_model.num_microbatches,
+        chunks=costed.assignment.chunks,
         layer_order=order,
-        step_time_s=priced.step_time_s,
-        bubble_fraction=priced.bubble_fraction,
-        tied_sync_time_s=priced.tied_sync_s,
-        forward_channels=priced.forward_channels,
-        backward_channels=priced.backward_channels,
-        direct_sends=priced.direct_sends,
+        step_time_s=costed.step_time_s,
+        bubble_fraction=costed.bubble_fraction,
+        tied_sync_time_s=costed.tied_sync_s,
+        forward_channels=costed.forward_channels,
+        backward_channels=costed.backward_channels,
+        direct_sends=costed.direct_sends,
         proof=Proof(
             objective=OBJECTIVE_NAMES[_name(request)],
-            value=priced.value,
+            value=costed.value,
             lower_bound=bound,
-            best_value=min(decision.best_value, priced.value),
+            best_value=min(decision.best_value, costed.value),
             status="optimal" if is_proven else "feasible",
-            simulated_lower_bound_s=min(decision.simulated_bound_s, priced.step_time_s),
+            simulated_lower_bound_s=min(decision.simulated_bound_s, costed.step_time_s),
         ),
         baselines=tuple(
-            _build_baseline(request, name, other, priced.assignment)
-            for name, other in list_baselines(request, priced.assignment)
+            _build_baseline(request, name, other, costed.assignment)
+            for name, other in list_baselines(request, costed.assignment)
         ),
         profile_id=profile_id or given.content_id(),
         cluster_devices=len(request.cluster.devices),
@@ -87,8 +87,8 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         notes=(
             *profile.notes,
             *notes,
-            *_sent(request, priced, is_reordered=bool(order)),
-            *_idle(request, priced.assignment),
+            *_sent(request, costed, is_reordered=bool(order)),
+            *_idle(request, costed.assignment),
         ),
     )
 
@@ -100,12 +100,12 @@ def _name(request: PlanningRequest) -> str:
     return schedule if schedule in OBJECTIVE_NAMES else "simulated"
 
 
-def _stages(request: PlanningRequest, priced: Priced) -> tuple[Stage, ...]:
-    profile, chosen = request.profile, priced.assignment
+def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
+    profile, chosen = request.profile, costed.assignment
     devices = _devices(request, chosen)
     stages = []
     for number, (first, last) in enumerate(pairwise(chosen.cuts)):
-        price = priced.stages[number]
+        price = costed.stages[number]
         layers = [entry.layer for entry in profile.layers[first:last]]
         fqns = dict.fromkeys(fqn for layer in layers for fqn in layer.module_fqns)
         stages.append(
@@ -138,7 +138,7 @@ def _build_baseline(
 ) -> Baseline:
     """Without a time where it is unusable."""
     reason = rejection_reason(request, other)
-    step_s = None if reason else request.pricer.price(other).step_time_s
+    step_s = None if reason else request.cost_model.evaluate(other).step_time_s
     devices = _devices(request, other)
     return Baseline(
         name=name,
@@ -182,18 +182,18 @@ def _idle(request: PlanningRequest, chosen: Assignment) -> list[str]:
     ]
 
 
-def _sent(request: PlanningRequest, priced: Priced, *, is_reordered: bool) -> list[str]:
+def _sent(request: PlanningRequest, costed: CostedPlan, *, is_reordered: bool) -> list[str]:
     """Return a note on relays or direct sends if the options allow both."""
     if request.options.skips == "relay":
         return []
     if is_reordered:
         return ["layers are reordered: all values are relayed"]
-    if not request.pricer.knows_readers:
+    if not request.cost_model.knows_readers:
         return ["the profile does not know which layer reads what: all values are relayed"]
-    if priced.other_step_s is None:
+    if costed.other_step_s is None:
         return ["no stage reads what another than the one in front of it has: nothing is relayed"]
-    other = format_time(priced.other_step_s)
-    if not priced.direct_sends:
+    other = format_time(costed.other_step_s)
+    if not costed.direct_sends:
         return [f"values are relayed: sent past stages, the step would be {other}"]
     return [f"values go past stages that have no use for them: relayed, the step would be {other}"]
 

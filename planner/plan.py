@@ -15,7 +15,7 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from .assemble import build_plan
-from .cost.chain import Tables, tables
+from .cost.chain import ChainCosts, chain_costs
 from .microbatch_size import plan_batch
 from .problem.input_checks import compute_deadline, parse_cluster, require_options, require_profiles
 from .problem.problem import PlanningRequest, Progress
@@ -80,11 +80,11 @@ class Planner:
     def __init__(self, profile: Profile | Sequence[Profile]) -> None:
         self.profiles = require_profiles(profile)
         self.profile = self.profiles[0]
-        self._tables: dict[tuple[int, ...], Tables] = {}
+        self._tables: dict[tuple[int, ...], ChainCosts] = {}
 
-    def tables(self, positions: tuple[int, ...]) -> Tables:
+    def tables(self, positions: tuple[int, ...]) -> ChainCosts:
         """Return the cost tables between these positions, cached for the last eight."""
-        found = self._tables.pop(positions, None) or tables(self.profile, positions)
+        found = self._tables.pop(positions, None) or chain_costs(self.profile, positions)
         self._tables[positions] = found
         # Remedies and refined searches ask for the same few sets of positions again and again.
         while len(self._tables) > 8:

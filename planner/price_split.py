@@ -12,7 +12,7 @@ from ..core.profile.profile import Profile
 from ..core.units import format_bytes
 from ..schedules.traits import FOLDED
 from .assemble import build_plan
-from .cost.assignment import Assignment, cuts_of, in_device_order, placed, repeated
+from .cost.assignment import Assignment, cuts_of, place_in_device_order, placed, repeated
 from .heuristics.candidates import apply_recompute
 from .problem.constraints import broken_option
 from .problem.input_checks import chunks_of, parse_cluster, require_options, require_profile
@@ -70,16 +70,16 @@ def plan_from_balance(
     cuts = cuts_of(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
-    chosen = apply_recompute(request.pricer, chosen)
+    chosen = apply_recompute(request.cost_model, chosen)
     _check_kept(request, chosen)
     _check_memory(request, chosen)
-    priced = request.pricer.price(chosen)
+    costed = request.cost_model.evaluate(chosen)
     work_s = (
         sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
         / request.devices.fastest
     )
-    bound = min(work_s * (1 - 1e-9), priced.value, priced.step_time_s)
-    return build_plan(request, Decision(priced, bound, bound), profile_id)
+    bound = min(work_s * (1 - 1e-9), costed.value, costed.step_time_s)
+    return build_plan(request, Decision(costed, bound, bound), profile_id)
 
 
 def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:
@@ -127,7 +127,7 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
     found = None
     if needed <= available:
         found = (
-            in_device_order(first, request.devices)
+            place_in_device_order(first, request.devices)
             if max(replicas) == 1
             else placed(first, replicas[:places], request.devices)
         )
@@ -148,7 +148,7 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
 
 def _check_memory(request: PlanningRequest, chosen: Assignment) -> None:
     layers = request.profile.layers
-    for number, stage in enumerate(request.pricer.stages(chosen)):
+    for number, stage in enumerate(request.cost_model.stages(chosen)):
         needed, limit = stage.memory.total_bytes, stage.limit_bytes
         if limit is not None and needed > limit:
             first, last = chosen.cuts[number], chosen.cuts[number + 1] - 1

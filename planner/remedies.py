@@ -22,7 +22,7 @@ from ..core.profile.profile import Profile
 from ..core.profile.scale import get_microbatch_size
 from ..core.units import format_time
 from ..schedules.traits import CLOSED_FORM
-from .cost.chain import Tables, tables
+from .cost.chain import ChainCosts, chain_costs
 from .microbatch_size import list_candidates, may_fit, only_planning_tells, request_of
 from .problem.constraints import allowed_positions
 from .problem.problem import PlanningRequest
@@ -125,7 +125,7 @@ class _Search:
 
     def __init__(self, profile: Profile, attempt: Attempt, deadline: float) -> None:
         self.profile, self.attempt, self.deadline = profile, attempt, deadline
-        self._tables: dict[tuple[int, ...], Tables] = {}
+        self._tables: dict[tuple[int, ...], ChainCosts] = {}
 
     @property
     def is_over(self) -> bool:
@@ -213,9 +213,9 @@ class _Search:
             for entry in list_candidates([self.profile], change.options)
         )
 
-    def _table_of(self, positions: tuple[int, ...]) -> Tables:
+    def _table_of(self, positions: tuple[int, ...]) -> ChainCosts:
         if positions not in self._tables:
-            self._tables = {positions: tables(self.profile, positions)}
+            self._tables = {positions: chain_costs(self.profile, positions)}
         return self._tables[positions]
 
 

@@ -57,7 +57,7 @@ def counts_of(cuts: Cuts) -> tuple[int, ...]:
     return tuple(last - first for first, last in pairwise(cuts))
 
 
-def moved_forward(assignment: Assignment, devices: Devices) -> Assignment:
+def shift_forward(assignment: Assignment, devices: Devices) -> Assignment:
     """The same on the earliest devices that keep every stage in as many groups."""
     ends = list(assignment.ends)
     for number, entry in enumerate(devices.classes):
@@ -103,10 +103,10 @@ def placed(
         ends=tuple(reversed(ends)),
         recompute=tuple(recompute) or (False,) * len(replicas),
     )
-    return moved_forward(found, devices)
+    return shift_forward(found, devices)
 
 
-def in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
+def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
     """Stage s on the cluster's device s, whatever its class; `None` with too few devices."""
     count = len(cuts) - 1
     if count > len(devices.cluster.devices):

@@ -22,7 +22,7 @@ from .stage_table import Bytes, Mask, Order, Seconds, StageTable
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class ChainCosts:
     """Costs of every stage between some positions of one profile, on the device profiled.
 
     Attributes:
@@ -116,8 +116,8 @@ class ChainStages(StageTable):
     """The stages of a chain.
 
     Attributes:
-        positions: See `Tables`.
-        order: See `Tables`.
+        positions: See `ChainCosts`.
+        order: See `ChainCosts`.
     """
 
     positions: tuple[int, ...]
@@ -142,7 +142,7 @@ def legal_positions(profile: Profile) -> tuple[int, ...]:
     return (0, *inner, len(profile.layers))
 
 
-def tables(profile: Profile, positions: Sequence[int]) -> Tables:
+def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
     """Costs of every stage between these positions. O(N^2 + size of the profile).
 
     Args:
@@ -163,7 +163,7 @@ def tables(profile: Profile, positions: Sequence[int]) -> Tables:
     inputs = arriving.copy()
     inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
     atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
-    return Tables(
+    return ChainCosts(
         profile=profile,
         positions=tuple(int(edge) for edge in edges),
         forward_s=_sums(forward, loss.forward.median_s if loss else 0.0),

@@ -16,7 +16,7 @@ Sent = tuple[int, int, float, float]
 NOTHING: Sent = (0, 0, 0.0, 0.0)
 
 
-class Links:
+class StageLinks:
     """The links between the stages of any plan on some devices.
 
     Args:

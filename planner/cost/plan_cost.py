@@ -18,15 +18,15 @@ from ...schedules.warmup_depths import default_depths
 from ..simulator.plan_timeline import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .assignment import Assignment
-from .chain import Tables, tables
-from .communication import NOTHING, Links, Sent
+from .chain import ChainCosts, chain_costs
+from .communication import NOTHING, Sent, StageLinks
 from .device_classes import Devices
-from .skip_connections import Skip, over_cut, past_stage, skips_of, values_of
+from .skip_connections import Skip, bytes_over_cut, bytes_past_stage, find_skip_values, find_skips
 from .stage_table import Bytes, Order
 
 
 @dataclass(frozen=True)
-class StagePrice:
+class StageCost:
     """One stage of a plan; times in seconds per micro-batch on one replica.
 
     Attributes:
@@ -64,7 +64,7 @@ class StagePrice:
 
 
 @dataclass(frozen=True)
-class Priced:
+class CostedPlan:
     """A plan with its numbers.
 
     Attributes:
@@ -77,7 +77,7 @@ class Priced:
     """
 
     assignment: Assignment
-    stages: tuple[StagePrice, ...]
+    stages: tuple[StageCost, ...]
     tied_sync_s: float
     value: float
     model_s: float
@@ -89,7 +89,7 @@ class Priced:
     other_step_s: float | None = None
 
 
-class Pricer:
+class CostModel:
     """Prices plans of one profile, cluster and set of options.
 
     Args:
@@ -99,27 +99,29 @@ class Pricer:
 
     def __init__(
         self,
-        costs: Tables,
+        costs: ChainCosts,
         devices: Devices,
         options: PlanOptions,
-        reordered: Callable[[Order, tuple[int, ...]], Tables] | None = None,
+        reordered: Callable[[Order, tuple[int, ...]], ChainCosts] | None = None,
     ) -> None:
         self.costs, self.devices, self.options = costs, devices, options
-        self.room = Room(costs, options, self.num_microbatches)
+        self.memory_tables = StageMemoryTables(costs, options, self.num_microbatches)
         self._reordered = reordered
-        self.links = Links(devices, only_forward=self.only_forward)
-        self._values = values_of(costs.profile) if options.skips == "direct" else ()
+        self.links = StageLinks(devices, only_forward=self.only_forward)
+        self._values = find_skip_values(costs.profile) if options.skips == "direct" else ()
         self._apart = lru_cache(maxsize=64)(self._tables)
         self._counted = lru_cache(maxsize=256)(self._counted_depths)
-        self.price = lru_cache(maxsize=16)(self._price)  # a plan and its baselines, twice each
+        self.evaluate = lru_cache(maxsize=16)(
+            self._evaluate
+        )  # a plan and its baselines, twice each
 
-    def _tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
+    def _tables(self, order: Order, cuts: tuple[int, ...]) -> ChainCosts:
         if order:
             assert self._reordered is not None
             return self._reordered(order, cuts)
-        return tables(self.costs.profile, cuts)
+        return chain_costs(self.costs.profile, cuts)
 
-    def _costs(self, assignment: Assignment) -> Tables:
+    def _costs(self, assignment: Assignment) -> ChainCosts:
         """Tables that have the plan's cuts."""
         if not assignment.order and self.costs.has(assignment.cuts):
             return self.costs
@@ -166,16 +168,14 @@ class Pricer:
         """What may go past stages; nothing where layers are reordered."""
         if assignment.order or not self._values:
             return ()
-        return skips_of(self._values, assignment.cuts)
+        return find_skips(self._values, assignment.cuts)
 
     @property
     def knows_readers(self) -> bool:
         """Whether values could be sent straight to the stages that read them."""
         return self._values is not None
 
-    def stages(
-        self, assignment: Assignment, skips: tuple[Skip, ...] = ()
-    ) -> tuple[StagePrice, ...]:
+    def stages(self, assignment: Assignment, skips: tuple[Skip, ...] = ()) -> tuple[StageCost, ...]:
         """The numbers of every stage; what skips it is neither sent over its cut nor held by it."""
         cuts = assignment.cuts
         costs = self._costs(assignment)
@@ -184,7 +184,7 @@ class Pricer:
         links = []
         for stage in range(len(spans) - 1):
             position = spans[stage][1]
-            past = over_cut(skips, stage)
+            past = bytes_over_cut(skips, stage)
             forward_bytes = int(costs.arriving_bytes[position]) - past[0]
             backward_bytes = int(costs.returning_bytes[position]) - past[1]
             links.append(
@@ -194,7 +194,7 @@ class Pricer:
         for stage, span in enumerate(spans):
             before = links[stage - 1] if stage else NOTHING
             after = links[stage] if stage + 1 < len(spans) else NOTHING
-            past = past_stage(skips, stage)
+            past = bytes_past_stage(skips, stage)
             found.append(
                 self._stage(costs, assignment, stage, span, depths[stage], before, after, past)
             )
@@ -202,7 +202,7 @@ class Pricer:
 
     def _stage(
         self,
-        costs: Tables,
+        costs: ChainCosts,
         assignment: Assignment,
         stage: int,
         span: tuple[int, int],
@@ -210,7 +210,7 @@ class Pricer:
         before: Sent,
         after: Sent,
         past: tuple[int, int],
-    ) -> StagePrice:
+    ) -> StageCost:
         entry = self.devices.classes[assignment.classes[stage]]
         count, again = assignment.replicas[stage], assignment.recompute[stage]
         forward_s = float(costs.forward_s[span]) / entry.speed
@@ -228,7 +228,7 @@ class Pricer:
             lead_s = float(costs.backward_s[0, span[0]]) if span[0] else 0.0
             exposed_s = max(0.0, sync_s - lead_s / self.devices.fastest)
         share = -(-self.num_microbatches // count)
-        return StagePrice(
+        return StageCost(
             forward_s=forward_s,
             backward_s=backward_s,
             send_forward_s=after[2],
@@ -252,7 +252,7 @@ class Pricer:
 
     def _memory(
         self,
-        costs: Tables,
+        costs: ChainCosts,
         span: tuple[int, int],
         again: bool,
         depth: int,
@@ -318,14 +318,14 @@ class Pricer:
                 level = max(level, entry.level_of(min(starts), max(ends)))
         return level
 
-    def fits(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> bool:
+    def fits(self, stages: tuple[StageCost, ...], assignment: Assignment) -> bool:
         """Whether every device has room for all its stages."""
         return all(
             stage.limit_bytes is None or held <= stage.limit_bytes
             for stage, held in zip(stages, self.held_bytes(stages, assignment), strict=True)
         )
 
-    def held_bytes(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> list[int]:
+    def held_bytes(self, stages: tuple[StageCost, ...], assignment: Assignment) -> list[int]:
         """For each stage, what its device needs for all the stages it holds."""
         if assignment.chunks == 1:
             return [stage.memory.total_bytes for stage in stages]
@@ -337,7 +337,7 @@ class Pricer:
             held[owner] = held.get(owner, 0) + stage.memory.total_bytes
         return [held[owner] for owner in owners]
 
-    def model_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+    def model_s(self, stages: tuple[StageCost, ...], tied_s: float) -> float:
         """The closed form of a step (`docs/planner.md`)."""
         total_s = sum(stage.whole_s for stage in stages)
         if self.options.schedule == "gpipe":
@@ -347,7 +347,7 @@ class Pricer:
             total_s += max((stage.microbatches - 1) * stage.whole_s for stage in stages)
         return total_s + max(stage.exposed_sync_s for stage in stages) + tied_s
 
-    def value(self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+    def value(self, assignment: Assignment, stages: tuple[StageCost, ...], tied_s: float) -> float:
         """By the objective asked for."""
         objective, counts = self.options.objective, assignment.replicas
         if objective == "throughput":
@@ -371,7 +371,7 @@ class Pricer:
     def times(
         self,
         assignment: Assignment,
-        stages: tuple[StagePrice, ...],
+        stages: tuple[StageCost, ...],
         tied_s: float,
         direct_sends: tuple[DirectSend, ...] = (),
     ) -> StageTimes:
@@ -389,7 +389,7 @@ class Pricer:
             skips=skip_times(direct_sends),
         )
 
-    def _price(self, assignment: Assignment) -> Priced:
+    def _evaluate(self, assignment: Assignment) -> CostedPlan:
         """All numbers of a plan.
 
         Raises:
@@ -410,7 +410,7 @@ class Pricer:
         if self.options.objective == "step_time" and self.schedule not in CLOSED_FORM:
             value = step_s
         forward, backward = self.links.channels(assignment)
-        return Priced(
+        return CostedPlan(
             assignment=assignment,
             stages=stages,
             tied_sync_s=tied_s,
@@ -427,7 +427,7 @@ class Pricer:
     def _simulated(
         self,
         assignment: Assignment,
-        stages: tuple[StagePrice, ...],
+        stages: tuple[StageCost, ...],
         tied_s: float,
         direct_sends: tuple[DirectSend, ...] = (),
     ) -> tuple[float, float]:
@@ -441,19 +441,19 @@ class Pricer:
             assignment.chunks,
         )
 
-    def priced_if_usable(self, assignment: Assignment | None) -> Priced | None:
+    def evaluate_if_feasible(self, assignment: Assignment | None) -> CostedPlan | None:
         """The same, `None` where it does not fit or the schedule refuses it."""
         if assignment is None:
             return None
         try:
             if not self.fits(self.stages(assignment), assignment):
                 return None
-            return self.price(assignment)
+            return self.evaluate(assignment)
         except InvalidInput:
             return None
 
     def least_step_s(
-        self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float
+        self, assignment: Assignment, stages: tuple[StageCost, ...], tied_s: float
     ) -> float:
         """A bound that the simulated step of a plan cannot beat, in O(stages).
 
@@ -494,13 +494,13 @@ MAX_KEPT = 64
 """Tables kept, and 64 times as many rows."""
 
 
-class Room:
-    """What `Pricer.memory` sums up for one stage after another, as rows and whole tables.
+class StageMemoryTables:
+    """What `CostModel.memory` sums up for one stage after another, as rows and whole tables.
 
     Positions are indices of the tables. What was asked for last is kept.
     """
 
-    def __init__(self, costs: Tables, options: PlanOptions, num_microbatches: int) -> None:
+    def __init__(self, costs: ChainCosts, options: PlanOptions, num_microbatches: int) -> None:
         self.costs, self.num_microbatches = costs, num_microbatches
         self.state_bytes = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
         self.row = lru_cache(maxsize=64 * MAX_KEPT)(self._row)

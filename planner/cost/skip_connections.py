@@ -51,7 +51,7 @@ class Skip:
         return sum(value.backward_bytes for value in self.values)
 
 
-def values_of(profile: Profile) -> tuple[Value, ...] | None:
+def find_skip_values(profile: Profile) -> tuple[Value, ...] | None:
     """All that could pass by a stage; `None` where the profile does not know who reads what."""
     tensors, layers = _uses(profile)
     if not _accounts_for_boundaries(profile, layers):
@@ -68,7 +68,7 @@ def values_of(profile: Profile) -> tuple[Value, ...] | None:
     )
 
 
-def skips_of(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]:
+def find_skips(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]:
     """What passes by stages that begin at these layers (the last entry is the end), in order."""
     found: dict[tuple[int, int], list[Value]] = {}
     for value in values:
@@ -79,12 +79,12 @@ def skips_of(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]:
     return tuple(Skip(*pair, tuple(found[pair])) for pair in sorted(found))
 
 
-def over_cut(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
+def bytes_over_cut(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
     """Bytes there and back that pass over the cut behind a stage without being sent over it."""
     return _summed(skip for skip in skips if skip.source <= stage < skip.target)
 
 
-def past_stage(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
+def bytes_past_stage(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
     """Bytes there and back that a stage would hold only to relay them."""
     return _summed(skip for skip in skips if skip.source < stage < skip.target)
 

@@ -71,7 +71,7 @@ class BranchStages(StageTable):
         return False
 
 
-class Branches:
+class LayerGraph:
     """The graph of a profile's layers, and what may be searched of it.
 
     Attributes:

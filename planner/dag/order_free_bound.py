@@ -14,14 +14,14 @@ import numpy as np
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ..cost.device_classes import Devices
 from .downsets import Contraction, nodes_of
-from .layer_graph import Branches
+from .layer_graph import LayerGraph
 from .set_costs import ELEMENTS, GRADIENTS, WEIGHTS
 
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class OrderFree:
+class OrderFreeBounds:
     """Bounds for one request.
 
     Attributes:
@@ -45,9 +45,9 @@ class OrderFree:
 
     @classmethod
     def of(
-        cls, branches: Branches, whole_s: tuple[float, float], devices: Devices,
+        cls, branches: LayerGraph, whole_s: tuple[float, float], devices: Devices,
         options: PlanOptions,
-    ) -> OrderFree:  # fmt: skip
+    ) -> OrderFreeBounds:  # fmt: skip
         costs, nodes = branches.costs, branches.nodes
         groups = [nodes_of(group) for group in nodes.members]
         forward = np.array([costs.forward_s[group].sum() for group in groups])
@@ -145,7 +145,7 @@ class OrderFree:
         )
 
 
-def _least_state_bytes(branches: Branches, options: PlanOptions, num_devices: int) -> int:
+def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: int) -> int:
     """Weights and what training adds to them: a device's share, or one node's own."""
     costs = branches.costs
     factors = np.zeros(4, dtype=np.int64)

@@ -10,7 +10,7 @@ from ...core.graph.tensors import TensorSpec
 from ...core.profile.profile import Profile
 
 
-def in_order(profile: Profile, order: Sequence[int]) -> Profile:
+def reorder_profile(profile: Profile, order: Sequence[int]) -> Profile:
     """The profile as if its layers had been captured in this order.
 
     What crosses each gap follows from the edges: everything made in front of it and read behind
@@ -20,7 +20,7 @@ def in_order(profile: Profile, order: Sequence[int]) -> Profile:
         InvalidInput: The edges do not account for the profile's own boundaries, or a layer comes
             before one it reads from, or layers that may not be cut apart are not neighbours.
     """
-    uses = Uses(profile)
+    uses = TensorUses(profile)
     uses.check_own_order()
     position = {layer: place for place, layer in enumerate(order)}
     for edge in profile.edges:
@@ -53,7 +53,7 @@ def _moved(layers: tuple[int, ...], position: dict[int, int]) -> tuple[int, ...]
     return tuple(sorted(position[layer] for layer in layers))
 
 
-class Uses:
+class TensorUses:
     """Who makes and who reads every tensor of a profile.
 
     Attributes:

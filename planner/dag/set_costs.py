@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.profile.profile import Profile
-from ..cost.chain import Tables, parameters_of, tied_parameters
+from ..cost.chain import ChainCosts, parameters_of, tied_parameters
 from ..cost.stage_table import Bytes, Order, Positions, Seconds
-from .reorder import Uses
+from .reorder import TensorUses
 
 Members = NDArray[np.uint8]
 """1 where a layer is in a set, [sets, layers]."""
@@ -54,7 +54,7 @@ class SetCosts:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        uses = Uses(profile)
+        uses = TensorUses(profile)
         uses.check_own_order()
         layers = profile.layers
         self.forward_s = np.array([entry.forward.median_s for entry in layers])
@@ -134,8 +134,8 @@ class SetCosts:
             largest[counts[last] != counts[first]] = size
         return largest
 
-    def tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
-        """Tables between the cuts of an order, as `cost.tables` of the profile in that order."""
+    def chain_costs(self, order: Order, cuts: tuple[int, ...]) -> ChainCosts:
+        """Return the costs of every stage between the cuts of a layer order."""
         place = np.empty(len(order), dtype=np.int64)
         place[list(order)] = np.arange(len(order))
         members = (place[None, :] < np.array(cuts)[:, None]).astype(np.uint8)
@@ -153,7 +153,7 @@ class SetCosts:
             table[first, last] = values
             return table
 
-        return Tables(
+        return ChainCosts(
             profile=self.profile,
             positions=cuts,
             forward_s=times(costs["forward_s"]),

@@ -10,7 +10,7 @@ from ...core.errors import InvalidInput
 from ...core.units import format_bytes
 from ..cost.assignment import Assignment, placed
 from ..cost.device_classes import Devices
-from ..cost.plan_cost import Priced
+from ..cost.plan_cost import CostedPlan
 from ..problem.problem import PlanningRequest
 from .candidates import apply_recompute, equal_layers, even_times, stage_counts
 
@@ -32,24 +32,26 @@ def list_baselines(
         ):
             if cuts is not None:
                 other = replace(shape, cuts=cuts)
-                yield name, other if shape is chosen else apply_recompute(request.pricer, other)
+                yield name, other if shape is chosen else apply_recompute(request.cost_model, other)
     alone = data_parallel(request, chosen)
     if alone is not None and request.allows(alone):
         yield "data_parallel", alone
 
 
-def take_faster_baseline(request: PlanningRequest, priced: Priced) -> Priced:
+def take_faster_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:
     """Return the plan, or a faster baseline of it, repeated until no baseline is faster."""
     # A complete search beats all baselines; one cut short by its deadline may not.
     while True:
-        best = priced
-        for _, other in list_baselines(request, priced.assignment):
-            found = request.pricer.priced_if_usable(other) if request.allows(other) else None
+        best = costed
+        for _, other in list_baselines(request, costed.assignment):
+            found = (
+                request.cost_model.evaluate_if_feasible(other) if request.allows(other) else None
+            )
             if found is not None and found.step_time_s < best.step_time_s:
                 best = found
-        if best is priced:
-            return priced
-        priced = best
+        if best is costed:
+            return costed
+        costed = best
 
 
 def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignment | None:
@@ -64,7 +66,9 @@ def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignme
             for number, entry in enumerate(request.devices.classes)
             for rank in range(len(entry))
         )
-    most = min(len(found), max(stage_counts(request.pricer), default=1), request.costs.num_atoms)
+    most = min(
+        len(found), max(stage_counts(request.cost_model), default=1), request.costs.num_atoms
+    )
     if most < 2:
         return None
     even = even_times(request.costs, most)
@@ -82,12 +86,12 @@ def data_parallel(request: PlanningRequest, chosen: Assignment) -> Assignment | 
     """Return the whole model on each device of a plan of several stages, if those are alike."""
     if chosen.num_stages == 1 or chosen.chunks > 1 or len(set(chosen.classes)) > 1:
         return None
-    count = min(sum(chosen.replicas), request.pricer.num_microbatches)
+    count = min(sum(chosen.replicas), request.cost_model.num_microbatches)
     if count == 1:
         return None
     whole = (0, len(request.profile.layers))
     found = placed(whole, [count], request.devices, class_index=chosen.classes[0])
-    return found and apply_recompute(request.pricer, found)
+    return found and apply_recompute(request.cost_model, found)
 
 
 def list_slots(devices: Devices, chosen: Assignment) -> list[tuple[int, int, int]]:
@@ -112,14 +116,14 @@ def _rejection_reasons(request: PlanningRequest, assignment: Assignment) -> Iter
     try:
         yield from _too_large(request, assignment)
         # This simulates the step, so it comes after the cheap checks.
-        request.pricer.price(assignment)
+        request.cost_model.evaluate(assignment)
     except InvalidInput as error:
         yield str(error)
 
 
 def _too_large(request: PlanningRequest, assignment: Assignment) -> Iterator[str]:
-    stages = request.pricer.stages(assignment)
-    held = request.pricer.held_bytes(stages, assignment)
+    stages = request.cost_model.stages(assignment)
+    held = request.cost_model.held_bytes(stages, assignment)
     for number, (stage, needed) in enumerate(zip(stages, held, strict=True)):
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
             index = assignment.device_indices(request.devices, number)[0]

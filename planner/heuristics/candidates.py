@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 
 from ...core.errors import InvalidInput
-from ..cost.assignment import Assignment, Cuts, cuts_of, in_device_order, placed
-from ..cost.chain import Tables
-from ..cost.plan_cost import Pricer
+from ..cost.assignment import Assignment, Cuts, cuts_of, place_in_device_order, placed
+from ..cost.chain import ChainCosts
+from ..cost.plan_cost import CostModel
 from .chain_partition import balance
 from .published_rules import pipedream_plan, torchgpipe_balance
 
@@ -32,7 +32,7 @@ def equal_layers(num_layers: int, num_stages: int) -> Cuts:
     return cuts_of([each + (stage < more) for stage in range(num_stages)])
 
 
-def even_times(costs: Tables, num_stages: int) -> Cuts | None:
+def even_times(costs: ChainCosts, num_stages: int) -> Cuts | None:
     """Return the cuts with the fastest slowest stage, ignoring communication and memory."""
     if num_stages > costs.num_atoms:
         return None
@@ -42,10 +42,10 @@ def even_times(costs: Tables, num_stages: int) -> Cuts | None:
     return tuple(costs.positions[block] for block in blocks)
 
 
-def stage_counts(pricer: Pricer) -> range:
+def stage_counts(cost_model: CostModel) -> range:
     """Return the numbers of stages that devices, cuts and options allow."""
-    options, costs = pricer.options, pricer.costs
-    most = min(costs.num_atoms, len(pricer.devices.cluster.devices))
+    options, costs = cost_model.options, cost_model.costs
+    most = min(costs.num_atoms, len(cost_model.devices.cluster.devices))
     if options.max_stages is not None:
         most = min(most, options.max_stages)
     if options.num_stages is not None:
@@ -54,19 +54,22 @@ def stage_counts(pricer: Pricer) -> range:
     return range(1, most + 1)
 
 
-def uniform_grids(pricer: Pricer) -> Iterator[Assignment]:
+def uniform_grids(cost_model: CostModel) -> Iterator[Assignment]:
     """Yield plans with equal replicas for all stages, cut by even times, counts and torchgpipe."""
-    for num_stages, replicas in _promising(pricer):
-        cuts = {equal_layers(len(pricer.costs.profile.layers), num_stages)}
-        for found in (even_times(pricer.costs, num_stages), _torchgpipe(pricer.costs, num_stages)):
+    for num_stages, replicas in _promising(cost_model):
+        cuts = {equal_layers(len(cost_model.costs.profile.layers), num_stages)}
+        for found in (
+            even_times(cost_model.costs, num_stages),
+            _torchgpipe(cost_model.costs, num_stages),
+        ):
             if found:
                 cuts.add(found)
         for entry in sorted(cuts):
-            if pricer.costs.has(entry):
-                yield from _on_devices(pricer, entry, [replicas] * num_stages)
+            if cost_model.costs.has(entry):
+                yield from _on_devices(cost_model, entry, [replicas] * num_stages)
 
 
-def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
+def _torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
     if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
         return None
     layers = costs.profile.layers
@@ -75,9 +78,9 @@ def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
     return cuts_of(counts) if all(counts) else None  # torchgpipe may leave a stage empty
 
 
-def pipedream_plans(pricer: Pricer) -> Iterator[Assignment]:
+def pipedream_plans(cost_model: CostModel) -> Iterator[Assignment]:
     """Yield PipeDream's plan for the cluster and for each class, by each level's bandwidth."""
-    costs, devices = pricer.costs, pricer.devices
+    costs, devices = cost_model.costs, cost_model.devices
     numbers = {len(devices.cluster.devices), *(len(entry) for entry in devices.classes[:4])}
     for number in sorted(numbers):
         if costs.num_atoms * number > MAX_PIPEDREAM_SIZE:
@@ -86,18 +89,18 @@ def pipedream_plans(pricer: Pricer) -> Iterator[Assignment]:
             found = pipedream_plan(costs.profile, number, bandwidth, costs.positions)
             if found is not None:
                 counts, replicas = found
-                yield from _on_devices(pricer, cuts_of(counts), replicas)
+                yield from _on_devices(cost_model, cuts_of(counts), replicas)
 
 
-def _promising(pricer: Pricer) -> list[tuple[int, int]]:
+def _promising(cost_model: CostModel) -> list[tuple[int, int]]:
     """Return numbers of stages and replicas, those of the shortest ideal 1F1B step first."""
-    options, costs = pricer.options, pricer.costs
-    total = len(pricer.devices.cluster.devices)
+    options, costs = cost_model.options, cost_model.costs
+    total = len(cost_model.devices.cluster.devices)
     work_s = float(costs.forward_s[0, -1] + costs.backward_s[0, -1])
-    m = pricer.num_microbatches
-    most = 1 if pricer.only_forward else min(options.max_replicas or total, m)
+    m = cost_model.num_microbatches
+    most = 1 if cost_model.only_forward else min(options.max_replicas or total, m)
     scored = []
-    for num_stages in stage_counts(pricer):
+    for num_stages in stage_counts(cost_model):
         counts = {min(most, total // num_stages), 1}
         if total <= 2 * MAX_GRIDS:
             counts |= set(range(1, min(most, total // num_stages) + 1))
@@ -109,38 +112,38 @@ def _promising(pricer: Pricer) -> list[tuple[int, int]]:
     return [(stages, count) for _, stages, count in (scored if few else scored[:MAX_GRIDS])]
 
 
-def _on_devices(pricer: Pricer, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
+def _on_devices(cost_model: CostModel, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
     """Yield placements on each class of devices, and in cluster order with one device per stage."""
-    devices = pricer.devices
+    devices = cost_model.devices
     for number in range(min(len(devices.classes), 4)):
         found = placed(cuts, replicas, devices, class_index=number)
         if found is not None:
-            yield apply_recompute(pricer, found)
+            yield apply_recompute(cost_model, found)
     if max(replicas) == 1:
-        found = in_device_order(cuts, devices)
+        found = place_in_device_order(cuts, devices)
         if found is not None:
-            yield apply_recompute(pricer, found)
+            yield apply_recompute(cost_model, found)
 
 
-def apply_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
+def apply_recompute(cost_model: CostModel, assignment: Assignment) -> Assignment:
     """Return the assignment with recomputation on every stage, or where memory requires it."""
-    mode = pricer.options.recompute
-    if mode == "never" or pricer.only_forward:
+    mode = cost_model.options.recompute
+    if mode == "never" or cost_model.only_forward:
         return assignment
     if mode == "always":
         return replace(assignment, recompute=(True,) * assignment.num_stages)
     try:
-        stages = pricer.stages(assignment)
+        stages = cost_model.stages(assignment)
     except InvalidInput:  # the schedule does not support these numbers: no plan either way
         return assignment
     again = tuple(
         stage.limit_bytes is not None and held > stage.limit_bytes
-        for stage, held in zip(stages, pricer.held_bytes(stages, assignment), strict=True)
+        for stage, held in zip(stages, cost_model.held_bytes(stages, assignment), strict=True)
     )
     return replace(assignment, recompute=again)
 
 
-def move_cuts(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
+def move_cuts(assignment: Assignment, costs: ChainCosts) -> Iterator[Assignment]:
     """Yield assignments with one cut moved to the previous or next position."""
     for place in range(1, len(assignment.cuts) - 1):
         index = costs.index[assignment.cuts[place]]
@@ -151,7 +154,7 @@ def move_cuts(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
                 yield replace(assignment, cuts=cuts)
 
 
-def reshape_stages(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
+def reshape_stages(assignment: Assignment, cost_model: CostModel) -> Iterator[Assignment]:
     """Yield assignments with replicas moved between stages, one stage split, or two merged.
 
     The closed form favours equal replicas; the simulator may not. Only for few stages, all on one
@@ -159,7 +162,7 @@ def reshape_stages(assignment: Assignment, pricer: Pricer) -> Iterator[Assignmen
     """
     if len(set(assignment.classes)) > 1 or assignment.num_stages > MAX_RESHAPED:
         return
-    devices, replicas = pricer.devices, assignment.replicas
+    devices, replicas = cost_model.devices, assignment.replicas
     entry = devices.classes[assignment.classes[0]]
     steps = {1, *(size for size in entry.group_sizes[:-1] if size < len(entry))}
     changes: list[tuple[Cuts, Sequence[int], Sequence[bool]]] = []
@@ -171,7 +174,7 @@ def reshape_stages(assignment: Assignment, pricer: Pricer) -> Iterator[Assignmen
                 for stage, count in enumerate(replicas)
             ]
             changes.append((assignment.cuts, moved, assignment.recompute))
-    changes += _split(assignment, pricer.costs)
+    changes += _split(assignment, cost_model.costs)
     changes += _merged(assignment)
     for cuts, counts, recompute in changes:
         if min(counts) > 0 and sum(counts) <= len(entry):
@@ -183,7 +186,7 @@ def reshape_stages(assignment: Assignment, pricer: Pricer) -> Iterator[Assignmen
 
 
 def _split(
-    assignment: Assignment, costs: Tables
+    assignment: Assignment, costs: ChainCosts
 ) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
     """Yield splits of each replicated stage at the middle of its work, sharing its replicas."""
     work = costs.forward_s + costs.backward_s

@@ -98,13 +98,13 @@ class _RuleComparison:
         )
 
     def _priced(self, name: str, split: Assignment) -> RuleComparison:
-        pricer, step_s, ratio = self.request.pricer, None, None
+        cost_model, step_s, ratio = self.request.cost_model, None, None
         reason = "it leaves a stage empty" if 0 in counts_of(split.cuts) else ""
         if not reason:
-            split = apply_recompute(pricer, split)
+            split = apply_recompute(cost_model, split)
             reason = rejection_reason(self.request, split)
         if not reason:
-            step_s = pricer.price(split).step_time_s
+            step_s = cost_model.evaluate(split).step_time_s
             ratio = step_s / self.step_s if self.step_s else None
             if self.max_replicas is not None and max(split.replicas) > self.max_replicas:
                 reason = f"more replicas than max_replicas={self.max_replicas} allows"

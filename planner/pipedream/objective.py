@@ -40,9 +40,9 @@ import numpy as np
 
 from ...core.errors import InvalidInput
 from ..dag.downsets import as_set, nodes_of
-from .search import Bracket, Piece, best_split
+from .search import SplitBounds, SplitStage, best_split
 from .states import CostGraph, States, chain_states, graph_states
-from .tables import Level
+from .tables import MachineLevel
 
 TOLERANCE = 1e-4
 """Relative gap at which the search of a large graph stops; a small one is solved exactly."""
@@ -113,7 +113,9 @@ def pipedream_split(
     return split_states(graph, graph_states(graph), levels)
 
 
-def split_states(graph: CostGraph, states: States, levels: Sequence[Level]) -> PipeDreamSplit:
+def split_states(
+    graph: CostGraph, states: States, levels: Sequence[MachineLevel]
+) -> PipeDreamSplit:
     """`pipedream_split` on states listed before, to be used for several sets of machines."""
     found = best_split(states, levels, TOLERANCE)
     left_out = [
@@ -173,7 +175,7 @@ def pipedream_value(
 class _Recount:
     """The formula of this file's head, on sets of nodes."""
 
-    def __init__(self, graph: CostGraph, levels: Sequence[Level]) -> None:
+    def __init__(self, graph: CostGraph, levels: Sequence[MachineLevel]) -> None:
         self._graph = graph
         self._levels = levels
         self._numbers = {node_id: node for node, node_id in enumerate(graph.node_ids)}
@@ -263,7 +265,9 @@ class _Recount:
         return math.fsum(self._graph.activation_bytes[node] for node in charged)
 
 
-def pipedream_levels(machines: Sequence[int], bandwidths: Sequence[float]) -> tuple[Level, ...]:
+def pipedream_levels(
+    machines: Sequence[int], bandwidths: Sequence[float]
+) -> tuple[MachineLevel, ...]:
     """The levels as `split_states` takes them; refuses what `pipedream_split` refuses."""
     if not machines or len(machines) != len(bandwidths):
         raise InvalidInput(
@@ -277,13 +281,13 @@ def pipedream_levels(machines: Sequence[int], bandwidths: Sequence[float]) -> tu
             raise InvalidInput(f"bandwidth {bandwidth} is not positive and finite")
     below = (1, *machines[:-1])
     return tuple(
-        Level(int(count), float(bandwidth), int(fewer))
+        MachineLevel(int(count), float(bandwidth), int(fewer))
         for count, bandwidth, fewer in zip(machines, bandwidths, below, strict=True)
     )
 
 
 def _as_split(
-    found: Bracket, states: States, node_ids: Sequence[str], left_out: tuple[str, ...]
+    found: SplitBounds, states: States, node_ids: Sequence[str], left_out: tuple[str, ...]
 ) -> PipeDreamSplit:
     return PipeDreamSplit(
         value_s=found.value_s,
@@ -294,7 +298,7 @@ def _as_split(
     )
 
 
-def _as_stage(piece: Piece, states: States, node_ids: Sequence[str]) -> PipeDreamStage:
+def _as_stage(piece: SplitStage, states: States, node_ids: Sequence[str]) -> PipeDreamStage:
     rows = states.rows
     members = as_set(np.bitwise_and(rows[piece.last], ~rows[piece.first]))
     return PipeDreamStage(

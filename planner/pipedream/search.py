@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .states import Floats, States
-from .tables import Level, LevelTable, Step, Tables, first_stage_s
+from .tables import LevelTable, MachineLevel, PipelineTables, StageSpan, first_stage_s
 
 Indices = NDArray[np.intp]
 Mask = NDArray[np.bool_]
@@ -55,25 +55,25 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Piece:
+class SplitStage:
     """One stage between two states, and the pipeline inside it."""
 
     first: int
     last: int
     replicas: int
-    inner: tuple[Piece, ...] = ()
+    inner: tuple[SplitStage, ...] = ()
 
 
 @dataclass(frozen=True)
-class Bracket:
+class SplitBounds:
     """A pipeline with its cost, and a cost no pipeline is below."""
 
     value_s: float
     lower_bound_s: float
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SplitStage, ...]
 
 
-def best_split(states: States, levels: Sequence[Level], tolerance: float) -> Bracket:
+def best_split(states: States, levels: Sequence[MachineLevel], tolerance: float) -> SplitBounds:
     """The best pipeline from nothing to everything on all levels.
 
     Args:
@@ -90,7 +90,7 @@ def best_split(states: States, levels: Sequence[Level], tolerance: float) -> Bra
     return _Search(states, levels, tolerance).between(len(levels) - 1, 0, states.last)
 
 
-def _fits(num_states: int, num_bases: int, levels: Sequence[Level]) -> bool:
+def _fits(num_states: int, num_bases: int, levels: Sequence[MachineLevel]) -> bool:
     """Whether the tables are small enough to be filled."""
     rows = [num_states] * max(0, len(levels) - 2) + [num_bases] * (len(levels) > 1) + [1]
     entries = sum(
@@ -102,16 +102,16 @@ def _fits(num_states: int, num_bases: int, levels: Sequence[Level]) -> bool:
 
 
 def _by_tables(
-    states: States, levels: Sequence[Level], bases: Indices, upper_s: float = math.inf
-) -> Bracket:
-    tables = Tables(states, levels, bases, upper_s)
+    states: States, levels: Sequence[MachineLevel], bases: Indices, upper_s: float = math.inf
+) -> SplitBounds:
+    tables = PipelineTables(states, levels, bases, upper_s)
     value_s = tables.value_s(0, states.last)
-    return Bracket(value_s, value_s, _pieces(tables, len(levels) - 1, 0, states.last))
+    return SplitBounds(value_s, value_s, _pieces(tables, len(levels) - 1, 0, states.last))
 
 
-def _pieces(tables: Tables, depth: int, first: int, last: int) -> tuple[Piece, ...]:
+def _pieces(tables: PipelineTables, depth: int, first: int, last: int) -> tuple[SplitStage, ...]:
     return tuple(
-        Piece(
+        SplitStage(
             step.first,
             step.last,
             step.replicas,
@@ -122,8 +122,12 @@ def _pieces(tables: Tables, depth: int, first: int, last: int) -> tuple[Piece, .
 
 
 def _coarse(
-    states: States, levels: Sequence[Level], first: int, last: int, num_slices: int = COARSE_STATES
-) -> Bracket:
+    states: States,
+    levels: Sequence[MachineLevel],
+    first: int,
+    last: int,
+    num_slices: int = COARSE_STATES,
+) -> SplitBounds:
     """A pipeline between two states over few of the states between; no lower bound.
 
     Equal slices of the work between them each offer the state that is cheapest to cut at.
@@ -137,15 +141,15 @@ def _coarse(
     order = np.lexsort((states.boundary_bytes[between], slices))
     _, leading = np.unique(slices[order], return_index=True)
     chosen = np.unique(np.append(between[order[leading]], [first, last, states.last]))
-    tables = Tables(states.take(chosen), levels, np.arange(len(chosen) - 1, dtype=np.intp))
+    tables = PipelineTables(states.take(chosen), levels, np.arange(len(chosen) - 1, dtype=np.intp))
     start, end = (int(np.searchsorted(chosen, state)) for state in (first, last))
     pieces = _renumber(_pieces(tables, len(levels) - 1, start, end), chosen)
-    return Bracket(tables.value_s(start, end), 0.0, pieces)
+    return SplitBounds(tables.value_s(start, end), 0.0, pieces)
 
 
-def _renumber(pieces: tuple[Piece, ...], chosen: Indices) -> tuple[Piece, ...]:
+def _renumber(pieces: tuple[SplitStage, ...], chosen: Indices) -> tuple[SplitStage, ...]:
     return tuple(
-        Piece(
+        SplitStage(
             int(chosen[piece.first]),
             int(chosen[piece.last]),
             piece.replicas,
@@ -156,7 +160,7 @@ def _renumber(pieces: tuple[Piece, ...], chosen: Indices) -> tuple[Piece, ...]:
 
 
 def _cut_points(
-    states: States, levels: Sequence[Level], upper_s: float, first: int, last: int
+    states: States, levels: Sequence[MachineLevel], upper_s: float, first: int, last: int
 ) -> Indices:
     """States between two at which a pipeline of the highest level may be cut to cost ``upper_s``.
 
@@ -179,18 +183,18 @@ class _Search:
     """Best pipelines between two states, one range after the other; answers are kept."""
 
     states: States
-    levels: Sequence[Level]
+    levels: Sequence[MachineLevel]
     tolerance: float
-    known: dict[tuple[int, int, int], Bracket] = field(default_factory=dict)
+    known: dict[tuple[int, int, int], SplitBounds] = field(default_factory=dict)
 
-    def between(self, depth: int, first: int, last: int) -> Bracket:
+    def between(self, depth: int, first: int, last: int) -> SplitBounds:
         """The best pipeline of one level from one state to another."""
         key = (depth, first, last)
         if key not in self.known:
             self.known[key] = self._between(depth, first, last)
         return self.known[key]
 
-    def _between(self, depth: int, first: int, last: int) -> Bracket:
+    def _between(self, depth: int, first: int, last: int) -> SplitBounds:
         levels = self.levels[: depth + 1]
         if depth:
             best = _coarse(self.states, levels, first, last)
@@ -202,23 +206,23 @@ class _Search:
         below = math.prod(level.machines for level in levels[:-1])
         reach = _Reach(self.states, levels[-1], first, last, points, below, best.value_s)
 
-        def price(steps: Sequence[Step]) -> Bracket:
+        def price(steps: Sequence[StageSpan]) -> SplitBounds:
             if not depth:
-                plain = [Piece(step.first, step.last, step.replicas) for step in steps]
-                return Bracket(reach.cost_s(steps), 0.0, tuple(plain))
+                plain = [SplitStage(step.first, step.last, step.replicas) for step in steps]
+                return SplitBounds(reach.cost_s(steps), 0.0, tuple(plain))
             inside = [self.between(depth - 1, step.first, step.last) for step in steps]
-            return Bracket(
+            return SplitBounds(
                 reach.cost_s(steps, [inner.value_s for inner in inside]),
                 0.0,
                 tuple(
-                    Piece(step.first, step.last, step.replicas, inner.pieces)
+                    SplitStage(step.first, step.last, step.replicas, inner.pieces)
                     for step, inner in zip(steps, inside, strict=True)
                 ),
             )
 
         return _narrow(reach, best, self.tolerance, price)
 
-    def _over_points(self, depth: int, points: Indices, best: Bracket) -> Bracket:
+    def _over_points(self, depth: int, points: Indices, best: SplitBounds) -> SplitBounds:
         """Cut at few states: ranges count as fact 2 says until the best pipeline needs them.
 
         With every range at a lower bound the recurrence gives a lower bound; once all ranges of
@@ -231,7 +235,7 @@ class _Search:
         below = math.prod(lower.machines for lower in self.levels[:depth])
         work_s = np.where(few.nested(), (few.times_s - few.times_s[:, None]) / below, np.inf)
         # `nested` is of whole states, also where the first of them is not empty.
-        solved: dict[tuple[int, int], Bracket] = {}
+        solved: dict[tuple[int, int], SplitBounds] = {}
         while True:
             table = LevelTable(level, few, work_s)
             lower_s = float(table.row(0)[level.machines, end])
@@ -243,17 +247,20 @@ class _Search:
                 work_s[step.first, step.last] = inner.lower_bound_s
             value_s = _pipeline_s(level, few, steps, solved)
             if value_s < best.value_s:
-                best = Bracket(value_s, 0.0, tuple(
-                    Piece(int(chosen[step.first]), int(chosen[step.last]), step.replicas,
+                best = SplitBounds(value_s, 0.0, tuple(
+                    SplitStage(int(chosen[step.first]), int(chosen[step.last]), step.replicas,
                           solved[step.first, step.last].pieces)
                     for step in steps
                 ))  # fmt: skip
             if not fresh or lower_s >= best.value_s * (1 - ROUNDING):
-                return Bracket(best.value_s, min(lower_s, best.value_s), best.pieces)
+                return SplitBounds(best.value_s, min(lower_s, best.value_s), best.pieces)
 
 
 def _pipeline_s(
-    level: Level, states: States, steps: Sequence[Step], solved: dict[tuple[int, int], Bracket]
+    level: MachineLevel,
+    states: States,
+    steps: Sequence[StageSpan],
+    solved: dict[tuple[int, int], SplitBounds],
 ) -> float:
     """Cost of a pipeline whose ranges are solved."""
     work_s = np.full((len(states), len(states)), np.inf)
@@ -281,7 +288,7 @@ class _Reach:
     def __init__(
         self,
         states: States,
-        level: Level,
+        level: MachineLevel,
         first: int,
         last: int,
         points: Indices,
@@ -310,7 +317,7 @@ class _Reach:
             self._orders.append(near[np.argsort(phi_s[near], kind="stable")])
         self.least_s = float(self._work_s[-1]) / level.machines
 
-    def decide(self, limit_s: float) -> tuple[list[Step] | None, bool]:
+    def decide(self, limit_s: float) -> tuple[list[StageSpan] | None, bool]:
         """Look for a pipeline of cost at most ``limit_s``.
 
         Args:
@@ -370,10 +377,10 @@ class _Reach:
         """A cost allowed, and the rounding of the sums it is compared with."""
         return limit_s * (1 + ROUNDING) + ROUNDING * float(self._work_s[-1])
 
-    def step(self, begin: int | None, end: int, replicas: int) -> Step:
+    def step(self, begin: int | None, end: int, replicas: int) -> StageSpan:
         """A stage between two points; None is the state the pipeline begins at."""
         first = self._first if begin is None else int(self._points[begin])
-        return Step(first, int(self._points[end]), replicas)
+        return StageSpan(first, int(self._points[end]), replicas)
 
     def alone_s(self, end: int, machines: int) -> float:
         """Cost of one stage from the beginning to a point."""
@@ -398,7 +405,7 @@ class _Reach:
         order: Indices = np.argsort(phi_s[candidates], kind="stable")
         return np.asarray(candidates[order], dtype=np.intp)
 
-    def cost_s(self, steps: Sequence[Step], works_s: Sequence[float] | None = None) -> float:
+    def cost_s(self, steps: Sequence[StageSpan], works_s: Sequence[float] | None = None) -> float:
         """Cost of a pipeline; ``works_s`` is what the level below needs for each stage, if any."""
         states, level = self._states, self.level
         value_s = 0.0
@@ -429,7 +436,7 @@ class _Walk:
     left: int = MAX_WALK
     failed: set[tuple[int, int]] = field(default_factory=set)
 
-    def back(self, end: int, machines: int) -> list[Step] | None:
+    def back(self, end: int, machines: int) -> list[StageSpan] | None:
         """The stages that lead to a point on exactly so many machines, if any do."""
         if (end, machines) in self.failed or self.left <= 0:
             return None
@@ -448,10 +455,10 @@ class _Walk:
 
 def _narrow(
     reach: _Reach,
-    best: Bracket,
+    best: SplitBounds,
     tolerance: float,
-    price: Callable[[Sequence[Step]], Bracket],
-) -> Bracket:
+    price: Callable[[Sequence[StageSpan]], SplitBounds],
+) -> SplitBounds:
     """Bring lower bound and value together until the distance is small enough.
 
     The first try is just below the best pipeline known, which is likely to be good; the next ones
@@ -472,4 +479,4 @@ def _narrow(
             stride *= STRIDE_GROWTH
         else:
             lower_s = limit_s
-    return Bracket(best.value_s, min(lower_s, best.value_s), best.pieces)
+    return SplitBounds(best.value_s, min(lower_s, best.value_s), best.pieces)

@@ -25,7 +25,7 @@ from .states import Floats, States
 
 
 @dataclass(frozen=True)
-class Level:
+class MachineLevel:
     """One level of the hierarchy.
 
     Attributes:
@@ -40,7 +40,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Step:
+class StageSpan:
     """One stage of one level: from state ``first`` to state ``last`` on ``replicas`` machines."""
 
     first: int
@@ -48,14 +48,16 @@ class Step:
     replicas: int
 
 
-def first_stage_s(level: Level, work_s: Floats, parameter_bytes: Floats, replicas: int) -> Floats:
+def first_stage_s(
+    level: MachineLevel, work_s: Floats, parameter_bytes: Floats, replicas: int
+) -> Floats:
     """Cost of the first stage of a level; arrays of one shape."""
     sync_s = 4 * (replicas - 1) * parameter_bytes / (level.bandwidth_bytes_per_s * replicas)
     return np.asarray((work_s + sync_s / level.machines_below) / replicas)
 
 
 @dataclass(frozen=True)
-class Bound:
+class PipelineBound:
     """What is known of the best pipeline to the last state.
 
     Attributes:
@@ -95,7 +97,7 @@ class LevelTable:
         work_s: C, [n, n]; infinite where state j does not hold state i, or is of no interest.
     """
 
-    def __init__(self, level: Level, states: States, work_s: Floats) -> None:
+    def __init__(self, level: MachineLevel, states: States, work_s: Floats) -> None:
         self._level = level
         self._states = states
         self.work_s = work_s
@@ -111,7 +113,7 @@ class LevelTable:
             cost_s /= replicas
             self._later_s.append(cost_s)
 
-    def row(self, first: int, bound: Bound | None = None) -> Floats:
+    def row(self, first: int, bound: PipelineBound | None = None) -> Floats:
         """F from one state: [machines + 1, n]; infinite where there is no such pipeline.
 
         With a bound only entries on the way to the last state for at most so much are right;
@@ -141,7 +143,7 @@ class LevelTable:
                 spans[count] = bound.span(begin, count, best_s[count])
         return best_s
 
-    def cost_s(self, steps: Sequence[Step]) -> float:
+    def cost_s(self, steps: Sequence[StageSpan]) -> float:
         """Cost of a pipeline with these stages."""
         begin, later = steps[0], steps[1:]
         alone_s = first_stage_s(
@@ -153,10 +155,10 @@ class LevelTable:
         costs_s = [self._later_s[step.replicas][step.first, step.last] for step in later]
         return float(max([alone_s[begin.last], *costs_s]))
 
-    def steps(self, first: int, last: int, bound: Bound | None = None) -> list[Step]:
+    def steps(self, first: int, last: int, bound: PipelineBound | None = None) -> list[StageSpan]:
         """The stages of a best pipeline from one state to another, on all machines."""
         best_s = self.row(first, bound)
-        steps: list[Step] = []
+        steps: list[StageSpan] = []
         machines = self._level.machines
         while True:
             value_s = best_s[machines, last]
@@ -164,7 +166,7 @@ class LevelTable:
                 self._level, self.work_s[first], self._parameter_bytes[first], machines
             )
             if alone_s[last] == value_s:
-                return [Step(first, last, machines), *reversed(steps)]
+                return [StageSpan(first, last, machines), *reversed(steps)]
             for replicas in range(1, machines):
                 reached_s = np.maximum(
                     best_s[machines - replicas], self._later_s[replicas][:, last]
@@ -174,7 +176,7 @@ class LevelTable:
                     break
             else:
                 raise AssertionError("no stage leads to the value in the table")
-            steps.append(Step(int(found[0]), last, replicas))
+            steps.append(StageSpan(int(found[0]), last, replicas))
             last, machines = int(found[0]), machines - replicas
 
 
@@ -184,7 +186,7 @@ def work_table(states: States, nested: NDArray[np.bool_]) -> Floats:
     return np.where(nested, times_s[None, :] - times_s[:, None], np.inf)
 
 
-class Tables:
+class PipelineTables:
     """All levels over all states.
 
     Args:
@@ -198,7 +200,7 @@ class Tables:
     def __init__(
         self,
         states: States,
-        levels: Sequence[Level],
+        levels: Sequence[MachineLevel],
         bases: NDArray[np.intp],
         upper_s: float = math.inf,
     ) -> None:
@@ -210,7 +212,9 @@ class Tables:
         if upper_s < math.inf:
             slack_s = 1e-12 * float(done_s[-1])
             upper_s = upper_s * (1 + 1e-12) + slack_s
-            self._bound = Bound(upper_s, done_s - slack_s, rest_s - slack_s, levels[-1].machines)
+            self._bound = PipelineBound(
+                upper_s, done_s - slack_s, rest_s - slack_s, levels[-1].machines
+            )
         work_s = work_table(states, states.nested())
         for depth, level in enumerate(levels):
             self._tables.append(LevelTable(level, states, work_s))
@@ -225,10 +229,10 @@ class Tables:
         depth = len(self._tables) - 1
         return float(self._tables[-1].row(first, self._bound_of(depth, first, last))[-1, last])
 
-    def steps(self, depth: int, first: int, last: int) -> list[Step]:
+    def steps(self, depth: int, first: int, last: int) -> list[StageSpan]:
         """The stages of a best pipeline of one level; the lowest is 0."""
         return self._tables[depth].steps(first, last, self._bound_of(depth, first, last))
 
-    def _bound_of(self, depth: int, first: int, last: int) -> Bound | None:
+    def _bound_of(self, depth: int, first: int, last: int) -> PipelineBound | None:
         whole = depth == len(self._tables) - 1 and (first, last) == (0, self._last)
         return self._bound if whole else None

@@ -13,13 +13,13 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.banded_chain import band
-from ..cost.chain import Tables, tables
+from ..cost.chain import ChainCosts, chain_costs
 from ..cost.device_classes import Devices, devices_of
-from ..cost.plan_cost import Pricer
+from ..cost.plan_cost import CostModel
 from ..cost.stage_table import Order, StageTable
-from ..dag.layer_graph import Branches
-from ..dag.order_free_bound import OrderFree
-from ..dag.reorder import in_order
+from ..dag.layer_graph import LayerGraph
+from ..dag.order_free_bound import OrderFreeBounds
+from ..dag.reorder import reorder_profile
 from ..search.arcs import coarse_positions
 from .constraints import SearchPart, allowed_positions, check_asked, keeps_constraints, search_parts
 from .input_checks import check_magnitude, check_options
@@ -70,7 +70,7 @@ class PlanningRequest:
     profile: Profile
     cluster: Cluster
     options: PlanOptions
-    table_of: Callable[[tuple[int, ...]], Tables] | None = None
+    table_of: Callable[[tuple[int, ...]], ChainCosts] | None = None
     started: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     progress: Callable[[Progress], None] | None = None
@@ -91,14 +91,14 @@ class PlanningRequest:
         return allowed_positions(self.profile, self.options)
 
     @cached_property
-    def costs(self) -> Tables:
+    def costs(self) -> ChainCosts:
         """Return the tables between all positions, or between as many as can be searched."""
         if len(self.positions) - 1 <= MAX_ATOMS:
             return self._tables(self.positions)
         return self.coarse(MAX_ATOMS)
 
-    def _tables(self, positions: tuple[int, ...]) -> Tables:
-        return self.table_of(positions) if self.table_of else tables(self.profile, positions)
+    def _tables(self, positions: tuple[int, ...]) -> ChainCosts:
+        return self.table_of(positions) if self.table_of else chain_costs(self.profile, positions)
 
     @cached_property
     def band(self) -> StageTable | None:
@@ -107,7 +107,7 @@ class PlanningRequest:
             return None
         return band(self.profile, self.positions, self.devices, self.options)
 
-    def around(self, cuts: tuple[int, ...]) -> Tables:
+    def around(self, cuts: tuple[int, ...]) -> ChainCosts:
         """Return tables between these cuts, the positions next to them, and some even ones."""
         index = {layer: number for number, layer in enumerate(self.positions)}
         found = set(coarse_positions(self.profile, self.positions, COARSEST_ATOMS))
@@ -118,11 +118,11 @@ class PlanningRequest:
         return self._tables(tuple(sorted(found)))
 
     @cached_property
-    def branches(self) -> Branches | None:
+    def branches(self) -> LayerGraph | None:
         """Return the layer graph if the options allow reordering and the model has branches."""
         if self.options.layer_order == "given" or not self.profile.edges:
             return None
-        found = Branches(self.profile, self.options)
+        found = LayerGraph(self.profile, self.options)
         return None if found.is_chain else found
 
     @cached_property
@@ -137,18 +137,18 @@ class PlanningRequest:
         return (self.costs.stages, *orders, *([coarse] if coarse else []))
 
     def _in_order(self, order: Order) -> StageTable:
-        profile = in_order(self.profile, order)
+        profile = reorder_profile(self.profile, order)
         positions = allowed_positions(profile, self.options)
         positions = coarse_positions(profile, positions, ORDER_ATOMS)
-        return replace(tables(profile, positions), order=order).stages
+        return replace(chain_costs(profile, positions), order=order).stages
 
     @cached_property
-    def order_free(self) -> OrderFree | None:
+    def order_free(self) -> OrderFreeBounds | None:
         """Return bounds over all orders if only some are searched, else `None`."""
         if self.branches is None or self.branches.stages is not None:
             return None
         whole_s = self.costs.stages.whole_s
-        return OrderFree.of(self.branches, whole_s, self.devices, self.options)
+        return OrderFreeBounds.of(self.branches, whole_s, self.devices, self.options)
 
     @property
     def is_whole(self) -> bool:
@@ -157,18 +157,18 @@ class PlanningRequest:
             return self.order_free is None
         return self.band is not None or len(self.costs.positions) == len(self.positions)
 
-    def coarse(self, count: int) -> Tables:
+    def coarse(self, count: int) -> ChainCosts:
         """Return tables between at most ``count`` positions."""
         return self._tables(coarse_positions(self.profile, self.positions, count))
 
     @cached_property
-    def pricer(self) -> Pricer:
-        reordered = self.branches.costs.tables if self.branches else None
-        return Pricer(self.costs, self.devices, self.options, reordered)
+    def cost_model(self) -> CostModel:
+        reordered = self.branches.costs.chain_costs if self.branches else None
+        return CostModel(self.costs, self.devices, self.options, reordered)
 
-    def in_order(self, order: Order) -> PlanningRequest:
+    def reorder_profile(self, order: Order) -> PlanningRequest:
         """Return the request for the profile with its layers in a fixed other order."""
-        profile = in_order(self.profile, order)
+        profile = reorder_profile(self.profile, order)
         return replace(self, profile=profile, table_of=None)
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ...core.profile.profile import Profile
 from ...schedules.traits import SPLIT_BACKWARD
-from ..cost.assignment import Assignment, moved_forward
+from ..cost.assignment import Assignment, shift_forward
 from ..cost.device_classes import DeviceClass, Devices
 from ..cost.stage_table import Mask, StageTable
 from .label_setting import StageArc
@@ -266,4 +266,4 @@ def to_assignment(arcs: Sequence[StageArc], tables: StageTable, devices: Devices
         recompute=tuple(arc.recompute for arc in arcs),
         order=order,
     )
-    return moved_forward(found, devices)
+    return shift_forward(found, devices)

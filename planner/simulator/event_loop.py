@@ -37,7 +37,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Played:
+class SimulatedStep:
     """When everything happens.
 
     Attributes:
@@ -71,7 +71,7 @@ class Played:
                 yield sent_s, float(self.messages.send_s[message])
 
 
-def play(order: ActionOrder, times: StageTimes) -> Played:
+def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
     """Everything that happens in one step.
 
     O(actions); with shared channels O(actions log ranks).
@@ -107,7 +107,7 @@ def play(order: ActionOrder, times: StageTimes) -> Played:
         synced_s = done_s + np.asarray(times.sync_s, np.float64)
     last_end_s = float(synced_s.max())
     step_time_s = last_end_s + times.tied_sync_s
-    return Played(step_time_s, start_s, end_s, messages, sent_s, done_s, last_end_s)
+    return SimulatedStep(step_time_s, start_s, end_s, messages, sent_s, done_s, last_end_s)
 
 
 def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:

@@ -1,4 +1,4 @@
-"""The messages of one micro-batch, as arrays that `play` looks them up in."""
+"""The messages of one micro-batch, as arrays that `simulate_step` looks them up in."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ...schedules.action_order import make_order
 from ...schedules.plan_schedule import schedule_of
 from .durations import SkipTimes
 from .rows import StepRows
-from .simulate import StageTimes, simulate, simulated_rows
+from .simulate import StageTimes, simulate, simulate_rows
 
 
 def plan_timeline(plan: Plan) -> Timeline:
@@ -27,11 +27,11 @@ def plan_rows(plan: Plan) -> StepRows:
     """What `plan_timeline` has of events and memory, as plain rows."""
     stages = plan.stages
     if any(stage.recompute != "never" for stage in stages):
-        return simulated_rows(schedule_of(plan), _times_of(plan))
+        return simulate_rows(schedule_of(plan), _times_of(plan))
     depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
     replicas = [stage.replicas for stage in stages]
     order = make_order(plan.schedule, plan.num_microbatches, replicas, depths, plan.chunks)
-    return simulated_rows(order, _times_of(plan))
+    return simulate_rows(order, _times_of(plan))
 
 
 def _times_of(plan: Plan) -> StageTimes:

@@ -1,4 +1,4 @@
-"""What happens in a played step, as plain rows: a large one is a hundred thousand of them.
+"""The events of a simulated step as plain rows: a large one is a hundred thousand of them.
 
 `simulate` makes a `Timeline` of them, drawings take them as they are.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...schedules.action_order import BACKWARD, BACKWARD_INPUT, FORWARD, WORKS, ActionOrder
 from ...schedules.activation_memory import activation_changes
 from .durations import StageTimes
-from .event_loop import Played
+from .event_loop import SimulatedStep
 
 MAKERS = (FORWARD, BACKWARD, BACKWARD_INPUT)
 """Works that make something for other stages."""
@@ -44,13 +44,13 @@ class StepRows(NamedTuple):
     held: Sequence[HeldRow]
 
 
-def held_rows(order: ActionOrder, times: StageTimes, played: Played) -> list[HeldRow]:
+def held_rows(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> list[HeldRow]:
     """The activations a rank holds after each of its changes."""
     held: list[HeldRow] = []
     come, go = activation_changes(order, times.saved_bytes, times.recomputed_bytes)
     rows = zip(
         order.ranks.tolist(), come.tolist(), go.tolist(),
-        played.start_s.tolist(), played.end_s.tolist(), strict=True,
+        step.start_s.tolist(), step.end_s.tolist(), strict=True,
     )  # fmt: skip
     for rank, coming, going, start_s, end_s in rows:
         for change, time_s in ((coming, start_s), (-going, end_s)):
@@ -60,11 +60,11 @@ def held_rows(order: ActionOrder, times: StageTimes, played: Played) -> list[Hel
     return held
 
 
-def event_rows(order: ActionOrder, times: StageTimes, played: Played) -> list[EventRow]:
+def event_rows(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> list[EventRow]:
     """Each rank's actions with the messages they send, then its sums of gradients."""
     rows = zip(
         order.ranks.tolist(), order.stage.tolist(), order.work.tolist(), order.microbatch.tolist(),
-        played.start_s.tolist(), played.end_s.tolist(), strict=True,
+        step.start_s.tolist(), step.end_s.tolist(), strict=True,
     )  # fmt: skip
     names = [str(work) for work in WORKS]
     by_rank: list[list[EventRow]] = [[] for _ in range(order.num_ranks)]
@@ -74,20 +74,20 @@ def event_rows(order: ActionOrder, times: StageTimes, played: Played) -> list[Ev
         if work not in MAKERS:
             continue
         kind = "send_forward" if work == FORWARD else "send_backward"
-        for sent_s, send_s in played.sends(stage, microbatch, backward=work != FORWARD):
+        for sent_s, send_s in step.sends(stage, microbatch, backward=work != FORWARD):
             events.append(EventRow(rank, stage, kind, microbatch, sent_s, sent_s + send_s))
-    for event in _sums(order, times, played):
+    for event in _sums(order, times, step):
         by_rank[event.rank].append(event)
     return list(chain.from_iterable(by_rank))
 
 
-def _sums(order: ActionOrder, times: StageTimes, played: Played) -> Iterator[EventRow]:
+def _sums(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> Iterator[EventRow]:
     """Sums of gradients over a stage's replicas, then over the stages of tied weights."""
     for stage, sync_s in enumerate(times.sync_s if order.trains else ()):
-        start_s = float(played.done_s[stage])
+        start_s = float(step.done_s[stage])
         for rank in order.stage_ranks[stage] if sync_s > 0 else ():
             yield EventRow(rank, stage, "sync", 0, start_s, start_s + sync_s)
     if times.tied_sync_s > 0:
         for rank in range(order.num_ranks):
             stages = (at for at, ranks in enumerate(order.stage_ranks) if rank in ranks)
-            yield EventRow(rank, min(stages), "reduce", 0, played.last_end_s, played.step_time_s)
+            yield EventRow(rank, min(stages), "reduce", 0, step.last_end_s, step.step_time_s)

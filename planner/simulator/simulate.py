@@ -14,7 +14,7 @@ from ...schedules.action_order import WORKS, ActionOrder, make_order
 from ...schedules.activation_memory import peak_activation_bytes
 from ...schedules.layout import copies
 from .durations import StageTimes as StageTimes
-from .event_loop import Played, bubble_fraction, play
+from .event_loop import SimulatedStep, bubble_fraction, simulate_step
 from .rows import StepRows, event_rows, held_rows
 
 
@@ -37,7 +37,7 @@ def step_time(
     sizes = copies(num_microbatches, parts)[: 1 if chunks == 1 else 2]
     alone = [count // parts for count in replicas]
     orders = [make_order(name, dealt, alone, depths, chunks) for dealt in sizes]
-    longest_s = max(play(order, times).step_time_s for order in orders)
+    longest_s = max(simulate_step(order, times).step_time_s for order in orders)
     if len(orders) == 1:  # a stage does the same for every micro-batch
         counts = orders[0].counts * num_microbatches // sizes[0]
     else:
@@ -47,10 +47,10 @@ def step_time(
 
 
 def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True) -> Timeline:
-    """The timeline of one step.
+    """Simulate one step and return its timeline.
 
-    When everything starts is said in `play`. When a stage's replicas have all done their last
-    backward, their gradients are summed; when everything is done, every rank waits for the
+    `simulate_step` defines when each action starts. Once all replicas of a stage have done their
+    last backward, their gradients are summed; when everything is done, every rank waits for the
     gradients of tied weights to be summed. The bubble counts all time in which a rank neither
     computes forward nor backward. O(actions).
 
@@ -65,42 +65,44 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
             the message says what each rank waits for.
     """
     order = _order_of(schedule)
-    played = play(order, times)
+    step = simulate_step(order, times)
     peaks: tuple[int, ...] = ()
     if len(times.saved_bytes):
         peaks = peak_activation_bytes(order, times.saved_bytes, times.recomputed_bytes)
     return Timeline(
         source="simulated",
         num_ranks=order.num_ranks,
-        step_time_s=played.step_time_s,
-        bubble_fraction=bubble_fraction(order.counts, times, played.step_time_s, order.num_ranks),
+        step_time_s=step.step_time_s,
+        bubble_fraction=bubble_fraction(order.counts, times, step.step_time_s, order.num_ranks),
         peak_activation_bytes=peaks,
-        memory=_memory(order, times, played) if with_events and len(peaks) else (),
-        events=_events(order, times, played) if with_events else (),
+        memory=_memory(order, times, step) if with_events and len(peaks) else (),
+        events=_events(order, times, step) if with_events else (),
     )
 
 
-def simulated_rows(schedule: Schedule | ActionOrder, times: StageTimes) -> StepRows:
+def simulate_rows(schedule: Schedule | ActionOrder, times: StageTimes) -> StepRows:
     """What happens in a step, as `simulate` has it, ten times as fast: no record is made.
 
     Raises:
         InvalidInput: See `simulate`.
     """
     order = _order_of(schedule) if isinstance(schedule, Schedule) else schedule
-    played = play(order, times)
-    held = held_rows(order, times, played) if len(times.saved_bytes) else []
-    return StepRows(event_rows(order, times, played), held)
+    step = simulate_step(order, times)
+    held = held_rows(order, times, step) if len(times.saved_bytes) else []
+    return StepRows(event_rows(order, times, step), held)
 
 
-def _memory(order: ActionOrder, times: StageTimes, played: Played) -> tuple[HeldMemory, ...]:
-    rows = held_rows(order, times, played)
+def _memory(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> tuple[HeldMemory, ...]:
+    rows = held_rows(order, times, step)
     return tuple(
         HeldMemory(rank=rank, time_s=time_s, held_bytes=held) for rank, time_s, held in rows
     )
 
 
-def _events(order: ActionOrder, times: StageTimes, played: Played) -> tuple[TimelineEvent, ...]:
-    rows = event_rows(order, times, played)
+def _events(
+    order: ActionOrder, times: StageTimes, step: SimulatedStep
+) -> tuple[TimelineEvent, ...]:
+    rows = event_rows(order, times, step)
     return tuple(TimelineEvent.model_validate(row._asdict()) for row in rows)
 
 

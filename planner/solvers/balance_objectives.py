@@ -9,8 +9,8 @@ import numpy as np
 
 from ...core.errors import Infeasible, InvalidInput
 from ...core.units import format_bytes
-from ..cost.assignment import Assignment, Cuts, cuts_of, in_device_order, placed
-from ..cost.chain import Tables
+from ..cost.assignment import Assignment, Cuts, cuts_of, place_in_device_order, placed
+from ..cost.chain import ChainCosts
 from ..heuristics.candidates import apply_recompute
 from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
@@ -41,15 +41,15 @@ def solve_balance(request: PlanningRequest) -> Decision:
         )
     found = _run_pipedream(request) if objective == "pipedream" else _balance(request)
     _check_options(request, found)
-    bound = request.pricer.price(found).value
-    found = apply_recompute(request.pricer, found)
+    bound = request.cost_model.evaluate(found).value
+    found = apply_recompute(request.cost_model, found)
     _check_memory(request, found)
-    priced = request.pricer.price(found)
+    costed = request.cost_model.evaluate(found)
     if len(request.costs.positions) < len(request.positions):  # only cuts between groups of layers
         bound = _share_s(request) if objective == "balance_time" else 0.0
     elif request.options.recompute == "always":
-        bound = priced.value
-    return Decision(priced, bound, bound_simulated_step(request, priced))
+        bound = costed.value
+    return Decision(costed, bound, bound_simulated_step(request, costed))
 
 
 def _share_s(request: PlanningRequest) -> float:
@@ -70,7 +70,7 @@ def _check_options(request: PlanningRequest, found: Assignment) -> None:
 
 
 def _check_memory(request: PlanningRequest, found: Assignment) -> None:
-    for number, stage in enumerate(request.pricer.stages(found)):
+    for number, stage in enumerate(request.cost_model.stages(found)):
         needed = stage.memory.total_bytes
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
             raise Infeasible(
@@ -98,7 +98,7 @@ def _balance(request: PlanningRequest) -> Assignment:
         cuts = cuts_of(balance(np.diagonal(_work_s(request), 1).tolist(), count))
     else:
         cuts = balance_times(_work_s(request), speeds, exactly=bool(options.num_stages))
-    found = in_device_order(_positions(costs, cuts), request.devices)
+    found = place_in_device_order(_positions(costs, cuts), request.devices)
     assert found is not None, "no more stages than devices"
     return found
 
@@ -141,7 +141,7 @@ def balance_times(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> 
     return tuple(reversed(cuts))
 
 
-def balance_sizes(costs: Tables, num_stages: int) -> Cuts:
+def balance_sizes(costs: ChainCosts, num_stages: int) -> Cuts:
     """Return the positions of stages whose largest weights plus activations are least.
 
     Bisection over the sizes that occur. A stage never shrinks by taking more layers, so greedily
@@ -179,7 +179,7 @@ def _greedy(
     return cuts
 
 
-def _positions(costs: Tables, blocks: Sequence[int]) -> Cuts:
+def _positions(costs: ChainCosts, blocks: Sequence[int]) -> Cuts:
     return tuple(costs.positions[block] for block in blocks)
 
 

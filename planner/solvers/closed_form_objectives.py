@@ -6,7 +6,7 @@ import math
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import Priced
+from ..cost.plan_cost import CostedPlan
 from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, to_assignment
 from ..search.branch_and_bound import BranchAndBound, Effort
@@ -55,7 +55,7 @@ def solve_memory(request: PlanningRequest) -> Decision:
     try:
         found = find_any_plan(request, request.devices)
     except DeadlineExceeded:
-        gave_up = PlanPool(request.pricer, gave_up=True)
+        gave_up = PlanPool(request.cost_model, gave_up=True)
         return _decide(request, choose_fastest(request, gave_up), 0.0)
     if found is None:
         raise infeasible_error(request)
@@ -74,21 +74,25 @@ def solve_memory(request: PlanningRequest) -> Decision:
             high, least = _largest_bytes(request, found), found
         request.tell(float(high), float(low + 1) if request.is_whole else 0.0)
     pool, _ = search_in_stages(request, MEASURES[request.options.schedule], limit_bytes=high)
-    priced = request.pricer.price(pool.best(1)[0] if pool.values else least)
+    costed = request.cost_model.evaluate(pool.best(1)[0] if pool.values else least)
     bound = float(low + 1)
     if not request.is_whole:
         bound = float(request.order_free.state_bytes) if request.order_free else 0.0
-    return _decide(request, priced, bound)
+    return _decide(request, costed, bound)
 
 
-def _decide(request: PlanningRequest, priced: Priced, bound: float) -> Decision:
-    return Decision(priced, min(bound, priced.value), bound_simulated_step(request, priced))
+def _decide(request: PlanningRequest, costed: CostedPlan, bound: float) -> Decision:
+    return Decision(costed, min(bound, costed.value), bound_simulated_step(request, costed))
 
 
-def _choose_first(request: PlanningRequest, pool: PlanPool) -> Priced:
+def _choose_first(request: PlanningRequest, pool: PlanPool) -> CostedPlan:
     """Return the best plan of the search, or a candidate if it was given up without any."""
-    return request.pricer.price(pool.best(1)[0]) if pool.values else choose_fastest(request, pool)
+    return (
+        request.cost_model.evaluate(pool.best(1)[0])
+        if pool.values
+        else choose_fastest(request, pool)
+    )
 
 
 def _largest_bytes(request: PlanningRequest, assignment: Assignment) -> int:
-    return max(stage.memory.total_bytes for stage in request.pricer.stages(assignment))
+    return max(stage.memory.total_bytes for stage in request.cost_model.stages(assignment))

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..cost.assignment import Assignment, Cuts
-from ..cost.plan_cost import Pricer
+from ..cost.plan_cost import CostModel
 from ..cost.stage_table import Mask, Positions
 
 RecomputeChoices = tuple[bool, ...]
@@ -24,7 +24,7 @@ PROBES = 20
 
 
 def fit_cuts(
-    pricer: Pricer,
+    cost_model: CostModel,
     assignment: Assignment,
     choices: RecomputeChoices = (False,),
     *,
@@ -38,12 +38,12 @@ def fit_cuts(
     ratio of the assignment's own cuts. O(S N) rows of N.
 
     Args:
-        pricer: Costs of stages.
+        cost_model: Costs of stages.
         assignment: Assignment without cuts and recomputation, which are replaced.
         choices: Allowed recomputation; of two, the one that lets a stage take more layers.
         limited: False to ignore memory limits.
     """
-    search = _CutSearch(pricer, assignment, choices, limited=limited)
+    search = _CutSearch(cost_model, assignment, choices, limited=limited)
     best = search.probe(math.inf)
     if best is None:
         return None
@@ -56,7 +56,7 @@ def fit_cuts(
         else:
             best, high_s = found, search.slowest_s(*found)
     cuts, recompute = best
-    positions = pricer.costs.positions
+    positions = cost_model.costs.positions
     return replace(assignment, cuts=tuple(positions[index] for index in cuts), recompute=recompute)
 
 
@@ -65,19 +65,19 @@ class _CutSearch:
 
     def __init__(
         self,
-        pricer: Pricer,
+        cost_model: CostModel,
         assignment: Assignment,
         choices: RecomputeChoices,
         *,
         limited: bool,
     ) -> None:
-        self.costs, self.pricer, self.assignment = pricer.costs, pricer, assignment
-        self.depths = pricer.depths(assignment)
+        self.costs, self.cost_model, self.assignment = cost_model.costs, cost_model, assignment
+        self.depths = cost_model.depths(assignment)
         self.choices = choices
-        self.work_s = {False: pricer.costs.forward_s + pricer.costs.backward_s}
-        self.work_s[True] = self.work_s[False] + pricer.costs.recompute_s
-        self.room = pricer.room
-        classes = pricer.devices.classes
+        self.work_s = {False: cost_model.costs.forward_s + cost_model.costs.backward_s}
+        self.work_s[True] = self.work_s[False] + cost_model.costs.recompute_s
+        self.memory_tables = cost_model.memory_tables
+        classes = cost_model.devices.classes
         self.speeds = [classes[number].speed for number in assignment.classes]
         self.limits = self._limits() if limited else [None] * len(self.speeds)
         self.ends = [self._ends(stage) for stage in range(len(self.speeds))]
@@ -86,13 +86,13 @@ class _CutSearch:
 
     def _limits(self) -> list[int | None]:
         """Return the memory of each stage's device that is the stage's share."""
-        pricer, assignment = self.pricer, self.assignment
-        classes = pricer.devices.classes
+        cost_model, assignment = self.cost_model, self.assignment
+        classes = cost_model.devices.classes
         whole = [classes[number].limit_bytes for number in assignment.classes]
         if assignment.chunks == 1 or not any(limit is not None for limit in whole):
             return whole
-        stages = pricer.stages(assignment)
-        held = pricer.held_bytes(stages, assignment)
+        stages = cost_model.stages(assignment)
+        held = cost_model.held_bytes(stages, assignment)
         return [
             None if limit is None else limit * stage.memory.total_bytes // max(total, 1)
             for limit, stage, total in zip(whole, stages, held, strict=True)
@@ -102,10 +102,10 @@ class _CutSearch:
         """Return, for each first position of a stage, where pins require it to end."""
         costs = self.costs
         ends: Positions = np.full(costs.num_atoms + 1, costs.num_atoms)
-        pins = self.pricer.options.pins
+        pins = self.cost_model.options.pins
         if not pins:
             return ends
-        kind = self.pricer.devices.classes[self.assignment.classes[stage]].kind
+        kind = self.cost_model.devices.classes[self.assignment.classes[stage]].kind
         index = {entry.layer.name: layer for layer, entry in enumerate(costs.profile.layers)}
         forbidden = {
             bisect_right(costs.positions, index[pin.layer]) - 1
@@ -143,7 +143,7 @@ class _CutSearch:
         assert limit is not None
         places = np.arange(self.costs.num_atoms + 1)
         depth = self.depths[stage]
-        tables = [self.room.table(again, depth, replicas) for again in self.choices]
+        tables = [self.memory_tables.table(again, depth, replicas) for again in self.choices]
         may: Mask = (places > places[:, None]) & (places <= self.ends[stage][:, None])
         may &= np.minimum.reduce(tables) <= limit
         return may
@@ -178,6 +178,6 @@ class _CutSearch:
             may = self.finishes[stage + 1] & (places > first) & (places <= self.ends[stage][first])
             limit, replicas = self.limits[stage], self.assignment.replicas[stage]
             if limit is not None:
-                may &= self.room.row(first, again, self.depths[stage], replicas) <= limit
+                may &= self.memory_tables.row(first, again, self.depths[stage], replicas) <= limit
             self._farthest[key] = np.maximum.accumulate(np.where(may, places, first))
         return self._farthest[key]

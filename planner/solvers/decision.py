@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..cost.plan_cost import Priced
+from ..cost.plan_cost import CostedPlan
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Decision:
         best_value: Least objective of all plans found; infinite for that of this plan.
     """
 
-    priced: Priced
+    costed: CostedPlan
     lower_bound: float
     simulated_bound_s: float
     best_value: float = math.inf

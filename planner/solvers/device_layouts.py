@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
-from ..cost.assignment import Assignment, in_device_order
+from ..cost.assignment import Assignment, place_in_device_order
 from ..cost.device_classes import Devices
 
 MAX_ORDERED = 3
@@ -61,7 +61,7 @@ def _rows(
             for first in range(1, count):
                 yield (one,) * first + (other,) * (count - first)
     if replicas == 1:
-        ordered = in_device_order(tuple(range(count + 1)), devices)
+        ordered = place_in_device_order(tuple(range(count + 1)), devices)
         if ordered is not None:
             yield ordered.classes
     if len(numbers) ** count <= MAX_ROWS:

@@ -104,7 +104,9 @@ def find_any_plan(request: PlanningRequest, devices: Devices) -> Assignment | No
     effort = Effort(request.deadline)
     schedule = request.options.schedule
     measure: Measure = (
-        "latency" if request.pricer.only_forward else ("gpipe" if schedule == "gpipe" else "1f1b")
+        "latency"
+        if request.cost_model.only_forward
+        else ("gpipe" if schedule == "gpipe" else "1f1b")
     )
     for part in all_parts(request, devices, with_ties=False):
         search = BranchAndBound(part.space, measure, effort)
@@ -186,7 +188,7 @@ def _measure_excess(
         return None
     found = [
         InfeasiblePlan(assignment, number, stage.memory.total_bytes, stage.limit_bytes)
-        for number, stage in enumerate(request.pricer.stages(assignment))
+        for number, stage in enumerate(request.cost_model.stages(assignment))
         if stage.limit_bytes is not None and stage.memory.total_bytes > stage.limit_bytes
     ]
     return max(found, key=lambda entry: entry.excess_bytes, default=None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import Pricer
+from ..cost.plan_cost import CostModel
 from .cut_fitting import RecomputeChoices
 
 STEPS = (-8, -4, -2, -1, 1, 2, 4, 8)
@@ -28,7 +28,7 @@ FULLEST = 1e9
 
 
 def repair_memory(
-    pricer: Pricer,
+    cost_model: CostModel,
     assignment: Assignment,
     choices: RecomputeChoices = (False,),
     allows: Callable[[Assignment], bool] | None = None,
@@ -40,16 +40,16 @@ def repair_memory(
     proves nothing.
 
     Args:
-        pricer: Costs of stages.
+        cost_model: Costs of stages.
         assignment: Assignment that does not fit.
         choices: Allowed recomputation; of two, the one that needs less memory is taken.
         allows: Predicate of cuts that keep the pins; `None` for any.
     """
-    search = _RepairSearch(pricer, assignment, choices)
-    inner = range(1, pricer.costs.num_atoms)
+    search = _RepairSearch(cost_model, assignment, choices)
+    inner = range(1, cost_model.costs.num_atoms)
     if math.comb(len(inner), assignment.num_stages - 1) <= MAX_ALL:
         for chosen in combinations(inner, assignment.num_stages - 1):
-            search.cut_at((0, *chosen, pricer.costs.num_atoms))
+            search.cut_at((0, *chosen, cost_model.costs.num_atoms))
             if search.fits() and (allows is None or allows(search.build())):
                 yield search.build()
         return
@@ -76,11 +76,14 @@ class _RepairSearch:
         held: Bytes by device, numbered in order of their first stages along the pipeline.
     """
 
-    def __init__(self, pricer: Pricer, assignment: Assignment, choices: RecomputeChoices) -> None:
-        self.assignment, self.choices, self.room = assignment, choices, pricer.room
-        self.positions = pricer.costs.positions
-        self.depths = pricer.depths(assignment)
-        devices, classes = pricer.devices, assignment.classes
+    def __init__(
+        self, cost_model: CostModel, assignment: Assignment, choices: RecomputeChoices
+    ) -> None:
+        self.assignment, self.choices = assignment, choices
+        self.memory_tables = cost_model.memory_tables
+        self.positions = cost_model.costs.positions
+        self.depths = cost_model.depths(assignment)
+        devices, classes = cost_model.devices, assignment.classes
         owners = [
             assignment.device_indices(devices, stage)[0] for stage in range(assignment.num_stages)
         ]
@@ -89,7 +92,7 @@ class _RepairSearch:
         self.limits: list[int | None] = [None] * len(number)
         for owner, entry in zip(self.owner, classes, strict=True):
             self.limits[owner] = devices.classes[entry].limit_bytes
-        self.cut_at([pricer.costs.index[cut] for cut in assignment.cuts])
+        self.cut_at([cost_model.costs.index[cut] for cut in assignment.cuts])
 
     def cut_at(self, cuts: Sequence[int]) -> None:
         self.cuts = list(cuts)
@@ -114,7 +117,7 @@ class _RepairSearch:
     def _by_choice(self, stage: int, first: int, last: int) -> list[tuple[int, bool]]:
         depth, replicas = self.depths[stage], self.assignment.replicas[stage]
         return [
-            (int(self.room.row(first, again, depth, replicas)[last]), again)
+            (int(self.memory_tables.row(first, again, depth, replicas)[last]), again)
             for again in self.choices
         ]
 

@@ -15,7 +15,7 @@ from ...schedules import numba_jit as jit
 from ...schedules.layout import make_layout
 from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeated
-from ..cost.plan_cost import Priced
+from ..cost.plan_cost import CostedPlan
 from ..heuristics.candidates import apply_recompute, equal_layers, even_times
 from ..problem.input_checks import chunks_of
 from ..problem.problem import PlanningRequest
@@ -186,10 +186,10 @@ class CandidateSource:
                     for cuts in dict.fromkeys((even, equal)):
                         if request.costs.has(cuts):
                             left -= num_stages
-                            yield apply_recompute(request.pricer, replace(one, cuts=cuts))
+                            yield apply_recompute(request.cost_model, replace(one, cuts=cuts))
                 every = self.recompute_choices
                 fitted = (
-                    fit_cuts(request.pricer, one, choices)
+                    fit_cuts(request.cost_model, one, choices)
                     for choices in (every[-1:] if once else every)
                 )
                 for made in dict.fromkeys(entry for entry in fitted if entry is not None):
@@ -240,7 +240,9 @@ class CandidateSource:
             if self.is_late:
                 return
             allows = self.request.allows if self.request.options.pins else None
-            yield from repair_memory(self.request.pricer, entry, self.recompute_choices[-1], allows)
+            yield from repair_memory(
+                self.request.cost_model, entry, self.recompute_choices[-1], allows
+            )
 
     def infeasible_error(self) -> Infeasible:
         """Return the error for the case that no candidate fits."""
@@ -290,7 +292,7 @@ class CandidateSource:
                     self._repeat(layout, even), recompute=(again,) * num_stages
                 )
                 if made is not None and request.options.pins:
-                    made = fit_cuts(request.pricer, made, (again,), limited=False)
+                    made = fit_cuts(request.cost_model, made, (again,), limited=False)
                 if made is not None:
                     yield made
 
@@ -317,22 +319,22 @@ class CandidateSource:
 
     def _fullest(self, assignment: Assignment) -> Fullness:
         """Return the fullness of the fullest device."""
-        pricer = self.request.pricer
-        stages = pricer.stages(assignment)
+        cost_model = self.request.cost_model
+        stages = cost_model.stages(assignment)
         found = [
             (
                 held / max(stage.limit_bytes, 1), held, stage.limit_bytes,
                 assignment.device_indices(self.request.devices, number)[0],
             )
             for number, (stage, held) in enumerate(
-                zip(stages, pricer.held_bytes(stages, assignment), strict=True)
+                zip(stages, cost_model.held_bytes(stages, assignment), strict=True)
             )
             if stage.limit_bytes is not None
         ]  # fmt: skip
         return max(found, default=(0.0, 0, 0, 0))
 
 
-def search_by_simulation(request: PlanningRequest) -> tuple[Priced, float]:
+def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
     """Return the fastest plan found, and a lower bound on the step of all plans.
 
     Candidates are cut by even times, equal layer counts, or each device's speed and memory, for

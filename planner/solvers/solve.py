@@ -45,7 +45,7 @@ def solve(request: PlanningRequest) -> Decision:
     decision = SOLVERS[options.objective](request)
     if options.skips == "direct" and options.objective == "step_time":
         decision = _try_relays(request, decision)
-    value = min(decision.best_value, decision.priced.value)
+    value = min(decision.best_value, decision.costed.value)
     request.tell(value, min(decision.lower_bound, value))
     return decision
 
@@ -54,14 +54,14 @@ def _try_relays(request: PlanningRequest, decision: Decision) -> Decision:
     """Return the decision with the plan of a search limited to relays, if that plan is faster."""
     # Every candidate is simulated both ways, but which candidates there are follows from the
     # fastest one so far, so allowing direct sends alone could make the result slower.
-    if request.is_over or not request.pricer.knows_readers:
+    if request.is_over or not request.cost_model.knows_readers:
         return decision
     options = request.options.model_copy(update={"skips": "relay"})
     try:
         relayed = solve_step_time(replace(request, options=options, progress=None))
     except DeadlineExceeded:
         return decision
-    other = request.pricer.price(relayed.priced.assignment)
-    if decision.priced.step_time_s <= other.step_time_s:
+    other = request.cost_model.evaluate(relayed.costed.assignment)
+    if decision.costed.step_time_s <= other.step_time_s:
         return decision
-    return replace(decision, priced=other)
+    return replace(decision, costed=other)

@@ -10,7 +10,7 @@ from functools import partial
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
-from ..cost.plan_cost import Priced, Pricer
+from ..cost.plan_cost import CostedPlan, CostModel
 from ..cost.stage_table import StageTable
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest, all_parts
@@ -40,7 +40,7 @@ class PlanPool:
         gave_up: True if the search ended without a plan and without a proof that there is none.
     """
 
-    pricer: Pricer
+    cost_model: CostModel
     values: dict[Assignment, float] = field(default_factory=dict)
     gave_up: bool = False
 
@@ -58,7 +58,7 @@ class PlanPool:
             of_count.setdefault(entry.num_stages, entry)
         chosen = dict.fromkeys([*order[:most], *of_count.values()])
         near = [entry for entry in chosen if self.values[entry] <= limit]
-        return list(dict.fromkeys(round_up_replicas(entry, self.pricer) for entry in near))
+        return list(dict.fromkeys(round_up_replicas(entry, self.cost_model) for entry in near))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def search_in_stages(
         max_total_replicas: Most devices of a plan.
         limit_bytes: Memory limit of every device, beside its own.
     """
-    pool = PlanPool(request.pricer)
+    pool = PlanPool(request.cost_model)
     devices = request.devices.limited(limit_bytes)
     effort = Effort(request.deadline)
     best, least, gave_up = math.inf, math.inf, False
@@ -111,7 +111,7 @@ def search_in_stages(
             )  # fmt: skip
             if stages.tied and measure in ("1f1b", "gpipe"):
                 # The part's `tied_s` is a bound; a plan's value has the time of its placement.
-                search.tied_of = partial(_tied_sync_s, request.pricer, stages, devices)
+                search.tied_of = partial(_tied_sync_s, request.cost_model, stages, devices)
             try:
                 search.run(max_searches=2_000 if level.is_exact else 40)
             except DeadlineExceeded:
@@ -166,9 +166,9 @@ def _refine(request: PlanningRequest, pool: PlanPool) -> StageTable | None:
 
 
 def _tied_sync_s(
-    pricer: Pricer, stages: StageTable, devices: Devices, arcs: Sequence[StageArc]
+    cost_model: CostModel, stages: StageTable, devices: Devices, arcs: Sequence[StageArc]
 ) -> float:
-    return pricer.tied_sync_s(to_assignment(arcs, stages, devices))
+    return cost_model.tied_sync_s(to_assignment(arcs, stages, devices))
 
 
 def _bound_all_orders(request: PlanningRequest, measure: Measure) -> float:
@@ -189,28 +189,28 @@ def bound_work_s(request: PlanningRequest) -> float:
     return max(shared_s, whole_s / max(speeds)) * (1 - ROUNDING)
 
 
-def bound_simulated_step(request: PlanningRequest, priced: Priced) -> float:
+def bound_simulated_step(request: PlanningRequest, costed: CostedPlan) -> float:
     """Return a lower bound on every plan's simulated step (`docs/planner.md`, last section)."""
     options, fastest = request.options, request.devices.fastest
     forward_s, backward_s = request.costs.stages.whole_s
     if options.objective == "latency":
-        return min(forward_s / fastest, priced.step_time_s)
+        return min(forward_s / fastest, costed.step_time_s)
     whole_s = forward_s / fastest + backward_s / fastest
     if request.order_free:
         whole_s = max(whole_s, request.order_free.simulated_s())
     if not request.is_whole or request.band is not None:
-        return min(max(whole_s, bound_work_s(request)), priced.step_time_s)
+        return min(max(whole_s, bound_work_s(request)), costed.step_time_s)
     effort = Effort(request.deadline, gap=1e-3)
     bound = math.inf
     for part in all_parts(request, request.devices, with_ties=False):
         search = BranchAndBound(
-            part.space, "simulated_bound", effort, best_value=priced.step_time_s
+            part.space, "simulated_bound", effort, best_value=costed.step_time_s
         )
         bound = min(bound, search.narrow(1e-3))
-    return min(max(bound, whole_s), priced.step_time_s)
+    return min(max(bound, whole_s), costed.step_time_s)
 
 
-def round_up_replicas(assignment: Assignment, pricer: Pricer) -> Assignment:
+def round_up_replicas(assignment: Assignment, cost_model: CostModel) -> Assignment:
     """Return the assignment with each class's last stage on whole groups, if that costs nothing.
 
     No other stage may use the rest of a group that a last stage has a part of, and gradients are
@@ -223,33 +223,35 @@ def round_up_replicas(assignment: Assignment, pricer: Pricer) -> Assignment:
         last[assignment.classes[stage]] = stage
     replicas, ends = list(assignment.replicas), list(assignment.ends)
     for stage in last.values():
-        more = _missing_replicas(assignment, stage, pricer)
+        more = _missing_replicas(assignment, stage, cost_model)
         replicas[stage] += more
         ends[stage] += more
     if replicas == list(assignment.replicas):
         return assignment
     found = replace(assignment, replicas=tuple(replicas), ends=tuple(ends))
-    return found if _is_as_good(found, assignment, pricer) else assignment
+    return found if _is_as_good(found, assignment, cost_model) else assignment
 
 
-def _missing_replicas(assignment: Assignment, stage: int, pricer: Pricer) -> int:
+def _missing_replicas(assignment: Assignment, stage: int, cost_model: CostModel) -> int:
     """Return the replicas that a stage lacks to fill whole groups; 0 if they cannot be added."""
-    entry = pricer.devices.classes[assignment.classes[stage]]
+    entry = cost_model.devices.classes[assignment.classes[stage]]
     count, end = assignment.replicas[stage], assignment.ends[stage]
     size = max((size for size in entry.group_sizes[:-1] if size < count), default=1)
     more = -count % size
-    most = min(pricer.options.max_replicas or len(entry), pricer.num_microbatches)
+    most = min(cost_model.options.max_replicas or len(entry), cost_model.num_microbatches)
     if count + more > most or end + more > len(entry):
         return 0
     return more if entry.place(end + more, count + more, is_last=True) == end + more else 0
 
 
-def _is_as_good(found: Assignment, before: Assignment, pricer: Pricer) -> bool:
+def _is_as_good(found: Assignment, before: Assignment, cost_model: CostModel) -> bool:
     """Return True if a plan fits and neither objective nor closed form of the step is worse."""
-    stages, old = pricer.stages(found), pricer.stages(before)
-    if not pricer.fits(stages, found):
+    stages, old = cost_model.stages(found), cost_model.stages(before)
+    if not cost_model.fits(stages, found):
         return False
-    tied_s = pricer.tied_sync_s(before)
-    is_slower = pricer.model_s(stages, tied_s) > pricer.model_s(old, tied_s) * (1 + ROUNDING)
-    value, limit = pricer.value(found, stages, tied_s), pricer.value(before, old, tied_s)
+    tied_s = cost_model.tied_sync_s(before)
+    is_slower = cost_model.model_s(stages, tied_s) > cost_model.model_s(old, tied_s) * (
+        1 + ROUNDING
+    )
+    value, limit = cost_model.value(found, stages, tied_s), cost_model.value(before, old, tied_s)
     return not is_slower and value <= limit * (1 + ROUNDING)

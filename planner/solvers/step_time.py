@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import Priced
+from ..cost.plan_cost import CostedPlan
 from ..heuristics.baselines import take_faster_baseline
 from ..heuristics.candidates import move_cuts, pipedream_plans, reshape_stages, uniform_grids
 from ..problem.constraints import search_parts
@@ -47,26 +47,26 @@ def solve_step_time(request: PlanningRequest) -> Decision:
     others candidates are only simulated.
     """
     if request.options.schedule not in MEASURES:
-        priced, bound_s = search_by_simulation(request)
-        return Decision(_take_baseline(request, priced), bound_s, bound_s)
+        costed, bound_s = search_by_simulation(request)
+        return Decision(_take_baseline(request, costed), bound_s, bound_s)
     pool, bound = search_in_stages(request, MEASURES[request.options.schedule])
-    priced = choose_fastest(request, pool)
-    bound = min(max(bound, bound_work_s(request)), priced.value)
-    best_value = min(pool.values.values(), default=priced.value)
-    return Decision(priced, bound, bound_simulated_step(request, priced), best_value)
+    costed = choose_fastest(request, pool)
+    bound = min(max(bound, bound_work_s(request)), costed.value)
+    best_value = min(pool.values.values(), default=costed.value)
+    return Decision(costed, bound, bound_simulated_step(request, costed), best_value)
 
 
-def choose_fastest(request: PlanningRequest, pool: PlanPool) -> Priced:
+def choose_fastest(request: PlanningRequest, pool: PlanPool) -> CostedPlan:
     """Return the plan with the least simulated step among the pool's best, grids and variations.
 
     Ties are broken by objective, then fewer stages, then earlier cuts.
     """
-    pricer = request.pricer
+    cost_model = request.cost_model
     tournament = Tournament(request)
     tournament.add(pool.best(MAX_SIMULATED))
     tournament.add(steady_state_candidates(request))
-    tournament.add(uniform_grids(pricer))
-    tournament.add(pipedream_plans(pricer))
+    tournament.add(uniform_grids(cost_model))
+    tournament.add(pipedream_plans(cost_model))
     if pool.gave_up:
         add_scheduled_plans(request, tournament)
     may_extend = request.options.schedule == "1f1b" and request.options.max_extra_in_flight > 0
@@ -86,23 +86,27 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> Priced:
     return _take_baseline(request, tournament.best)
 
 
-def _take_baseline(request: PlanningRequest, priced: Priced) -> Priced:
+def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:
     """Return the plan, or a faster baseline of it in the plan's own order of the layers."""
-    order = priced.assignment.order
+    order = costed.assignment.order
     if not order:
-        return take_faster_baseline(request, priced)
-    view = request.in_order(order)
-    own = view.pricer.price(replace(priced.assignment, order=()))
+        return take_faster_baseline(request, costed)
+    view = request.reorder_profile(order)
+    own = view.cost_model.evaluate(replace(costed.assignment, order=()))
     best = take_faster_baseline(view, own)
-    return priced if best is own else request.pricer.price(replace(best.assignment, order=order))
+    return (
+        costed
+        if best is own
+        else request.cost_model.evaluate(replace(best.assignment, order=order))
+    )
 
 
 def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
     """Yield variations with one cut moved or replicas moved, in the plan's order of the layers."""
     order, own = assignment.order, replace(assignment, order=())
-    view = request.in_order(order) if order else request
+    view = request.reorder_profile(order) if order else request
     if view.costs.has(own.cuts):
-        for other in (*move_cuts(own, view.costs), *reshape_stages(own, view.pricer)):
+        for other in (*move_cuts(own, view.costs), *reshape_stages(own, view.cost_model)):
             if view.allows(other):
                 yield replace(other, order=order)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from ...core.errors import InvalidInput
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import Priced, StagePrice
+from ..cost.plan_cost import CostedPlan, StageCost
 from ..problem.problem import PlanningRequest
 
 NEAR = 0.05
@@ -43,11 +43,11 @@ class Tournament:
     ) -> None:
         self.request, self.max_actions = request, max_actions
         self.group_of, self.slack = group_of, slack
-        self.pricer = request.pricer
-        self.best: Priced | None = None
+        self.cost_model = request.cost_model
+        self.best: CostedPlan | None = None
         self._seen: set[Assignment] = set()
         self._varied: set[Assignment] = set()
-        self._leaders: dict[Hashable, Priced] = {}
+        self._leaders: dict[Hashable, CostedPlan] = {}
         self._simulations = self._actions = self._all_actions = 0
         self._is_spent = False
 
@@ -68,25 +68,27 @@ class Tournament:
             if not self.request.allows(assignment):
                 continue
             try:
-                stages = self.pricer.stages(assignment)
+                stages = self.cost_model.stages(assignment)
             except InvalidInput:  # the schedule does not support these numbers
                 continue
-            if not self.pricer.fits(stages, assignment) or self._is_hopeless(assignment, stages):
+            if not self.cost_model.fits(stages, assignment) or self._is_hopeless(
+                assignment, stages
+            ):
                 continue
             self._is_spent = self._spend(assignment)
             if self._is_spent and self.best is not None:
                 return
-            priced = self.pricer.priced_if_usable(assignment)
-            if priced is not None:
-                self.add_simulated(priced)
+            costed = self.cost_model.evaluate_if_feasible(assignment)
+            if costed is not None:
+                self.add_simulated(costed)
 
-    def add_simulated(self, priced: Priced) -> None:
+    def add_simulated(self, costed: CostedPlan) -> None:
         """Add a plan whose step is known already."""
-        group = self.group_of(priced.assignment)
-        if self.best is None or _rank(priced) < _rank(self.best):
-            self.best = priced
-        if group not in self._leaders or _rank(priced) < _rank(self._leaders[group]):
-            self._leaders[group] = priced
+        group = self.group_of(costed.assignment)
+        if self.best is None or _rank(costed) < _rank(self.best):
+            self.best = costed
+        if group not in self._leaders or _rank(costed) < _rank(self._leaders[group]):
+            self._leaders[group] = costed
 
     def leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
         """Return the fastest plan of each group, if near the best."""
@@ -103,7 +105,7 @@ class Tournament:
     def _spend(self, assignment: Assignment) -> bool:
         """Count the actions of a simulation; return True if they exceed the budget."""
         pipelines = math.gcd(*assignment.replicas)
-        rounds = -(-self.pricer.num_microbatches // pipelines)
+        rounds = -(-self.cost_model.num_microbatches // pipelines)
         works = 3 if self.request.options.schedule in SPLIT_BACKWARD else 2
         actions = works * assignment.num_stages * rounds
         self._simulations += 1
@@ -113,16 +115,16 @@ class Tournament:
         is_large = self._simulations > 1 and self._all_actions > LARGE * self.max_actions
         return is_large or self._actions > self.max_actions
 
-    def _is_hopeless(self, assignment: Assignment, stages: tuple[StagePrice, ...]) -> bool:
+    def _is_hopeless(self, assignment: Assignment, stages: tuple[StageCost, ...]) -> bool:
         if self.best is None:
             return False
-        tied_s = self.pricer.tied_sync_s(assignment)
-        least_s = self.pricer.least_step_s(assignment, stages, tied_s)
+        tied_s = self.cost_model.tied_sync_s(assignment)
+        least_s = self.cost_model.least_step_s(assignment, stages, tied_s)
         return least_s > self.best.step_time_s * (1 + self.slack)
 
 
-def _rank(priced: Priced) -> tuple[float, float, int, int, Assignment]:
+def _rank(costed: CostedPlan) -> tuple[float, float, int, int, Assignment]:
     return (
-        priced.step_time_s, priced.value, priced.assignment.num_stages,
-        sum(priced.assignment.extra_depths), priced.assignment,
+        costed.step_time_s, costed.value, costed.assignment.num_stages,
+        sum(costed.assignment.extra_depths), costed.assignment,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import product
 
 from ...schedules.warmup_depths import default_depths
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import Priced, Pricer
+from ..cost.plan_cost import CostedPlan, CostModel
 from ..search.branch_and_bound import ROUNDING
 from .tournament import Tournament
 
@@ -39,22 +39,24 @@ def extend_warmup(tournament: Tournament, rounds: int = MAX_ROUNDS) -> None:
     for start in tournament.leaders(MAX_STARTS, NEAR):
         # A tournament per start: a second start may gain more than it is behind now.
         own = Tournament(tournament.request)
-        own.add([start, *_deepen_all(tournament.pricer, start)])
+        own.add([start, *_deepen_all(tournament.cost_model, start)])
         for _ in range(rounds):
             before = own.best
             for stage, change in product(range(start.num_stages - 1), STEPS):
                 if own.best is not None and not own.is_over:
-                    own.add(_change_depths(tournament.pricer, own.best.assignment, stage, change))
+                    own.add(
+                        _change_depths(tournament.cost_model, own.best.assignment, stage, change)
+                    )
             if own.best is before:
                 break
         if own.best is not None:
             tournament.add_simulated(_trim(own, own.best))
 
 
-def _trim(tournament: Tournament, best: Priced) -> Priced:
+def _trim(tournament: Tournament, best: CostedPlan) -> CostedPlan:
     """Remove extra depth stage by stage as long as the step stays the same but for rounding."""
-    pricer, limit_s = tournament.pricer, best.step_time_s * (1 + ROUNDING)
-    before: Priced | None = None
+    cost_model, limit_s = tournament.cost_model, best.step_time_s * (1 + ROUNDING)
+    before: CostedPlan | None = None
     while before is not best:
         before = best
         for stage in range(best.assignment.num_stages):
@@ -64,7 +66,7 @@ def _trim(tournament: Tournament, best: Priced) -> Priced:
                 if tournament.request.is_over:
                     return best
                 wanted = [*extra[:stage], less, *extra[stage + 1 :]]
-                found = pricer.priced_if_usable(_with(pricer, best.assignment, wanted))
+                found = cost_model.evaluate_if_feasible(_with(cost_model, best.assignment, wanted))
                 if found is not None and found.step_time_s <= limit_s:
                     best = found
                     break
@@ -75,37 +77,37 @@ def _extra(assignment: Assignment) -> list[int]:
     return list(assignment.extra_depths or (0,) * assignment.num_stages)
 
 
-def _deepen_all(pricer: Pricer, start: Assignment) -> Iterator[Assignment]:
+def _deepen_all(cost_model: CostModel, start: Assignment) -> Iterator[Assignment]:
     """Yield all stages with extra depth up to 1, 2, 4 and so on, as far as memory has room."""
-    most = pricer.options.max_extra_in_flight
+    most = cost_model.options.max_extra_in_flight
     extra = 1
     while extra < 2 * most:
-        yield _with(pricer, start, [min(extra, most)] * start.num_stages)
+        yield _with(cost_model, start, [min(extra, most)] * start.num_stages)
         extra *= 2
 
 
 def _change_depths(
-    pricer: Pricer, start: Assignment, stage: int, change: int
+    cost_model: CostModel, start: Assignment, stage: int, change: int
 ) -> Iterator[Assignment]:
     """Yield one stage's depth changed, and that of all stages up to it."""
     extra = _extra(start)
     for first in dict.fromkeys((stage, 0)):
         changed = [entry + change for entry in extra[first : stage + 1]]
-        yield _with(pricer, start, [*extra[:first], *changed, *extra[stage + 1 :]])
+        yield _with(cost_model, start, [*extra[:first], *changed, *extra[stage + 1 :]])
 
 
-def _with(pricer: Pricer, start: Assignment, wanted: list[int]) -> Assignment:
+def _with(cost_model: CostModel, start: Assignment, wanted: list[int]) -> Assignment:
     """Return the plan with the wanted extra depths, capped by options, memory and earlier stages.
 
     The last stage has nothing to wait for, and no stage waits for more micro-batches than those
     in front of it let through (`check_depths`).
     """
     plain = replace(start, extra_depths=())
-    m, replicas = pricer.num_microbatches, start.replicas
-    own, allowed = default_depths(m, replicas), pricer.options.max_extra_in_flight
+    m, replicas = cost_model.num_microbatches, start.replicas
+    own, allowed = default_depths(m, replicas), cost_model.options.max_extra_in_flight
     extra: list[int] = []
     ahead = m
-    for stage, price in enumerate(pricer.stages(plain)):
+    for stage, price in enumerate(cost_model.stages(plain)):
         most = min(allowed, wanted[stage], -(-m // replicas[stage]) - own[stage])
         each = price.memory.activations_bytes // own[stage]
         if price.limit_bytes is not None and each:

@@ -10,7 +10,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import MODEL_INPUT
 from ...core.graph.tensors import TensorSpec
 from ...core.profile.profile import Profile
-from ..dag.reorder import Uses
+from ..dag.reorder import TensorUses
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def find_passing_tensors(profile: Profile, counts: Sequence[int]) -> tuple[Passi
 
     There are none if the profile's edges do not account for its boundaries.
     """
-    uses = Uses(profile)
+    uses = TensorUses(profile)
     try:
         uses.check_own_order()
     except InvalidInput:

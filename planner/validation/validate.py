@@ -11,7 +11,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Baseline, DirectSend, Plan, Stage
 from ...core.profile.profile import Profile
-from ..dag.reorder import by_name, in_order
+from ..dag.reorder import by_name, reorder_profile
 from ..problem.input_checks import parse_cluster, require_plan, require_profile, scale_to_plan
 from ..simulator.plan_timeline import plan_timeline
 from .reference_cost import ReferenceSplit
@@ -77,7 +77,7 @@ def as_ordered(plan: Plan, profile: Profile) -> Profile:
         raise InvalidInput(
             f"layer_order has {len(plan.layer_order)} layers, the profile {len(profile.layers)}"
         )
-    return in_order(profile, plan.layer_order)
+    return reorder_profile(profile, plan.layer_order)
 
 
 def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> ReferenceSplit:

@@ -8,7 +8,7 @@ from itertools import permutations
 from stagewright.core.graph.graph import MODEL_INPUT, Boundary, Edge
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.profile.profile import Profile
-from stagewright.planner.dag.reorder import in_order
+from stagewright.planner.dag.reorder import reorder_profile
 from tests.builders import chain_profile, random_profile
 from tests.planner.instances import Instance, bound_memory, draw_cluster, draw_options
 from tests.planner.oracle import Search
@@ -92,7 +92,7 @@ def every_order(profile):
         if all(place[one] < place[two] for one, two in before) and all(
             place[one] + 1 == place[one + 1] for one in glued
         ):
-            yield in_order(profile, order)
+            yield reorder_profile(profile, order)
 
 
 def least_of_all_orders(problem):

@@ -139,9 +139,9 @@ def test_others_are_priced_by_the_same_simulator():
     assert names == ["equal layers", "equal parameters", "torchgpipe", "data parallel", "PipeDream"]
     equal = found.comparisons[0]
     assert list(equal.balance) == equal_layers(6, 3)
-    priced = plan_from_balance(profile, cluster, made.options, equal.balance)
-    assert equal.step_time_s == priced.step_time_s
-    assert equal.ratio == priced.step_time_s / made.step_time_s
+    costed = plan_from_balance(profile, cluster, made.options, equal.balance)
+    assert equal.step_time_s == costed.step_time_s
+    assert equal.ratio == costed.step_time_s / made.step_time_s
     assert all(entry.ratio is None or entry.ratio >= 1 for entry in found.comparisons[:3])
 
 

@@ -8,10 +8,10 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Plan, PlanOptions
-from stagewright.planner.cost.assignment import in_device_order
-from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.assignment import place_in_device_order
+from stagewright.planner.cost.chain import chain_costs, legal_positions
 from stagewright.planner.cost.device_classes import devices_of
-from stagewright.planner.cost.plan_cost import Pricer
+from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.validation.validate import validate
@@ -222,15 +222,15 @@ def test_the_quick_bound_is_below_every_simulated_step(schedule):
         options = PlanOptions(num_microbatches=draw.randrange(1, 12), schedule=schedule)
         profile = random_profile(seed, num_layers)
         devices = devices_of(random_cluster(seed, num_stages), options)
-        pricer = Pricer(tables(profile, legal_positions(profile)), devices, options)
+        cost_model = CostModel(chain_costs(profile, legal_positions(profile)), devices, options)
         inner = sorted(draw.sample(range(1, num_layers), num_stages - 1))
-        assignment = in_device_order((0, *inner, num_layers), devices)
-        priced = pricer.priced_if_usable(assignment)
-        if priced is None:
+        assignment = place_in_device_order((0, *inner, num_layers), devices)
+        costed = cost_model.evaluate_if_feasible(assignment)
+        if costed is None:
             continue
-        least_s = pricer.least_step_s(assignment, priced.stages, priced.tied_sync_s)
-        assert least_s <= priced.step_time_s * (1 + 1e-12)
-        tight += math.isclose(least_s, priced.step_time_s, rel_tol=1e-9)
+        least_s = cost_model.least_step_s(assignment, costed.stages, costed.tied_sync_s)
+        assert least_s <= costed.step_time_s * (1 + 1e-12)
+        tight += math.isclose(least_s, costed.step_time_s, rel_tol=1e-9)
     assert tight > 50
 
 

@@ -1,4 +1,4 @@
-"""A split somebody chose is priced and checked like a planned one."""
+"""A split somebody chose is costed and checked like a planned one."""
 
 import pytest
 

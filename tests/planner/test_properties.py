@@ -11,7 +11,7 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.assignment import counts_of
-from stagewright.planner.cost.chain import tables
+from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.heuristics.candidates import equal_layers, even_times
 from stagewright.planner.heuristics.published_rules import pipedream_plan, torchgpipe_balance
 from stagewright.planner.plan import Planner, plan
@@ -101,7 +101,7 @@ def chosen(problem, counts, replicas=()):
 def uniform_grids(problem):
     """S stages of r devices each, cut evenly by time and by layers."""
     profile, options = problem.profile, problem.options
-    costs = tables(profile, allowed_positions(profile, options))
+    costs = chain_costs(profile, allowed_positions(profile, options))
     total = len(problem.cluster.devices)
     for num_stages in range(1, min(total, len(profile.layers)) + 1):
         cuts = {equal_layers(len(profile.layers), num_stages), even_times(costs, num_stages)}

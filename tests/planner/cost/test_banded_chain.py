@@ -9,7 +9,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.banded_chain import band
-from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.chain import chain_costs, legal_positions
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.problem import problem as request_module
@@ -23,7 +23,7 @@ def short_enough(seed, memory_bytes):
     profile = random_profile(seed, 14, ties=seed % 3, storages=seed % 4 != 0)
     positions = legal_positions(profile)
     devices = devices_of(Cluster.uniform(4, memory_bytes=memory_bytes), OPTIONS)
-    return band(profile, positions, devices, OPTIONS), tables(profile, positions).stages
+    return band(profile, positions, devices, OPTIONS), chain_costs(profile, positions).stages
 
 
 @pytest.mark.parametrize("seed", range(60))

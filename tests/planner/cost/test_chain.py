@@ -7,10 +7,10 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import LossProfile, SavedStorage, Timing
-from stagewright.planner.cost.assignment import in_device_order
-from stagewright.planner.cost.chain import parameters_of, tables
+from stagewright.planner.cost.assignment import place_in_device_order
+from stagewright.planner.cost.chain import chain_costs, parameters_of
 from stagewright.planner.cost.device_classes import devices_of
-from stagewright.planner.cost.plan_cost import Pricer
+from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from tests.builders import boundary, chain_profile, random_profile
 
@@ -22,23 +22,23 @@ def changed(profile, **fields):
 
 
 def costs_of(profile):
-    return tables(profile, range(len(profile.layers) + 1))
+    return chain_costs(profile, range(len(profile.layers) + 1))
 
 
 def pricer_of(profile, num_devices=4):
     devices = devices_of(Cluster.uniform(num_devices, memory_bytes=100), OPTIONS)
-    return Pricer(costs_of(profile), devices, OPTIONS)
+    return CostModel(costs_of(profile), devices, OPTIONS)
 
 
 def stages_of(profile, cuts):
     """The prices of stages on one device each."""
-    pricer = pricer_of(profile)
-    return pricer.stages(in_device_order(cuts, pricer.devices))
+    cost_model = pricer_of(profile)
+    return cost_model.stages(place_in_device_order(cuts, cost_model.devices))
 
 
 def tied_sync_s(profile, cuts):
-    pricer = pricer_of(profile)
-    return pricer.tied_sync_s(in_device_order(cuts, pricer.devices))
+    cost_model = pricer_of(profile)
+    return cost_model.tied_sync_s(place_in_device_order(cuts, cost_model.devices))
 
 
 @pytest.mark.parametrize("storages", [True, False])
@@ -85,7 +85,7 @@ def test_every_interval_against_plain_sums(seed, storages):
 def test_groups_of_layers_cost_what_their_layers_do(seed):
     profile = random_profile(seed, 9, ties=2)
     whole, edges = costs_of(profile), (0, 2, 3, 7, 9)
-    grouped = tables(profile, edges)
+    grouped = chain_costs(profile, edges)
     for one, first in enumerate(edges):
         assert grouped.arriving_bytes[one] == whole.arriving_bytes[first]
         assert grouped.returning_bytes[one] == whole.returning_bytes[first]

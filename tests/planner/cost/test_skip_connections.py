@@ -9,7 +9,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import DirectSend, PlanOptions
-from stagewright.planner.cost.skip_connections import skips_of, values_of
+from stagewright.planner.cost.skip_connections import find_skip_values, find_skips
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.durations import SkipTimes
@@ -98,20 +98,20 @@ def test_a_message_that_passes_by_no_stage_is_refused(source, target):
 
 def test_values_go_from_reader_to_reader():
     """t0 is read by layers 1 and 6 of a U-Net of 7, t1 by 2 and 5, t2 by 3 and 4."""
-    values = values_of(unet(3))
+    values = find_skip_values(unet(3))
     assert {value.name: value.layers for value in values} == {
         "t0": (0, 1, 6),
         "t1": (1, 2, 5),
         "t2": (2, 3, 4),
     }
-    seven = skips_of(values, range(8))
+    seven = find_skips(values, range(8))
     assert [(skip.source, skip.target, skip.values[0].name) for skip in seven] == [
         (1, 6, "t0"),
         (2, 5, "t1"),
     ]
-    three = skips_of(values, (0, 2, 5, 7))
+    three = find_skips(values, (0, 2, 5, 7))
     assert [(skip.source, skip.target, skip.values[0].name) for skip in three] == [(0, 2, "t0")]
-    assert skips_of(values, (0, 4, 7)) == ()
+    assert find_skips(values, (0, 4, 7)) == ()
 
 
 SLOW = LinkLevel(group_size=2, bandwidth_bytes_per_s=4e6, latency_s=1e-4)
@@ -241,7 +241,7 @@ def test_who_reads_what_has_to_be_known():
     wrong = profile.model_copy(update={"edges": profile.edges[:-1]})
     options = PlanOptions(num_stages=7, skips="direct")
     for other in (unknown, wrong):
-        assert values_of(other) is None
+        assert find_skip_values(other) is None
         made = plan(other, flat(7), options)
         validate(made, other, flat(7))
         assert made.direct_sends == ()

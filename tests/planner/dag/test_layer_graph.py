@@ -9,9 +9,9 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.assemble import build_plan
-from stagewright.planner.cost.chain import tables
+from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.dag import layer_graph as branches_module
-from stagewright.planner.dag.layer_graph import Branches
+from stagewright.planner.dag.layer_graph import LayerGraph
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import solve
@@ -116,9 +116,9 @@ def test_coarse_sets_are_sets_too(monkeypatch):
     problem = branch_instance(3, layers=(5,))
     profile = two_towers(6)
     options = PlanOptions(layer_order="any", num_microbatches=4)
-    every = Branches(profile, options).stages
+    every = LayerGraph(profile, options).stages
     monkeypatch.setattr(branches_module, "MAX_STAGES", 200)
-    fewer = Branches(profile, options).coarse
+    fewer = LayerGraph(profile, options).coarse
     assert fewer is not None
     assert 5 < len(fewer.members) < len(every.members)
     assert {row.tobytes() for row in fewer.members} < {row.tobytes() for row in every.members}
@@ -129,10 +129,10 @@ def test_coarse_sets_are_sets_too(monkeypatch):
 def test_costs_of_sets_are_those_of_the_profile_in_that_order():
     for seed in range(30):
         profile = random_branches(seed, 5, ties=2)
-        branches = Branches(profile, PlanOptions(layer_order="any"))
+        branches = LayerGraph(profile, PlanOptions(layer_order="any"))
         for ordered, order in list(zip(every_order(profile), _orders(profile), strict=True))[::4]:
             cuts = (0, 1, 3, 5)
-            found, expected = branches.costs.tables(order, cuts), tables(ordered, cuts)
+            found, expected = branches.costs.chain_costs(order, cuts), chain_costs(ordered, cuts)
             upper = np.triu_indices(len(cuts), k=1)
             for name in (
                 "forward_s", "backward_s", "recompute_s", "weights_bytes", "gradients_bytes",
@@ -189,7 +189,7 @@ def test_a_chain_has_one_order():
     profile = unet(3)
     free = plan(profile, "3x1GB", PlanOptions(layer_order="any"))
     assert not free.layer_order
-    assert Branches(profile, PlanOptions()).is_chain
+    assert LayerGraph(profile, PlanOptions()).is_chain
 
 
 def test_without_edges_the_order_is_kept_and_said_to_be():
@@ -215,7 +215,7 @@ def test_layers_kept_together_take_what_lies_between_them_along():
     names = [f"layer.{index}" for index in range(7)]
     profile = two_towers(3)  # 0, 1, 2 beside 3, 4, 5; then 6
     options = PlanOptions(layer_order="any", together=((names[0], names[2]), (names[1], names[4])))
-    nodes = Branches(profile, options).nodes
+    nodes = LayerGraph(profile, options).nodes
     assert sorted(nodes.members) == sorted([0b0010111, 0b0001000, 0b0100000, 0b1000000])
-    for row in Branches(profile, options).stages.members:
+    for row in LayerGraph(profile, options).stages.members:
         assert row[0] == row[1] == row[2] == row[4]

@@ -8,7 +8,7 @@ from stagewright.core.graph.graph import MODEL_INPUT, Boundary, Edge, Parameter
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import SavedStorage
-from stagewright.planner.dag.reorder import in_order
+from stagewright.planner.dag.reorder import reorder_profile
 from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
@@ -55,12 +55,12 @@ def crossing(profile):
 
 def test_the_own_order_changes_nothing():
     profile = fork()
-    assert crossing(in_order(profile, range(5))) == crossing(profile)
+    assert crossing(reorder_profile(profile, range(5))) == crossing(profile)
 
 
 def test_branches_swap_places():
     profile = fork()
-    other = in_order(profile, (0, 2, 1, 3, 4))
+    other = reorder_profile(profile, (0, 2, 1, 3, 4))
     assert [entry.forward.median_s for entry in other.layers] == [1, 3, 2, 4, 5]
     assert crossing(other) == [["a"], ["a", "c"], ["b", "c"], ["b", "d"]]
     assert [entry.layers for entry in other.parameters] == [(2, 3), (1,)]
@@ -69,29 +69,31 @@ def test_branches_swap_places():
 
 def test_a_layer_never_comes_before_what_it_reads():
     with pytest.raises(InvalidInput, match=r"'layer.3' comes before 'layer.2', from which"):
-        in_order(fork(), (0, 1, 3, 2, 4))
+        reorder_profile(fork(), (0, 1, 3, 2, 4))
 
 
 def test_layers_with_no_legal_cut_between_them_stay_neighbours():
     with pytest.raises(InvalidInput, match="layers 1 and 2 are taken apart"):
-        in_order(fork(illegal=(1,)), (0, 2, 1, 3, 4))
+        reorder_profile(fork(illegal=(1,)), (0, 2, 1, 3, 4))
 
 
 def test_edges_have_to_account_for_the_boundaries():
     profile = fork()
     fewer = type(profile).model_validate({**dict(profile), "edges": profile.edges[:-1]})
-    assert crossing(in_order(fewer, range(5))) == crossing(profile)  # as if d were handed out
+    assert crossing(reorder_profile(fewer, range(5))) == crossing(
+        profile
+    )  # as if d were handed out
     wrong = (*profile.edges, Edge(source=0, target=4, tensor=tensor("a", 2)))
     more = type(profile).model_validate({**dict(profile), "edges": wrong})
     with pytest.raises(InvalidInput, match="do not account for what crosses"):
-        in_order(more, range(5))
+        reorder_profile(more, range(5))
 
 
 def test_a_reordered_plan_holds_where_it_was_asked_for():
     profile, order = fork(), (0, 2, 1, 3, 4)
     options = PlanOptions(layer_order="any")
     cluster = Cluster.uniform(2)
-    split = ReferenceSplit((2, 3), ((0,), (1,)), in_order(profile, order), cluster, options)
+    split = ReferenceSplit((2, 3), ((0,), (1,)), reorder_profile(profile, order), cluster, options)
     fields = {"layer_order": order, "profile_id": profile.content_id()}
     made = Plan.model_validate({**dict(written(split)), **fields})
     validate(made, profile, cluster)

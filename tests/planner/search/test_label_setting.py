@@ -9,8 +9,8 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan.plan import Pin, PlanOptions
-from stagewright.planner.cost.assignment import Assignment, moved_forward
-from stagewright.planner.cost.chain import tables
+from stagewright.planner.cost.assignment import Assignment, shift_forward
+from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.problem.constraints import allowed_positions, search_parts
 from stagewright.planner.search.arcs import SearchSpace
@@ -63,7 +63,7 @@ def problem(seed, measure=None):
         pins=tuple(pins),
         tied=draw.choice(["priced", "together"]),
     )
-    costs = tables(profile, allowed_positions(profile, options))
+    costs = chain_costs(profile, allowed_positions(profile, options))
     found = list(search_parts(costs.stages, devices_of(cluster, options), options))
     if not found:  # pinned to a stage that no plan has
         found = list(search_parts(costs.stages, devices_of(cluster, PlanOptions()), PlanOptions()))
@@ -247,7 +247,7 @@ def _tight(seed):
         recompute="auto",
         schedule=draw.choice(["1f1b", "gpipe"]),
     )
-    costs = tables(profile, allowed_positions(profile, options))
+    costs = chain_costs(profile, allowed_positions(profile, options))
     space = SearchSpace(costs.stages, devices_of(cluster, options), options)
     measure = options.schedule
     return Problem(space, space.arcs(measure), space.pool(), space.rules(measure))
@@ -310,7 +310,7 @@ def test_moving_a_plan_to_the_front_changes_no_link_between_its_stages():
             ends=tuple(ends),
             recompute=(False,) * len(ends),
         )
-        other = moved_forward(found, devices)
+        other = shift_forward(found, devices)
         for (one, two), (then, next_one) in zip(
             pairwise(found.ends), pairwise(other.ends), strict=True
         ):

@@ -6,7 +6,7 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.chain import tables
+from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.problem.constraints import allowed_positions
 from stagewright.planner.search.arcs import SearchSpace
@@ -22,7 +22,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "planner.md"
 def solver():
     profile = chain_profile([1, 2, 3])
     options = PlanOptions(num_microbatches=4, max_replicas=1)
-    costs = tables(profile, allowed_positions(profile, options))
+    costs = chain_costs(profile, allowed_positions(profile, options))
     devices = devices_of(Cluster.uniform(2), options)
     return BranchAndBound(SearchSpace(costs.stages, devices, options), "1f1b", Effort())
 

@@ -35,9 +35,9 @@ def start_of(cluster, replicas, **asked):
 
 def test_a_last_stage_takes_the_rest_of_its_group():
     request, start = start_of(fours(12), (4, 5))
-    found = round_up_replicas(start, request.pricer)
+    found = round_up_replicas(start, request.cost_model)
     assert found == replace(start, replicas=(4, 8), ends=(4, 12))
-    assert round_up_replicas(found, request.pricer) is found
+    assert round_up_replicas(found, request.cost_model) is found
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_a_last_stage_takes_the_rest_of_its_group():
 )
 def test_it_stays_where_that_is_no_plan_or_a_worse_one(cluster, replicas, asked):
     request, start = start_of(cluster, replicas, **asked)
-    assert round_up_replicas(start, request.pricer) is start
+    assert round_up_replicas(start, request.cost_model) is start
 
 
 @pytest.mark.parametrize(("memory_bytes", "is_filled"), [(400, False), (499, False), (500, True)])
 def test_it_stays_where_a_stage_in_front_would_not_fit(memory_bytes, is_filled):
     """With five replicas behind two, 1 + ceil(5 / 2) micro-batches of 100 bytes are in flight."""
     request, start = start_of(fours(12, memory_bytes), (2, 5))
-    assert request.pricer.fits(request.pricer.stages(start), start)
-    assert (round_up_replicas(start, request.pricer) != start) == is_filled
+    assert request.cost_model.fits(request.cost_model.stages(start), start)
+    assert (round_up_replicas(start, request.cost_model) != start) == is_filled
 
 
 def test_plans_found_are_played_as_equal_pipelines():
@@ -69,9 +69,9 @@ def test_plans_found_are_played_as_equal_pipelines():
     """
     for objective, number in (("step_time", 4), ("throughput", 4), ("devices", 1)):
         request, start = start_of(fours(12), (4, 5), objective=objective)
-        pool = PlanPool(request.pricer)
+        pool = PlanPool(request.cost_model)
         pool.add(start, 1.0)
-        pool.add(round_up_replicas(start, request.pricer), 1.01)
+        pool.add(round_up_replicas(start, request.cost_model), 1.01)
         best = pool.best(2)
         assert math.gcd(*best[0].replicas) == number
         assert len(best) == len(set(best))
@@ -96,10 +96,10 @@ def test_a_plan_on_whole_groups_is_no_worse():
         start = placed((0, 2, 5), (sizes[-1], draw.randrange(1, 18)), request.devices)
         if start is None:
             continue
-        pricer = request.pricer
-        found = round_up_replicas(start, pricer)
+        cost_model = request.cost_model
+        found = round_up_replicas(start, cost_model)
         place = StagePlacement(cluster, found.device_indices(request.devices, 1))
         assert not list(place.faults()), seed
-        assert pricer.price(found).value <= pricer.price(start).value, seed
+        assert cost_model.evaluate(found).value <= cost_model.evaluate(start).value, seed
         changed += found != start
     assert changed > 10

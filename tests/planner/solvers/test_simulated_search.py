@@ -11,9 +11,9 @@ from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.cost import plan_cost as price
 from stagewright.planner.cost.assignment import Assignment, placed
-from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.chain import chain_costs, legal_positions
 from stagewright.planner.cost.device_classes import devices_of
-from stagewright.planner.cost.plan_cost import Pricer
+from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers import simulated_search as several
@@ -120,7 +120,7 @@ def test_a_race_passes_over_what_the_schedule_refuses():
     cuts = tuple(range(0, 13, 2))
     refused = Assignment(cuts, (1,) * 6, (0,) * 6, (1, 2, 3) * 2, (False,) * 6, chunks=2)
     with pytest.raises(InvalidInput, match="cannot be divided into 42 rounds"):
-        request.pricer.stages(refused)
+        request.cost_model.stages(refused)
     tournament.add([refused])
     assert tournament.best is None
 
@@ -281,7 +281,7 @@ def test_micro_batches_in_flight_are_the_schedules_own(seed):
     profile, cluster = chain_profile([1] * num_stages), Cluster.uniform(ranks * replicas)
     options = PlanOptions(schedule=schedule, num_microbatches=m, chunks=chunks)
     devices = devices_of(cluster, options)
-    pricer = Pricer(tables(profile, legal_positions(profile)), devices, options)
+    cost_model = CostModel(chain_costs(profile, legal_positions(profile)), devices, options)
     one = placed(tuple(range(ranks + 1)), (replicas,) * ranks, devices)
     assignment = Assignment(
         tuple(range(num_stages + 1)), (replicas,) * num_stages, (0,) * num_stages,
@@ -294,9 +294,9 @@ def test_micro_batches_in_flight_are_the_schedules_own(seed):
         )
     except InvalidInput:
         with pytest.raises(InvalidInput):
-            pricer.depths(assignment)
+            cost_model.depths(assignment)
         return
-    assert pricer.depths(assignment) == expected
+    assert cost_model.depths(assignment) == expected
 
 
 def test_an_order_is_made_once_for_all_stages_and_cuts(monkeypatch):

@@ -157,9 +157,9 @@ def test_rows_of_bytes_are_the_pricers(seed):
     profile = random_profile(seed, 7, storages=draw.random() < 0.5)
     options = PlanOptions(schedule="zero_bubble", optimizer=draw.choice(["none", "adam"]))
     request = PlanningRequest(profile, Cluster.uniform(2), options)
-    pricer = request.pricer
+    cost_model = request.cost_model
     for first, last in combinations(range(request.costs.num_atoms + 1), 2):
         for way in product((False, True), (1, 5), (1, 3)):
-            needed = pricer.memory((first, last), *way).total_bytes
-            assert pricer.room.row(first, *way)[last] == needed
-            assert pricer.room.table(*way)[first, last] == needed
+            needed = cost_model.memory((first, last), *way).total_bytes
+            assert cost_model.room.row(first, *way)[last] == needed
+            assert cost_model.room.table(*way)[first, last] == needed

@@ -28,5 +28,5 @@ def test_a_plan_for_throughput_has_no_shorter_step(seed):
     assert made.step_time_s <= other.step_time_s * (1 + 1e-9)
     request = PlanningRequest(profile, cluster, PlanOptions(**asked))
     for entry in steady_state_candidates(request):
-        priced = request.pricer.priced_if_usable(entry)
-        assert priced is None or made.step_time_s <= priced.step_time_s * (1 + 1e-9)
+        costed = request.cost_model.evaluate_if_feasible(entry)
+        assert costed is None or made.step_time_s <= costed.step_time_s * (1 + 1e-9)

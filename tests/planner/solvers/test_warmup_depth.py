@@ -9,9 +9,9 @@ from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, PlanMismatch
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.assignment import placed
-from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.chain import chain_costs, legal_positions
 from stagewright.planner.cost.device_classes import devices_of
-from stagewright.planner.cost.plan_cost import Pricer
+from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.solvers import warmup_depth as warm_up
 from stagewright.planner.validation.validate import validate
@@ -55,11 +55,11 @@ def uniform_s(cluster, extra):
     """The step with as many more on every stage but the last, if that fits."""
     asked = options(extra)
     devices = devices_of(cluster, asked)
-    pricer = Pricer(tables(PROFILE, legal_positions(PROFILE)), devices, asked)
+    cost_model = CostModel(chain_costs(PROFILE, legal_positions(PROFILE)), devices, asked)
     one = placed((0, 1, 2, 3, 4), (1,) * 4, devices)
     more = one.__class__(**{**vars(one), "extra_depths": (extra,) * 3 + (0,)})
-    priced = pricer.priced_if_usable(more)
-    return priced.step_time_s if priced else math.inf
+    costed = cost_model.evaluate_if_feasible(more)
+    return costed.step_time_s if costed else math.inf
 
 
 def test_each_stage_runs_as_far_ahead_as_helps_and_fits():
@@ -142,13 +142,15 @@ def test_no_stage_waits_for_more_than_those_in_front_let_through(seed):
         update={"storages": tuple(front if s.layers == front.layers else s for s in made.storages)}
     )
     cluster, asked = nodes(memory_bytes=26_000), options(8)
-    pricer = Pricer(tables(profile, legal_positions(profile)), devices_of(cluster, asked), asked)
+    cost_model = CostModel(
+        chain_costs(profile, legal_positions(profile)), devices_of(cluster, asked), asked
+    )
     one = placed((0, 1, 2, 3, 4), (1,) * 4, devices_of(cluster, asked))
     for wanted in ([seed] * 4, [8] * 4, [1, 8, 2, 8], [0, 3, 8, 0]):
-        found = warm_up._with(pricer, one, wanted)
-        chosen = pricer.depths(found)
+        found = warm_up._with(cost_model, one, wanted)
+        chosen = cost_model.depths(found)
         assert check_depths(16, (1,) * 4, chosen) == chosen
-        assert pricer.priced_if_usable(found) is not None
+        assert cost_model.evaluate_if_feasible(found) is not None
 
 
 @pytest.mark.parametrize("seed", [32, 77, 94, 95])
