@@ -98,7 +98,7 @@ def test_a_reordered_plan_holds_where_it_was_asked_for():
     made = Plan.model_validate({**dict(written(split)), **fields})
     validate(made, profile, cluster)
     for changes, named in (
-        ({"options": PlanOptions()}, "its layers are reordered, which the options do not ask for"),
+        ({"options": PlanOptions()}, "its layers are reordered despite layer_order='given'"),
         ({"layer_order": ()}, "its layers are not the profile's"),
         ({"layer_order": (0, 1, 2, 3, 4)}, "its layers are not the profile's"),
         ({"layer_order": (0, 2, 3, 1, 4)}, "comes before"),
