@@ -1,4 +1,4 @@
-"""A plan's choices, without its numbers."""
+"""The choices a plan makes, without any costs, and ways to build them."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class Assignment:
         return len(self.replicas)
 
     def device_indices(self, devices: Devices, stage: int) -> tuple[int, ...]:
-        """The stage's devices in the cluster."""
+        """Return the cluster indices of the devices that run a stage."""
         end, count = self.ends[stage], self.replicas[stage]
         return devices.classes[self.classes[stage]].devices[end - count : end]
 
 
 def cuts_of(counts: Sequence[int]) -> Cuts:
-    """Layer counts as positions."""
+    """Return the cuts between stages with these layer counts."""
     return (0, *accumulate(counts))
 
 
 def counts_of(cuts: Cuts) -> tuple[int, ...]:
-    """Positions as layer counts."""
+    """Return the number of layers of each stage."""
     return tuple(last - first for first, last in pairwise(cuts))
 
 
 def shift_forward(assignment: Assignment, devices: Devices) -> Assignment:
-    """The same on the earliest devices that keep every stage in as many groups."""
+    """Move each class's stages to its earliest devices that leave their grouping unchanged."""
     ends = list(assignment.ends)
     for number, entry in enumerate(devices.classes):
         members = [s for s, owner in enumerate(assignment.classes) if owner == number]
@@ -86,7 +86,7 @@ def placed(
     class_index: int = 0,
     recompute: Sequence[bool] = (),
 ) -> Assignment | None:
-    """Stages put on the devices of one class from the last one back; `None` if they do not fit."""
+    """Place stages on one class's devices, last stage first; return None if they do not fit."""
     entry = devices.classes[class_index]
     free = len(entry)
     ends: list[int] = []
@@ -107,7 +107,7 @@ def placed(
 
 
 def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
-    """Stage s on the cluster's device s, whatever its class; `None` with too few devices."""
+    """Place stage s on device s of the cluster; return None if there are too few devices."""
     count = len(cuts) - 1
     if count > len(devices.cluster.devices):
         return None
@@ -126,7 +126,7 @@ def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
 
 
 def repeated(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
-    """Every device of a pipeline takes one stage of each round.
+    """Extend a one-stage-per-device assignment to several stages per device, one per round.
 
     Args:
         one: The first round.

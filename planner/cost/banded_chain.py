@@ -1,4 +1,4 @@
-"""Stages of a long chain: only those short enough for some device's memory.
+"""The band of a long chain's stages that are short enough for some device's memory.
 
 A table of every pair of positions grows with their square. But where weights and what training
 adds to them fill a device, a stage of many layers fits nowhere; what remains is a band beside
@@ -28,7 +28,7 @@ MAX_STAGES = 4_000_000
 
 @dataclass(frozen=True, eq=False)
 class BandStages(ChainStages):
-    """The stages of a chain that are short enough."""
+    """A chain's stages that are short enough for some device."""
 
     @cached_property
     def whole_s(self) -> tuple[float, float]:
@@ -38,7 +38,7 @@ class BandStages(ChainStages):
 def band(
     profile: Profile, positions: Sequence[int], devices: Devices, options: PlanOptions
 ) -> BandStages | None:
-    """Every stage that could fit some device, `None` where those are too many.
+    """Return every stage that could fit some device, or None if there are too many.
 
     A stage is left out only if the weights, gradients and optimizer state of parameters that
     begin in it are more than any device allows. O(stages).
@@ -59,7 +59,7 @@ def band(
 def _farthest(
     profile: Profile, options: PlanOptions, atoms: Integers, num_atoms: int, limit: int
 ) -> Integers:
-    """For each first position the last one a stage may end at; at least the next."""
+    """Return, per first position, the last position at which a stage may end."""
     state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
     own = np.zeros(num_atoms, dtype=np.int64)
     for entry in parameters_of(profile):
@@ -145,7 +145,7 @@ def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Intege
 
 
 def _leave_out_held(grid: Integers, before: Integers, atom: Integers, size: Integers) -> None:
-    """grid[first, l] counts what atom first + l adds: not what an atom from first on holds too."""
+    """Subtract from grid[first, l] the items of atom first + l that an atom since first holds."""
     width = grid.shape[1]
     near = (before >= 0) & (atom - before < width)
     before, atom, size = before[near], atom[near], size[near]

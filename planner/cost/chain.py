@@ -1,4 +1,4 @@
-"""What every possible stage costs: one table per quantity, indexed [first, last].
+"""Cost tables of every stage of a chain: one per quantity, indexed [first, last].
 
 This is where a profile's numbers become a stage's time and memory; `docs/planner.md` gives the
 formulas. Tables have shape (N + 1, N + 1) for N + 1 positions at which stages may begin and end;
@@ -71,12 +71,12 @@ class ChainCosts:
         return {layer: index for index, layer in enumerate(self.positions)}
 
     def has(self, cuts: Iterable[int]) -> bool:
-        """Whether all these layer indices are positions."""
+        """Return True if all these layer indices are positions."""
         return all(cut in self.index for cut in cuts)
 
     @cached_property
     def stages(self) -> ChainStages:
-        """Every stage, one after another."""
+        """Return every stage as one row of a stage table."""
         first, last = np.triu_indices(self.num_atoms + 1, k=1)
         span = (first, last)
         return ChainStages(
@@ -105,7 +105,7 @@ class ChainCosts:
 
 
 def _in_front(table: Seconds) -> Seconds:
-    """Sums from the first position to each; nothing begins at the last."""
+    """Return the sums from the first position to each position."""
     row: Seconds = table[0].copy()
     row[0] = 0.0
     return row
@@ -137,13 +137,13 @@ class ChainStages(StageTable):
 
 
 def legal_positions(profile: Profile) -> tuple[int, ...]:
-    """Where stages may begin and end by the profile: 0, behind every legal boundary, L."""
+    """Return the positions at which the profile allows a cut: 0, after each legal boundary, L."""
     inner = (gap.after + 1 for gap in profile.boundaries if gap.legal)
     return (0, *inner, len(profile.layers))
 
 
 def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
-    """Costs of every stage between these positions. O(N^2 + size of the profile).
+    """Compute the costs of every stage between these positions in O(N^2 + size of the profile).
 
     Args:
         profile: L layers.
@@ -182,7 +182,7 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
 
 
 def parameters_of(profile: Profile) -> tuple[Parameter, ...]:
-    """The profile's parameters; without any, one fp32 parameter a layer of `parameter_bytes`.
+    """Return the profile's parameters; if it lists none, one fp32 parameter per layer.
 
     Profiles written by hand often give only each layer's bytes; taking them for nothing would
     promise memory that is not there.
@@ -200,7 +200,7 @@ def parameters_of(profile: Profile) -> tuple[Parameter, ...]:
 
 
 def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
-    """Trainable parameters used by several layers."""
+    """Return the trainable parameters used by several layers."""
     return tuple(
         entry
         for entry in parameters_of(profile)
@@ -209,13 +209,13 @@ def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
 
 
 def per_atom(layer_s: list[float], edges: NDArray[np.int64]) -> Seconds:
-    """Sums of layers between neighbouring positions."""
+    """Return the sums over the layers between neighbouring positions."""
     sums: Seconds = np.add.reduceat(np.array(layer_s), edges[:-1])
     return sums
 
 
 def crossing(profile: Profile, edges: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
-    """Activation and gradient bytes that cross each position; none at either end."""
+    """Return the activation and gradient bytes that cross each position; zero at both ends."""
     inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
     arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
     returning = np.array([0, *(gap.backward_bytes for gap in inner), 0], dtype=np.int64)
@@ -223,7 +223,7 @@ def crossing(profile: Profile, edges: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
 
 
 def _sums(atom_s: Seconds, loss_s: float) -> Seconds:
-    """table[first, last] = sum of the atoms, plus the loss where the stage is last.
+    """Return table[first, last] = sum of the atoms, plus the loss in the last stage.
 
     Each row is summed from its own start, so that no large prefix swallows a small stage.
     """
@@ -243,7 +243,7 @@ def _inside(n: int) -> NDArray[np.bool_]:
 def _held(
     num_atoms: int, atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
 ) -> Bytes:
-    """table[first, last] = bytes of the items with at least one layer in the stage.
+    """Return table[first, last] = bytes of the items with at least one layer in the stage.
 
     The first atom of an item at or after ``first`` is ``atom`` for every first in
     (previous atom, atom], and the stage holds the item once last > atom: a rectangle, added at
@@ -261,7 +261,7 @@ def _held(
 def held_items(
     atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
 ) -> tuple[Bytes, Bytes, Bytes]:
-    """For every atom of every item: the item's atom before it, -1 for none; itself; bytes."""
+    """Return, per use of an item by an atom, the item's previous atom (or -1), the atom, bytes."""
     sizes: list[int] = []
     befores: list[int] = []
     afters: list[int] = []
@@ -282,7 +282,7 @@ def held_items(
 
 
 def _saved_bytes(profile: Profile, num_atoms: int, atoms: NDArray[np.int64]) -> Bytes:
-    """Saved activations per micro-batch, by storage where the profile knows storages."""
+    """Return table[first, last] of saved activations, by storage where the profile lists them."""
     if profile.storages:
         items = ((entry.size_bytes, entry.layers) for entry in profile.storages)
     else:
@@ -295,7 +295,7 @@ def _saved_bytes(profile: Profile, num_atoms: int, atoms: NDArray[np.int64]) -> 
 
 
 def _largest(atom_bytes: Bytes) -> Bytes:
-    """table[first, last] = largest of the atoms in the stage."""
+    """Return table[first, last] = largest of the atoms in the stage."""
     n = len(atom_bytes)
     row = np.concatenate([np.zeros(1, dtype=np.int64), atom_bytes])
     table: Bytes = np.maximum.accumulate(np.where(_inside(n), row[None, :], 0), axis=1)

@@ -1,4 +1,4 @@
-"""What goes between the stages of a plan, over which links, and how long it travels."""
+"""Communication between stages: bytes, links and transfer times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING: Sent = (0, 0, 0.0, 0.0)
 
 
 class StageLinks:
-    """The links between the stages of any plan on some devices.
+    """The link levels and transfers between the stages of a plan.
 
     Args:
         devices: Those.
@@ -29,7 +29,7 @@ class StageLinks:
         self.shares = any(level.shared for level in devices.levels)
 
     def between(self, assignment: Assignment, stage: int, other: int) -> tuple[int, LinkLevel]:
-        """The level between a stage and a later one."""
+        """Return the index and the link level that join a stage and a later one."""
         one, two = assignment.classes[stage], assignment.classes[other]
         if one != two:
             level = self.devices.level_between(one, two)
@@ -42,7 +42,7 @@ class StageLinks:
     def sent(
         self, assignment: Assignment, source: int, target: int, there_bytes: int, back_bytes: int
     ) -> Sent:
-        """What goes between two stages; nothing where they are on the same device."""
+        """Return the traffic between two stages; none if they share a device."""
         same = assignment.chunks > 1 and (
             assignment.device_indices(self.devices, source)
             == assignment.device_indices(self.devices, target)
@@ -54,7 +54,7 @@ class StageLinks:
         return there_bytes, back_bytes, link.transfer_time_s(there_bytes), back_s
 
     def direct(self, assignment: Assignment, skips: Iterable[Skip]) -> tuple[DirectSend, ...]:
-        """What goes past stages."""
+        """Return the direct sends that carry these skip connections."""
         found = []
         for skip in skips:
             pair = skip.source, skip.target
@@ -78,7 +78,7 @@ class StageLinks:
         return tuple(found)
 
     def channels(self, assignment: Assignment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shared connection each boundary's messages leave by, -1 for one of their own.
+        """Return each boundary's shared channel per direction; -1 for a private one.
 
         A group of devices has one connection at a shared level, used by all messages that leave
         it there; stages spread over several groups are taken to have enough of their own.
@@ -92,7 +92,7 @@ class StageLinks:
         return tuple(there for there, _ in found), tuple(back for _, back in found)
 
     def _channels(self, assignment: Assignment, source: int, target: int) -> tuple[int, int]:
-        """That of a stage's messages to a later one, and that of those back."""
+        """Return the channels of a stage's messages to a later stage and back."""
         if not self.shares:
             return -1, -1
         level, link = self.between(assignment, source, target)

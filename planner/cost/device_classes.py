@@ -1,4 +1,4 @@
-"""Devices that are the same to the planner, and how they are spread over the link levels."""
+"""Classes of interchangeable devices and their layout over the link levels."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class DeviceClass:
         return len(self.devices)
 
     def level_of(self, first: int, last: int) -> int:
-        """The innermost level that joins two of the class's devices, by their ranks in it."""
+        """Return the innermost level that joins two devices, given by their ranks in the class."""
         for level, size in enumerate(self.group_sizes):
             if first // size == last // size:
                 return level
         return len(self.group_sizes) - 1
 
     def place(self, end: int, replicas: int, *, is_last: bool = False) -> int:
-        """Where a stage of so many replicas ends that has to end at or before ``end``.
+        """Return the latest end, at most ``end``, of a stage with this many replicas, or -1.
 
         The latest place at which, on every level but the outermost, the stage lies inside one
         group or is made of whole ones, of which the last may be partial for the last stage of
@@ -83,16 +83,16 @@ class Devices:
 
     @cached_property
     def levels(self) -> tuple[LinkLevel, ...]:
-        """Link levels, at least one."""
+        """Return the cluster's link levels; a placeholder if it has none."""
         return self.cluster.levels or (NO_LINK,)
 
     @cached_property
     def fastest(self) -> float:
-        """Highest speed of any class."""
+        """Return the highest speed of any class."""
         return max(entry.speed for entry in self.classes)
 
     def limited(self, limit_bytes: int | None) -> Devices:
-        """The same with no device allowing more than so many bytes; `None` changes nothing."""
+        """Return the devices with every memory limit capped at ``limit_bytes``, if given."""
         if limit_bytes is None:
             return self
         classes = tuple(
@@ -107,7 +107,7 @@ class Devices:
         return Devices(self.cluster, classes)
 
     def is_roomier(self, other: Devices) -> bool:
-        """Whether some device allows more bytes than it does in the other."""
+        """Return True if some device has a higher memory limit than in ``other``."""
         return any(
             theirs.limit_bytes is not None
             and (ours.limit_bytes is None or ours.limit_bytes > theirs.limit_bytes)
@@ -115,7 +115,7 @@ class Devices:
         )
 
     def level_between(self, one: int, other: int) -> int:
-        """The slowest level between any device of one class and any of another."""
+        """Return the slowest link level between any device of one class and any of another."""
         if one == other:
             raise ValueError("level_between is for two different classes")
         first, second = self.classes[one].devices, self.classes[other].devices
@@ -124,7 +124,7 @@ class Devices:
 
 
 def devices_of(cluster: Cluster, options: PlanOptions) -> Devices:
-    """The classes of a cluster: equal kind, speed and memory."""
+    """Group a cluster's devices by kind, speed and memory."""
     members: dict[tuple[str, float, int | None], list[int]] = {}
     index = 0
     for key, alike in groupby(cluster.devices, attrgetter("kind", "speed", "memory_bytes")):
@@ -145,7 +145,7 @@ def devices_of(cluster: Cluster, options: PlanOptions) -> Devices:
 
 
 def _group_sizes(cluster: Cluster, indices: list[int]) -> tuple[int, ...]:
-    """See `DeviceClass.group_sizes`."""
+    """Return the `DeviceClass.group_sizes` of the devices with these indices."""
     sizes = []
     for level in cluster.levels[:-1]:
         groups = np.array(indices) // level.group_size
@@ -171,5 +171,5 @@ LARGEST_TOTAL_S = 1e12
 
 
 def usable_bytes(memory_bytes: int | None, options: PlanOptions) -> int | None:
-    """The share of a device's memory that a plan may use, rounded down."""
+    """Return the share of a device's memory that a plan may use, rounded down."""
     return None if memory_bytes is None else math.floor(memory_bytes * options.memory_fraction)

@@ -1,4 +1,4 @@
-"""What one plan costs: every stage's numbers, the objective, and the simulated step."""
+"""The cost model: stage costs, objective and simulated step of a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .stage_table import Bytes, Order
 
 @dataclass(frozen=True)
 class StageCost:
-    """One stage of a plan; times in seconds per micro-batch on one replica.
+    """The costs of one stage; times in seconds per micro-batch on one replica.
 
     Attributes:
         forward_s: Forward time.
@@ -59,13 +59,13 @@ class StageCost:
 
     @property
     def whole_s(self) -> float:
-        """tau: the stage's work and its cut."""
+        """Return tau: the stage's work plus the transfers over its outgoing cut."""
         return self.forward_s + self.backward_s + self.outgoing_s
 
 
 @dataclass(frozen=True)
 class CostedPlan:
-    """A plan with its numbers.
+    """A plan with its costs.
 
     Attributes:
         value: By the objective asked for.
@@ -90,7 +90,7 @@ class CostedPlan:
 
 
 class CostModel:
-    """Prices plans of one profile, cluster and set of options.
+    """The cost model of plans for one profile, cluster and set of options.
 
     Args:
         costs: Tables; plans cut elsewhere than at their positions are looked up apart.
@@ -122,7 +122,7 @@ class CostModel:
         return chain_costs(self.costs.profile, cuts)
 
     def _costs(self, assignment: Assignment) -> ChainCosts:
-        """Tables that have the plan's cuts."""
+        """Return tables whose positions include the plan's cuts."""
         if not assignment.order and self.costs.has(assignment.cuts):
             return self.costs
         return self._apart(assignment.order, assignment.cuts)
@@ -140,7 +140,7 @@ class CostModel:
         return 1 if self.only_forward else self.options.num_microbatches
 
     def depths(self, assignment: Assignment) -> tuple[int, ...]:
-        """Micro-batches in flight at one replica of each stage."""
+        """Return the micro-batches in flight at one replica of each stage."""
         m, replicas = self.num_microbatches, assignment.replicas
         if self.only_forward:
             return (1,) * len(replicas)
@@ -151,7 +151,7 @@ class CostModel:
         return self._counted(replicas, assignment.chunks)
 
     def _counted_depths(self, replicas: tuple[int, ...], chunks: int) -> tuple[int, ...]:
-        """The same counted in the schedule's order; its replicas are pipelines of their own.
+        """Count the micro-batches in flight in the schedule; replicas are separate pipelines.
 
         Raises:
             InvalidInput: The schedule does not take these numbers.
@@ -165,18 +165,18 @@ class CostModel:
         return tuple(map(max, zip(*counted, strict=True)))
 
     def skips(self, assignment: Assignment) -> tuple[Skip, ...]:
-        """What may go past stages; nothing where layers are reordered."""
+        """Return the skip connections that may bypass stages; none if layers are reordered."""
         if assignment.order or not self._values:
             return ()
         return find_skips(self._values, assignment.cuts)
 
     @property
     def knows_readers(self) -> bool:
-        """Whether values could be sent straight to the stages that read them."""
+        """Return True if the profile says which layers read each value."""
         return self._values is not None
 
     def stages(self, assignment: Assignment, skips: tuple[Skip, ...] = ()) -> tuple[StageCost, ...]:
-        """The numbers of every stage; what skips it is neither sent over its cut nor held by it."""
+        """Compute every stage's costs; a stage neither relays nor holds what bypasses it."""
         cuts = assignment.cuts
         costs = self._costs(assignment)
         spans = [(costs.index[first], costs.index[last]) for first, last in pairwise(cuts)]
@@ -246,7 +246,7 @@ class CostModel:
         )
 
     def memory(self, span: tuple[int, int], again: bool, depth: int, replicas: int) -> MemoryUse:
-        """Of one replica of a stage between two positions of the tables."""
+        """Return the memory of one replica of a stage between two positions of the tables."""
         share = -(-self.num_microbatches // replicas)
         return self._memory(self.costs, span, again, depth, share)
 
@@ -259,7 +259,7 @@ class CostModel:
         share: int,
         past: tuple[int, int] = (0, 0),
     ) -> MemoryUse:
-        """Of one replica; ``past`` are bytes there and back that it does not have to relay."""
+        """Return the memory of one replica, less the ``past`` bytes that bypass it."""
         first, last = span
         workspace = int(costs.workspace_bytes[span])
         arriving = int(costs.arriving_bytes[first]) - past[0]
@@ -283,7 +283,7 @@ class CostModel:
         )
 
     def tied_sync_s(self, assignment: Assignment) -> float:
-        """Summing the gradients of weights used by several stages, one after another.
+        """Return the time to sum the gradients of weights shared between stages.
 
         Each is a ring over its owners, over the slowest level between any two of them.
         """
@@ -304,7 +304,7 @@ class CostModel:
         return total_s
 
     def _slowest(self, assignment: Assignment, owners: list[int]) -> int:
-        """The outermost level between devices of any two of these stages."""
+        """Return the outermost link level between devices of any two of these stages."""
         level = 0
         for place, one in enumerate(owners):
             for other in owners[place + 1 :]:
@@ -319,14 +319,14 @@ class CostModel:
         return level
 
     def fits(self, stages: tuple[StageCost, ...], assignment: Assignment) -> bool:
-        """Whether every device has room for all its stages."""
+        """Return True if every device has memory for all its stages."""
         return all(
             stage.limit_bytes is None or held <= stage.limit_bytes
             for stage, held in zip(stages, self.held_bytes(stages, assignment), strict=True)
         )
 
     def held_bytes(self, stages: tuple[StageCost, ...], assignment: Assignment) -> list[int]:
-        """For each stage, what its device needs for all the stages it holds."""
+        """Return, per stage, the bytes its device needs for all the stages it holds."""
         if assignment.chunks == 1:
             return [stage.memory.total_bytes for stage in stages]
         owners = [
@@ -338,7 +338,7 @@ class CostModel:
         return [held[owner] for owner in owners]
 
     def model_s(self, stages: tuple[StageCost, ...], tied_s: float) -> float:
-        """The closed form of a step (`docs/planner.md`)."""
+        """Return the closed-form step time (`docs/planner.md`)."""
         total_s = sum(stage.whole_s for stage in stages)
         if self.options.schedule == "gpipe":
             total_s += max((stage.microbatches - 1) * stage.forward_s for stage in stages)
@@ -348,7 +348,7 @@ class CostModel:
         return total_s + max(stage.exposed_sync_s for stage in stages) + tied_s
 
     def value(self, assignment: Assignment, stages: tuple[StageCost, ...], tied_s: float) -> float:
-        """By the objective asked for."""
+        """Return the value of the requested objective."""
         objective, counts = self.options.objective, assignment.replicas
         if objective == "throughput":
             slowest_s = max(
@@ -375,7 +375,7 @@ class CostModel:
         tied_s: float,
         direct_sends: tuple[DirectSend, ...] = (),
     ) -> StageTimes:
-        """What the simulator needs."""
+        """Return the durations the simulator needs."""
         forward, backward = self.links.channels(assignment)
         return StageTimes(
             forward_s=[stage.forward_s for stage in stages],
@@ -390,7 +390,7 @@ class CostModel:
         )
 
     def _evaluate(self, assignment: Assignment) -> CostedPlan:
-        """All numbers of a plan.
+        """Compute all costs of a plan.
 
         Raises:
             InvalidInput: The schedule does not take these stages or replicas.
@@ -431,7 +431,7 @@ class CostModel:
         tied_s: float,
         direct_sends: tuple[DirectSend, ...] = (),
     ) -> tuple[float, float]:
-        """Step time and bubble fraction."""
+        """Simulate the step and return its time and bubble fraction."""
         return step_time(
             self.schedule,
             self.times(assignment, stages, tied_s, direct_sends),
@@ -442,7 +442,7 @@ class CostModel:
         )
 
     def evaluate_if_feasible(self, assignment: Assignment | None) -> CostedPlan | None:
-        """The same, `None` where it does not fit or the schedule refuses it."""
+        """Evaluate a plan; return None if it does not fit in memory or the schedule rejects it."""
         if assignment is None:
             return None
         try:
@@ -455,7 +455,7 @@ class CostModel:
     def least_step_s(
         self, assignment: Assignment, stages: tuple[StageCost, ...], tied_s: float
     ) -> float:
-        """A bound that the simulated step of a plan cannot beat, in O(stages).
+        """Return a lower bound of the plan's simulated step time in O(stages).
 
         A device starts when the first micro-batch has come to the first of its stages, and what it
         does last runs back from there to the front, or is summed over the stage's replicas.
@@ -480,13 +480,13 @@ class CostModel:
         return max(bound_s, *map(sum, zip(busy_s, edges_s, strict=True))) + tied_s
 
     def _first_stage(self, assignment: Assignment, stage: int) -> int:
-        """The first of the stages that share this one's devices."""
+        """Return the first of the stages that share this stage's devices."""
         positions = assignment.num_stages // assignment.chunks
         lap, place = divmod(stage, positions)
         return positions - 1 - place if self.schedule in FOLDED and lap else place
 
     def through_s(self, forward_s: float, backward_s: float) -> float:
-        """How long one micro-batch takes there and back: of split backwards the input part."""
+        """Return one micro-batch's time there and back; split backwards count the input part."""
         return forward_s + (backward_s / 2 if self.schedule in SPLIT_BACKWARD else backward_s)
 
 
@@ -495,7 +495,7 @@ MAX_KEPT = 64
 
 
 class StageMemoryTables:
-    """What `CostModel.memory` sums up for one stage after another, as rows and whole tables.
+    """Memory of many stages at once, as `CostModel.memory` computes it for one.
 
     Positions are indices of the tables. What was asked for last is kept.
     """
@@ -507,12 +507,12 @@ class StageMemoryTables:
         self.table = lru_cache(maxsize=MAX_KEPT)(self._table)
 
     def _row(self, first: int, again: bool, depth: int, replicas: int) -> Bytes:
-        """Bytes of a stage from ``first`` to each position; those up to ``first`` mean nothing."""
+        """Return the bytes of a stage from ``first`` to each position behind it."""
         row: Bytes = self._needed(slice(first, first + 1), again, depth, replicas)[0]
         return row
 
     def _table(self, again: bool, depth: int, replicas: int) -> Bytes:
-        """The same from every position."""
+        """Return the bytes of the stages between all pairs of positions."""
         return self._needed(slice(None), again, depth, replicas)
 
     def _needed(self, firsts: slice, again: bool, depth: int, replicas: int) -> Bytes:

@@ -1,4 +1,4 @@
-"""Values that later stages read past others, and what sending them straight there would change.
+"""Skip connections: values read by later stages, sent directly instead of relayed.
 
 A value goes from each stage that makes or reads it to the next one that reads it, so no stage
 sends it twice and none holds it in vain; `runtime.hops` sends it so.
@@ -18,7 +18,7 @@ from ...core.profile.profile import Profile
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that some layer reads further on than the next one.
+    """A tensor that is read beyond the layer after the one that makes it.
 
     Attributes:
         name: Its name at every boundary.
@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Skip:
-    """What goes from one stage past others to a later one, per micro-batch."""
+    """The values one stage sends directly to a later, non-adjacent stage, per micro-batch."""
 
     source: int
     target: int
@@ -52,7 +52,7 @@ class Skip:
 
 
 def find_skip_values(profile: Profile) -> tuple[Value, ...] | None:
-    """All that could pass by a stage; `None` where the profile does not know who reads what."""
+    """Return the values that could bypass a stage; None if their readers are unknown."""
     tensors, layers = _uses(profile)
     if not _accounts_for_boundaries(profile, layers):
         return None
@@ -69,7 +69,7 @@ def find_skip_values(profile: Profile) -> tuple[Value, ...] | None:
 
 
 def find_skips(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]:
-    """What passes by stages that begin at these layers (the last entry is the end), in order."""
+    """Return the skip connections between stages with these cuts, sorted by source and target."""
     found: dict[tuple[int, int], list[Value]] = {}
     for value in values:
         stages = dict.fromkeys(bisect_right(cuts, layer) - 1 for layer in value.layers)
@@ -80,12 +80,12 @@ def find_skips(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]
 
 
 def bytes_over_cut(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
-    """Bytes there and back that pass over the cut behind a stage without being sent over it."""
+    """Return the bytes there and back that cross a stage's outgoing cut but are sent directly."""
     return _summed(skip for skip in skips if skip.source <= stage < skip.target)
 
 
 def bytes_past_stage(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
-    """Bytes there and back that a stage would hold only to relay them."""
+    """Return the bytes there and back that a stage would hold only to relay them."""
     return _summed(skip for skip in skips if skip.source < stage < skip.target)
 
 
@@ -95,7 +95,7 @@ def _summed(skips: Iterable[Skip]) -> tuple[int, int]:
 
 
 def _uses(profile: Profile) -> tuple[dict[str, TensorSpec], dict[str, set[int]]]:
-    """Tensors that cross boundaries, and the layers that make and read them, by name."""
+    """Return, by name, the tensors that cross boundaries and the layers that make or read them."""
     tensors = {spec.name: spec for gap in profile.boundaries for spec in gap.tensors}
     layers: dict[str, set[int]] = {name: set() for name in tensors}
     for edge in profile.edges:
@@ -113,7 +113,7 @@ def _uses(profile: Profile) -> tuple[dict[str, TensorSpec], dict[str, set[int]]]
 
 
 def _accounts_for_boundaries(profile: Profile, layers: dict[str, set[int]]) -> bool:
-    """Whether exactly what is made in front of a legal cut and read behind it crosses it."""
+    """Return True if the edges explain the tensors at every legal boundary."""
     begins: dict[int, list[str]] = {}
     ends: dict[int, list[str]] = {}
     for name, used in layers.items():

@@ -1,4 +1,4 @@
-"""What every stage a search may choose costs: one entry a stage, whatever the positions mean.
+"""The stage table: costs of every candidate stage, for chains and branched graphs alike.
 
 For a chain of layers a position is a place between two layers; for a graph of branches it is the
 set of layers in front of a cut. Ids of positions ascend along every stage, from 0 (nothing is in
@@ -75,19 +75,19 @@ class StageTable(ABC):
 
     @abstractmethod
     def holds(self, layer: int) -> Mask:
-        """Which stages hold a layer of the profile, shape (E,)."""
+        """Return a mask of the stages that hold a layer of the profile, shape (E,)."""
 
     @abstractmethod
     def layout(self, positions: Sequence[int]) -> tuple[Order, tuple[int, ...]]:
-        """The layers' order, and cuts in it, of the stages between these positions."""
+        """Return the layer order, and the cuts in it, of the stages between these positions."""
 
     @property
     @abstractmethod
     def keeps_order(self) -> bool:
-        """Whether stages follow each other in the profile's order of layers."""
+        """Return True if stages follow the profile's order of layers."""
 
     @cached_property
     def whole_s(self) -> tuple[float, float]:
-        """Forward and backward of the whole model, the loss included."""
+        """Return the forward and backward time of the whole model, the loss included."""
         whole = int(np.searchsorted(self.first, 0, side="right")) - 1
         return float(self.forward_s[whole]), float(self.backward_s[whole])

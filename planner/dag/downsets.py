@@ -50,7 +50,7 @@ class Dag:
 
     @cached_property
     def predecessors(self) -> tuple[int, ...]:
-        """Of each node the set of sources of its incoming edges."""
+        """Return, per node, the set of sources of its incoming edges."""
         sets = [0] * self.num_nodes
         for source, target in self.edges:
             sets[target] |= 1 << source
@@ -58,7 +58,7 @@ class Dag:
 
     @cached_property
     def successors(self) -> tuple[int, ...]:
-        """Of each node the set of targets of its outgoing edges."""
+        """Return, per node, the set of targets of its outgoing edges."""
         sets = [0] * self.num_nodes
         for source, target in self.edges:
             sets[source] |= 1 << target
@@ -66,7 +66,7 @@ class Dag:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The topological order that takes the smallest node whenever there is a choice.
+        """Return the topological order that prefers the smallest node.
 
         Nodes on a cycle, or behind one, are left out.
         """
@@ -84,7 +84,7 @@ class Dag:
 
     @cached_property
     def closures(self) -> tuple[int, ...]:
-        """Of each node the node itself and everything it depends on."""
+        """Return, per node, the node itself and everything it depends on."""
         closures = [0] * self.num_nodes
         for node in self.order:
             closures[node] = 1 << node
@@ -94,12 +94,12 @@ class Dag:
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
-        """Nodes without predecessors, ascending."""
+        """Return the nodes without predecessors, ascending."""
         return tuple(node for node in range(self.num_nodes) if not self.predecessors[node])
 
 
 def nodes_of(members: int) -> list[int]:
-    """The nodes of a set, ascending."""
+    """Return the nodes of a set, ascending."""
     nodes = []
     while members:
         lowest = members & -members
@@ -109,7 +109,7 @@ def nodes_of(members: int) -> list[int]:
 
 
 def as_rows(sets: Sequence[int], num_nodes: int) -> Rows:
-    """Sets as rows of bits, [sets, words]."""
+    """Return sets as rows of bits, [sets, words]."""
     num_words = max(1, -(-num_nodes // _WORD))
     data = b"".join(members.to_bytes(8 * num_words, "little") for members in sets)
     words = np.frombuffer(data, dtype="<u8").reshape(len(sets), num_words)
@@ -117,18 +117,18 @@ def as_rows(sets: Sequence[int], num_nodes: int) -> Rows:
 
 
 def as_set(row: Rows) -> int:
-    """One row of bits as a set."""
+    """Return one row of bits as a set."""
     return int.from_bytes(row.astype("<u8").tobytes(), "little")
 
 
 def membership(rows: Rows, num_nodes: int) -> NDArray[np.uint8]:
-    """1 where a node is in a set, [sets, nodes]."""
+    """Return an array [sets, nodes] with 1 where a node is in a set."""
     octets = np.ascontiguousarray(rows.astype("<u8")).view(np.uint8)
     return np.unpackbits(octets, axis=1, bitorder="little")[:, :num_nodes]
 
 
 def enumerate_downsets(dag: Dag, limit: int) -> Rows | None:
-    """Every predecessor-closed set, the empty one first and the whole graph last.
+    """Enumerate the predecessor-closed sets, from the empty set to the whole graph.
 
     Breadth first by size: sets of k nodes come from those of k - 1 by adding a node whose
     predecessors are all there. O(sets x width) word operations in numpy.
@@ -141,7 +141,7 @@ def enumerate_downsets(dag: Dag, limit: int) -> Rows | None:
 
 
 def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
-    """The predecessor-closed sets that grow out of one node's closure.
+    """Enumerate the predecessor-closed sets that grow out of one node's closure.
 
     These are PipeDream's states: the closure of ``start``, and of every such set the sets made by
     adding the closure of a successor of one of its nodes. With a single source they are all
@@ -158,7 +158,7 @@ def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
 
 
 def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | None:
-    """Sets by size; ``pending[k]`` holds batches of sets of k nodes, with repetitions."""
+    """Grow sets in order of size; ``pending[k]`` holds batches of sets of k nodes, with repeats."""
     closures = as_rows(dag.closures, dag.num_nodes)
     predecessors = as_rows(dag.predecessors, dag.num_nodes)
     pending = {first.bit_count(): [as_rows([first], dag.num_nodes)]}
@@ -191,7 +191,7 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
 
 
 def _candidates(dag: Dag, union: int, common: int, adds_closures: bool) -> list[int]:
-    """Nodes that may extend some set, given the union and the intersection of the sets."""
+    """Return the nodes that may extend some set, given the sets' union and intersection."""
     reach = 0
     for node in nodes_of(union):
         reach |= dag.successors[node]
@@ -202,7 +202,7 @@ def _candidates(dag: Dag, union: int, common: int, adds_closures: bool) -> list[
 
 
 def _meets(rows: Rows, members: Rows) -> NDArray[np.bool_]:
-    """Which rows have a node in common with one set."""
+    """Return a mask of the rows that have a node in common with one set."""
     meets = np.zeros(len(rows), dtype=np.bool_)
     for word in np.flatnonzero(members):
         meets |= rows[:, word] & members[word] != 0
@@ -210,7 +210,7 @@ def _meets(rows: Rows, members: Rows) -> NDArray[np.bool_]:
 
 
 def _hashes(rows: Rows) -> NDArray[np.uint64]:
-    """A number for each row. Odd multipliers mix the bits; only speed depends on them."""
+    """Hash each row; the odd multipliers affect only speed, not the result."""
     factors = np.arange(1, 2 * rows.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = rows * factors
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -218,7 +218,7 @@ def _hashes(rows: Rows) -> NDArray[np.uint64]:
 
 
 def _distinct(rows: Rows) -> Rows:
-    """Each row once. Rows are sorted by a hash; equal hashes are compared in full."""
+    """Remove duplicate rows: sort by hash and compare rows with equal hashes in full."""
     hashes = _hashes(rows)
     order = np.argsort(hashes, kind="stable")
     rows, hashes = rows[order], hashes[order]
@@ -232,7 +232,7 @@ def _distinct(rows: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A graph whose nodes stand for groups of another's.
+    """A graph whose nodes stand for groups of another graph's nodes.
 
     Its downsets, written out in the groups' members, are downsets of the other graph.
 
@@ -245,7 +245,7 @@ class Contraction:
     members: tuple[int, ...]
 
     def expand(self, nodes: int) -> int:
-        """The set of members of a set of nodes."""
+        """Return the set of members of a set of nodes."""
         expanded = 0
         for node in nodes_of(nodes):
             expanded |= self.members[node]
@@ -291,7 +291,7 @@ def contract_chains(dag: Dag) -> Contraction:
 
 
 def _continues(dag: Dag, node: int) -> bool:
-    """Whether a node is the only successor of its only predecessor."""
+    """Return True if a node is the only successor of its only predecessor."""
     before = dag.predecessors[node]
     return before.bit_count() == 1 and dag.successors[before.bit_length() - 1].bit_count() == 1
 

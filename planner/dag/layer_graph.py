@@ -1,4 +1,4 @@
-"""Models with branches: cuts between sets of layers instead of places in one order.
+"""The layer graph of a branched model, cut between sets of layers.
 
 A set of layers may lie in front of a cut if it holds everything its layers read from. Stages are
 the differences of such sets, one inside the next, so no stage ever waits for a later one; what
@@ -72,7 +72,7 @@ class BranchStages(StageTable):
 
 
 class LayerGraph:
-    """The graph of a profile's layers, and what may be searched of it.
+    """The graph of a profile's layers and its stage tables.
 
     Attributes:
         nodes: Layers that share a stage are one node of it.
@@ -88,12 +88,12 @@ class LayerGraph:
 
     @cached_property
     def stages(self) -> BranchStages | None:
-        """Every stage of every order; `None` where they are too many."""
+        """Return every stage of every order, or None if there are too many."""
         return self._table(self.nodes)
 
     @cached_property
     def coarse(self) -> BranchStages | None:
-        """The same with neighbours in a run of layers kept together, as few as need be."""
+        """Return a table with runs of layers merged until it is small enough, if it gets so."""
         work = self.costs.forward_s + self.costs.backward_s
         piece = float(work.sum()) / 256
         for _ in range(12):
@@ -105,13 +105,13 @@ class LayerGraph:
 
     @cached_property
     def orders(self) -> list[Order]:
-        """A few good orders other than the profile's own."""
+        """Return a few good orders other than the profile's own."""
         own = tuple(range(len(self.profile.layers)))
         return [order for order in linear_orders(self.nodes, self.costs) if order != own]
 
     @property
     def is_chain(self) -> bool:
-        """Whether the profile's own order is the only one, cut wherever the graph may be."""
+        """Return True if the profile's own order is the graph's only one."""
         order = [layer for node in self.nodes.dag.order for layer in nodes_of(self._layers(node))]
         chained = all(
             self.nodes.dag.predecessors[after] >> before & 1
@@ -146,7 +146,7 @@ class LayerGraph:
 
 
 def nested_pairs(rows: Rows, limit: int) -> tuple[Positions, Positions] | None:
-    """Every set with every larger one around it; `None` if these are more than ``limit``."""
+    """Return all pairs of a set and a larger one around it, or None if more than ``limit``."""
     firsts, lasts, count = [], [], 0
     for index in range(len(rows) - 1):
         inside = ~(rows[index] & ~rows[index + 1 :]).any(axis=1)
@@ -160,7 +160,7 @@ def nested_pairs(rows: Rows, limit: int) -> tuple[Positions, Positions] | None:
 
 
 def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
-    """The graph of layers, those that have to share a stage as one node.
+    """Build the graph of layers; those that have to share a stage become one node.
 
     Joined layers read from each other, as it were; whatever lies on the cycles that makes has to
     be in their stage as well. Where no stage may end behind a layer, the next one of the
@@ -197,7 +197,7 @@ def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
 
 
 def _merged_runs(nodes: Contraction, work: list[float], piece: float) -> Contraction:
-    """Runs of nodes with one way through them, merged into pieces of at most so much work."""
+    """Merge runs of nodes without branches into nodes of at most ``piece`` seconds of work."""
     dag = nodes.dag
     groups: list[list[int]] = []
     group_of: dict[int, int] = {}
@@ -219,5 +219,5 @@ def _merged_runs(nodes: Contraction, work: list[float], piece: float) -> Contrac
 
 
 def _within(nodes: Contraction, smaller: Contraction) -> Contraction:
-    """A contraction of a contraction, in the layers of the first."""
+    """Express a contraction of a contraction in the layers of the first."""
     return Contraction(smaller.dag, tuple(nodes.expand(group) for group in smaller.members))

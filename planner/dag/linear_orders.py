@@ -1,4 +1,4 @@
-"""A few good orders of a graph of layers, for graphs with too many cuts to list."""
+"""Heuristic linear orders of a layer graph that has too many cuts to enumerate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .set_costs import SetCosts
 
 
 def linear_orders(nodes: Contraction, costs: SetCosts) -> list[Order]:
-    """Orders in which no layer comes before one it reads from, and nodes stay in one piece.
+    """Return a few topological orders that keep each node's layers together.
 
     Branch after branch (the node that became ready last goes first), all branches side by side
     (the one ready first), and fewest bytes alive behind each node.
@@ -30,7 +30,7 @@ def linear_orders(nodes: Contraction, costs: SetCosts) -> list[Order]:
 
 
 def _order(nodes: Contraction, choose: Callable[[list[int], list[int]], int]) -> Order:
-    """Take nodes whose predecessors are all taken, one by one; ``ready`` is oldest first."""
+    """Take ready nodes one by one as ``choose`` says; ``ready`` is oldest first."""
     dag = nodes.dag
     waiting = [before.bit_count() for before in dag.predecessors]
     ready = [node for node in range(dag.num_nodes) if not waiting[node]]
@@ -65,7 +65,7 @@ class _Live:
                     self.reads[node].append(tensor)
 
     def cheapest(self, ready: list[int], taken: list[int]) -> int:
-        """The node behind which least is alive; the oldest of equal ones."""
+        """Return the ready node with the fewest bytes alive after it; ties go to the oldest."""
         gone = set(taken)
 
         def grown(node: int) -> int:

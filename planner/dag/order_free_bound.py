@@ -1,4 +1,4 @@
-"""Bounds that hold for every order of the layers, and every cut of it.
+"""Lower bounds that hold for every order of the layers and every cut of it.
 
 Whatever a stage holds, all stages together do all the work, some stage does the heaviest node,
 and what the devices can do is known. Memory and the sizes of cuts are left aside, but for the
@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class OrderFreeBounds:
-    """Bounds for one request.
+    """Lower bounds of each objective for one request.
 
     Attributes:
         forward_s: Forward of the whole model, the loss included, on the device profiled.
@@ -76,7 +76,7 @@ class OrderFreeBounds:
 
     @property
     def _replicas(self) -> int:
-        """The most one stage may have."""
+        """Return the largest number of replicas a stage may have."""
         options = self.options
         most = max(len(entry) for entry in self.devices.classes)
         return min(most, options.max_replicas or most, options.num_microbatches)
@@ -99,7 +99,7 @@ class OrderFreeBounds:
         return range(1, min(most, options.max_stages or most) + 1)
 
     def step_s(self) -> float:
-        """The model's step of 1F1B or GPipe: for each number of stages, work, cuts, slowest."""
+        """Bound the closed-form step of 1F1B or GPipe."""
         fastest, m = self.devices.fastest, self.options.num_microbatches
         rounds = -(-m // self._replicas) - 1
         whole_s = (self.forward_s + self.backward_s) / fastest
@@ -124,18 +124,18 @@ class OrderFreeBounds:
         return min(least, default=0.0) * (1 - ROUNDING)
 
     def throughput_s(self) -> float:
-        """Work over all devices, and the heaviest node over the most replicas."""
+        """Bound the throughput objective by the work per device and by the heaviest node."""
         shared_s = (self.forward_s + self.backward_s) / self._power
         heavy_s = self.heaviest[2] / self.devices.fastest / self._replicas
         return max(shared_s, heavy_s) * (1 - ROUNDING)
 
     def latency_s(self) -> float:
-        """All forwards and the cuts there have to be."""
+        """Bound the latency by all forwards and the fewest cuts."""
         cuts_s = (min(self._stages(), default=1) - 1) * self.cut_forward_s
         return (self.forward_s / self.devices.fastest + cuts_s) * (1 - ROUNDING)
 
     def simulated_s(self) -> float:
-        """One micro-batch through everything; all micro-batches' work; the heaviest node's."""
+        """Bound the simulated step by one micro-batch's passage, the work and the heaviest node."""
         if self.options.objective == "latency":
             return self.forward_s / self.devices.fastest * (1 - ROUNDING)
         m, whole_s = self.options.num_microbatches, self.forward_s + self.backward_s
@@ -146,7 +146,7 @@ class OrderFreeBounds:
 
 
 def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: int) -> int:
-    """Weights and what training adds to them: a device's share, or one node's own."""
+    """Bound the largest device's training state by an equal share and by any one node's."""
     costs = branches.costs
     factors = np.zeros(4, dtype=np.int64)
     factors[WEIGHTS] = factors[GRADIENTS] = 1
@@ -158,7 +158,7 @@ def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: 
 
 
 def _is_connected(nodes: Contraction) -> bool:
-    """Whether every cut of the graph has an edge over it."""
+    """Return True if the graph is connected, so that an edge crosses every cut."""
     reached, frontier = 1, 1
     while frontier:
         around = 0

@@ -1,4 +1,4 @@
-"""A profile with its layers in another order, worked out again from its edges, for `validate`."""
+"""Reordering of a profile's layers, derived from its edges alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.profile.profile import Profile
 
 
 def reorder_profile(profile: Profile, order: Sequence[int]) -> Profile:
-    """The profile as if its layers had been captured in this order.
+    """Return the profile as if its layers had been captured in this order.
 
     What crosses each gap follows from the edges: everything made in front of it and read behind
     it, or handed out by the model. Layers with no legal cut between them stay neighbours.
@@ -54,7 +54,7 @@ def _moved(layers: tuple[int, ...], position: dict[int, int]) -> tuple[int, ...]
 
 
 class TensorUses:
-    """Who makes and who reads every tensor of a profile.
+    """The producer and the consumers of every tensor of a profile.
 
     Attributes:
         made: The layer that makes it, or `MODEL_INPUT`, by name.
@@ -81,7 +81,7 @@ class TensorUses:
                     self.handed_out.add(tensor.name)
 
     def check_own_order(self) -> None:
-        """Raise unless the boundaries that follow from the edges are the profile's."""
+        """Raise unless the edges reproduce the profile's own boundaries."""
         own = self.boundaries(range(len(self.profile.layers)))
         for found, given in zip(own, self.profile.boundaries, strict=True):
             if given.legal and by_name(found).tensors != by_name(given).tensors:
@@ -91,7 +91,7 @@ class TensorUses:
                 )
 
     def boundaries(self, order: Sequence[int]) -> Iterator[Boundary]:
-        """What crosses each gap of an order."""
+        """Yield the boundary at each gap of an order."""
         last = len(order) - 1
         behind = set(order)
         for place in range(last):
@@ -114,6 +114,6 @@ class TensorUses:
 
 
 def by_name(boundary: Boundary) -> Boundary:
-    """The boundary with its tensors sorted by name."""
+    """Return the boundary with its tensors sorted by name."""
     tensors = sorted(boundary.tensors, key=lambda tensor: tensor.name)
     return boundary.model_copy(update={"tensors": tuple(tensors)})

@@ -1,4 +1,4 @@
-"""What stages cost that are differences of sets of layers, for layers in any order."""
+"""Costs of stages that are differences of layer sets."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Costs(TypedDict):
 
 @dataclass(frozen=True)
 class _Item:
-    """Things used by the same several layers: bytes of weights, gradients and so on."""
+    """Sizes of everything shared by one group of several layers."""
 
     layers: tuple[int, ...]
     sizes: tuple[int, int, int, int]
 
 
 class SetCosts:
-    """Prices sets of a profile's layers; everything is worked out from its edges.
+    """Costs of sets of a profile's layers, derived from its edges.
 
     Raises:
         InvalidInput: The edges do not account for the profile's own boundaries.
@@ -74,7 +74,7 @@ class SetCosts:
         self.sent_back = np.array(back, dtype=np.int64)
 
     def crossing(self, members: Members) -> tuple[Bytes, Bytes]:
-        """Bytes of activations and of gradients that cross the cut behind each set.
+        """Return the bytes of activations and of gradients that cross the cut behind each set.
 
         A tensor crosses if it is made in the set, or is an input of the model, and is read
         behind it or handed out. Nothing crosses at either end.
@@ -90,7 +90,7 @@ class SetCosts:
         return crossing @ self.sent, crossing @ self.sent_back
 
     def costs(self, members: Members, first: Positions, last: Positions) -> Costs:
-        """Of the stages between sets; each stage's first set is inside its last one."""
+        """Compute the costs of stages between sets; each first set lies inside the last one."""
         loss, whole = self.profile.loss, members.sum(axis=1, dtype=np.int64) == members.shape[1]
         is_last = whole[last]
         front_forward, front_backward = members @ self.forward_s, members @ self.backward_s
@@ -127,7 +127,7 @@ class SetCosts:
         )
 
     def _workspace(self, members: Members, first: Positions, last: Positions) -> Bytes:
-        """The largest of any layer, by counting the layers of each size from the smallest up."""
+        """Return each stage's largest workspace by counting layers per size, smallest first."""
         largest = np.zeros(len(first), dtype=np.int64)
         for size in np.unique(self.workspace[self.workspace > 0]).tolist():
             counts = members[:, self.workspace == size].sum(axis=1, dtype=np.int64)
@@ -178,7 +178,7 @@ class SetCosts:
 
 
 def _items(profile: Profile) -> tuple[Bytes, tuple[_Item, ...]]:
-    """Sizes of what one layer uses alone, [layers, 4], and of what several use."""
+    """Return the sizes used by one layer alone, [layers, 4], and those shared by several."""
     sizes: dict[tuple[int, ...], list[int]] = {}
     for entry in parameters_of(profile):
         learned = entry.kind == "parameter" and entry.trainable

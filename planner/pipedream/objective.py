@@ -1,4 +1,4 @@
-"""PipeDream's objective, its faults included, and the split that is best by it.
+"""PipeDream's objective, known faults included, and the split that minimises it.
 
 For comparison only: it says what PipeDream would have chosen and what it would have believed.
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training",
@@ -53,7 +53,7 @@ MAX_MACHINES = 512
 
 @dataclass(frozen=True)
 class PipeDreamStage:
-    """One stage of one level.
+    """A stage at one level of the machine hierarchy.
 
     Attributes:
         node_ids: The nodes, in the profile's order.
@@ -86,14 +86,14 @@ class PipeDreamSplit:
 
     @property
     def gap(self) -> float:
-        """(value - lower bound) / value; 0 if both are 0."""
+        """Return (value - lower bound) / value; 0 if both are 0."""
         return (self.value_s - self.lower_bound_s) / self.value_s if self.value_s else 0.0
 
 
 def pipedream_split(
     graph: CostGraph, machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float]
 ) -> PipeDreamSplit:
-    """The split of a profile graph that PipeDream's objective likes best.
+    """Find the split of a profile graph that minimises PipeDream's objective.
 
     Exact where the tables of all states fit; otherwise within `TOLERANCE`, or as near as the
     search came: ``gap`` says so.
@@ -116,7 +116,7 @@ def pipedream_split(
 def split_states(
     graph: CostGraph, states: States, levels: Sequence[MachineLevel]
 ) -> PipeDreamSplit:
-    """`pipedream_split` on states listed before, to be used for several sets of machines."""
+    """Run `pipedream_split` on states that were enumerated before."""
     found = best_split(states, levels, TOLERANCE)
     left_out = [
         node_id
@@ -133,7 +133,7 @@ def pipedream_chain(
     machines: Sequence[int],
     bandwidths_bytes_per_s: Sequence[float],
 ) -> PipeDreamSplit:
-    """`pipedream_split` for L layers in a row; nodes are called by their position, from "0".
+    """Find the best split of L layers in a row; nodes are named by position, from "0".
 
     Exact; O(L^2 M^2) on one level.
 
@@ -159,7 +159,7 @@ def pipedream_value(
     machines: Sequence[int],
     bandwidths_bytes_per_s: Sequence[float],
 ) -> float:
-    """PipeDream's objective of a given split, in seconds per minibatch, from node to node.
+    """Compute PipeDream's objective of a given split, in seconds per minibatch.
 
     Written apart from the search, so that the two check each other.
 
@@ -173,7 +173,7 @@ def pipedream_value(
 
 
 class _Recount:
-    """The formula of this file's head, on sets of nodes."""
+    """The module's formula evaluated directly on sets of nodes."""
 
     def __init__(self, graph: CostGraph, levels: Sequence[MachineLevel]) -> None:
         self._graph = graph
@@ -182,7 +182,7 @@ class _Recount:
         self._everything = self._grown(~0)
 
     def value_s(self, stages: Sequence[PipeDreamStage], depth: int, before: int) -> float:
-        """One level's pipeline that begins behind the set ``before``."""
+        """Return the objective of one level's pipeline that begins behind the set ``before``."""
         level = self._levels[depth]
         if sum(stage.replicas for stage in stages) != level.machines:
             raise InvalidInput(
@@ -235,7 +235,7 @@ class _Recount:
         return members
 
     def _grown(self, within: int) -> int:
-        """The largest state inside a set of nodes; 0 if there is none."""
+        """Return the largest state inside a set of nodes; 0 if there is none."""
         dag = self._graph.dag
         state = dag.closures[dag.sources[0]]
         if state & ~within:
@@ -250,7 +250,7 @@ class _Recount:
         return state
 
     def _boundary_bytes(self, state: int) -> float:
-        """a(I): maximal nodes, and what lies below one and is read by others than it."""
+        """Return a(I), charged for maximal nodes and for nodes below one that others read."""
         dag = self._graph.dag
         charged = set()
         for top in nodes_of(state):
@@ -268,7 +268,7 @@ class _Recount:
 def pipedream_levels(
     machines: Sequence[int], bandwidths: Sequence[float]
 ) -> tuple[MachineLevel, ...]:
-    """The levels as `split_states` takes them; refuses what `pipedream_split` refuses."""
+    """Check the machine hierarchy and return its levels."""
     if not machines or len(machines) != len(bandwidths):
         raise InvalidInput(
             f"{len(machines)} numbers of machines and {len(bandwidths)} bandwidths; give one of "

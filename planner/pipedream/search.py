@@ -1,4 +1,4 @@
-"""Find PipeDream's best split: exactly in tables, or between two bounds where they do not fit.
+"""Search for PipeDream's best split: exact in tables, otherwise between two bounds.
 
 Where there are too many states for tables, three facts keep the search small.
 
@@ -56,7 +56,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class SplitStage:
-    """One stage between two states, and the pipeline inside it."""
+    """A stage between two states and the pipeline inside it."""
 
     first: int
     last: int
@@ -66,7 +66,7 @@ class SplitStage:
 
 @dataclass(frozen=True)
 class SplitBounds:
-    """A pipeline with its cost, and a cost no pipeline is below."""
+    """A pipeline with its cost, and a lower bound of every pipeline's cost."""
 
     value_s: float
     lower_bound_s: float
@@ -74,7 +74,7 @@ class SplitBounds:
 
 
 def best_split(states: States, levels: Sequence[MachineLevel], tolerance: float) -> SplitBounds:
-    """The best pipeline from nothing to everything on all levels.
+    """Find the best pipeline of the whole graph on all levels.
 
     Args:
         states: What may be cut at.
@@ -91,7 +91,7 @@ def best_split(states: States, levels: Sequence[MachineLevel], tolerance: float)
 
 
 def _fits(num_states: int, num_bases: int, levels: Sequence[MachineLevel]) -> bool:
-    """Whether the tables are small enough to be filled."""
+    """Return True if the tables are small enough to be filled."""
     rows = [num_states] * max(0, len(levels) - 2) + [num_bases] * (len(levels) > 1) + [1]
     entries = sum(
         count * num_states**2 / 4 * level.machines**2 / 2
@@ -128,7 +128,7 @@ def _coarse(
     last: int,
     num_slices: int = COARSE_STATES,
 ) -> SplitBounds:
-    """A pipeline between two states over few of the states between; no lower bound.
+    """Find a pipeline over a few of the states between two states, without a lower bound.
 
     Equal slices of the work between them each offer the state that is cheapest to cut at.
     """
@@ -162,7 +162,7 @@ def _renumber(pieces: tuple[SplitStage, ...], chosen: Indices) -> tuple[SplitSta
 def _cut_points(
     states: States, levels: Sequence[MachineLevel], upper_s: float, first: int, last: int
 ) -> Indices:
-    """States between two at which a pipeline of the highest level may be cut to cost ``upper_s``.
+    """Return the states at which a top-level pipeline of cost ``upper_s`` may be cut.
 
     By facts 1 and 2 of this file's head.
     """
@@ -180,7 +180,7 @@ def _cut_points(
 
 @dataclass
 class _Search:
-    """Best pipelines between two states, one range after the other; answers are kept."""
+    """Cached search for the best pipeline of a level between two states."""
 
     states: States
     levels: Sequence[MachineLevel]
@@ -188,7 +188,7 @@ class _Search:
     known: dict[tuple[int, int, int], SplitBounds] = field(default_factory=dict)
 
     def between(self, depth: int, first: int, last: int) -> SplitBounds:
-        """The best pipeline of one level from one state to another."""
+        """Return the best pipeline of one level from one state to another."""
         key = (depth, first, last)
         if key not in self.known:
             self.known[key] = self._between(depth, first, last)
@@ -223,7 +223,7 @@ class _Search:
         return _narrow(reach, best, self.tolerance, price)
 
     def _over_points(self, depth: int, points: Indices, best: SplitBounds) -> SplitBounds:
-        """Cut at few states: ranges count as fact 2 says until the best pipeline needs them.
+        """Search over a few cut states, replacing fact 2's bound by solved ranges as needed.
 
         With every range at a lower bound the recurrence gives a lower bound; once all ranges of
         the pipeline it prefers are solved, nothing is left to learn.
@@ -262,7 +262,7 @@ def _pipeline_s(
     steps: Sequence[StageSpan],
     solved: dict[tuple[int, int], SplitBounds],
 ) -> float:
-    """Cost of a pipeline whose ranges are solved."""
+    """Return the cost of a pipeline whose ranges are solved."""
     work_s = np.full((len(states), len(states)), np.inf)
     for step in steps:
         work_s[step.first, step.last] = solved[step.first, step.last].value_s
@@ -271,7 +271,7 @@ def _pipeline_s(
 
 
 class _Reach:
-    """Which states are reached with m machines at cost at most u: fact 3 of this file's head.
+    """The states reachable with m machines at cost at most u (fact 3 above).
 
     Sums never decrease from a state to one that holds it (`pipedream_states`), nor does phi.
 
@@ -318,7 +318,7 @@ class _Reach:
         self.least_s = float(self._work_s[-1]) / level.machines
 
     def decide(self, limit_s: float) -> tuple[list[StageSpan] | None, bool]:
-        """Look for a pipeline of cost at most ``limit_s``.
+        """Search for a pipeline of cost at most ``limit_s``.
 
         Args:
             limit_s: The cost allowed.
@@ -364,7 +364,7 @@ class _Reach:
         return reached
 
     def _by_phi(self, replicas: int, slack_s: float) -> tuple[Indices, Floats]:
-        """Points a stage on so many machines may end at, in order of phi, and their phi.
+        """Return the points where a stage on ``replicas`` machines may end, by phi, and phi.
 
         Of two with the same phi the smaller state comes first. So the latest source in front of
         a point is the nearest that it may hold, and no other need be looked at.
@@ -374,21 +374,21 @@ class _Reach:
         return points, self._phi_s[replicas - 1][points]
 
     def slack_s(self, limit_s: float) -> float:
-        """A cost allowed, and the rounding of the sums it is compared with."""
+        """Return the limit plus the rounding error of the sums it is compared with."""
         return limit_s * (1 + ROUNDING) + ROUNDING * float(self._work_s[-1])
 
     def step(self, begin: int | None, end: int, replicas: int) -> StageSpan:
-        """A stage between two points; None is the state the pipeline begins at."""
+        """Return the stage between two points; None is the state the pipeline begins at."""
         first = self._first if begin is None else int(self._points[begin])
         return StageSpan(first, int(self._points[end]), replicas)
 
     def alone_s(self, end: int, machines: int) -> float:
-        """Cost of one stage from the beginning to a point."""
+        """Return the cost of a single stage from the beginning to a point."""
         work_s, weights = self._work_s[end : end + 1], self._parameter_bytes[end : end + 1]
         return float(first_stage_s(self.level, work_s, weights, machines)[0])
 
     def sources(self, reached: Mask, end: int, replicas: int, slack_s: float) -> Indices:
-        """Points a stage on so many machines really may begin at to end at one of them.
+        """Return the points where a stage on ``replicas`` machines may begin to end at ``end``.
 
         Furthest first, so that earlier stages are short.
         """
@@ -406,7 +406,7 @@ class _Reach:
         return np.asarray(candidates[order], dtype=np.intp)
 
     def cost_s(self, steps: Sequence[StageSpan], works_s: Sequence[float] | None = None) -> float:
-        """Cost of a pipeline; ``works_s`` is what the level below needs for each stage, if any."""
+        """Return the cost of a pipeline; ``works_s`` are stage times from the level below."""
         states, level = self._states, self.level
         value_s = 0.0
         for place, step in enumerate(steps):
@@ -428,7 +428,7 @@ class _Reach:
 
 @dataclass
 class _Walk:
-    """Depth first from the end to the beginning; a point and a number of machines once only."""
+    """A depth-first walk from the end that visits each (point, machines) pair once."""
 
     reach: _Reach
     reached: list[Mask]
@@ -437,7 +437,7 @@ class _Walk:
     failed: set[tuple[int, int]] = field(default_factory=set)
 
     def back(self, end: int, machines: int) -> list[StageSpan] | None:
-        """The stages that lead to a point on exactly so many machines, if any do."""
+        """Return stages that lead to a point on exactly this many machines, if any."""
         if (end, machines) in self.failed or self.left <= 0:
             return None
         self.left -= 1
@@ -459,7 +459,7 @@ def _narrow(
     tolerance: float,
     price: Callable[[Sequence[StageSpan]], SplitBounds],
 ) -> SplitBounds:
-    """Bring lower bound and value together until the distance is small enough.
+    """Close the gap between lower bound and value to within the tolerance.
 
     The first try is just below the best pipeline known, which is likely to be good; the next ones
     are further and further below until one fails, then the distance is halved. On a higher level

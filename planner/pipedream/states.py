@@ -1,4 +1,4 @@
-"""What PipeDream's optimizer chooses from: the states of a profile graph, measured.
+"""The states of a profile graph, PipeDream's search space, and their costs.
 
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training",
 SOSP 2019, and the optimizer published with it.
@@ -29,7 +29,7 @@ TINY = 1e-250
 
 @dataclass(frozen=True)
 class CostGraph:
-    """What each node of a model costs, in the order of the profile it comes from.
+    """A profile graph with the cost of each node, in the profile's order.
 
     Attributes:
         node_ids: What the nodes are called.
@@ -58,7 +58,7 @@ class CostGraph:
 
 
 def check_costs(name: str, costs: Sequence[float], count: int) -> None:
-    """Refuse a list of costs of another length, or with a negative or non-finite entry."""
+    """Raise if costs have the wrong length or a negative or non-finite entry."""
     if len(costs) != count:
         raise InvalidInput(f"{name} has {len(costs)} entries, expected {count}", field=f"/{name}")
     for position, cost in enumerate(costs):
@@ -92,11 +92,11 @@ class States:
 
     @property
     def last(self) -> int:
-        """Index of the largest state."""
+        """Return the index of the largest state."""
         return len(self) - 1
 
     def above(self, state: int) -> NDArray[np.bool_]:
-        """Which states hold all nodes of one and more."""
+        """Return a mask of the proper supersets of a state."""
         held = np.ones(len(self), dtype=np.bool_)
         for word in np.flatnonzero(self.rows[state]):
             held &= self.rows[state, word] & ~self._columns[word] == 0
@@ -104,7 +104,7 @@ class States:
         return held
 
     def below(self, state: int) -> NDArray[np.bool_]:
-        """Which states hold only nodes of one, and fewer."""
+        """Return a mask of the proper subsets of a state."""
         held = np.ones(len(self), dtype=np.bool_)
         for word in range(self.rows.shape[1]):
             held &= self._columns[word] & ~self.rows[state, word] == 0
@@ -112,14 +112,14 @@ class States:
         return held
 
     def nested(self) -> NDArray[np.bool_]:
-        """Entry [i, j]: whether state i is a proper subset of state j. O(states^2) memory."""
+        """Return a mask [i, j] of states i that are proper subsets of j, in O(states^2) memory."""
         held = membership(self.rows, self.num_nodes).astype(np.float32)
         result = np.asarray(held @ (1 - held).T == 0)
         np.fill_diagonal(result, False)
         return result
 
     def take(self, indices: NDArray[np.intp]) -> States:
-        """Some of the states, ascending, the first and the last among them."""
+        """Return some of the states; ``indices`` ascend and include first and last."""
         return States(
             self.times_s[indices],
             self.parameter_bytes[indices],
@@ -130,12 +130,12 @@ class States:
 
     @cached_property
     def _columns(self) -> Rows:
-        """The rows' words, [words, states]: a word of all states lies in one piece."""
+        """Return the rows transposed, [words, states]: one word of all states is contiguous."""
         return np.ascontiguousarray(self.rows.T)
 
 
 def graph_states(graph: CostGraph, limit: int = MAX_STATES) -> States:
-    """The states of a profile graph.
+    """Enumerate the states of a profile graph.
 
     They grow out of the closure of the first source in the profile's order by adding closures of
     successors; nodes not connected to that source are in none of them.
@@ -167,7 +167,7 @@ def graph_states(graph: CostGraph, limit: int = MAX_STATES) -> States:
 def chain_states(
     times_s: Sequence[float], parameter_bytes: Sequence[float], boundary_bytes: Sequence[float]
 ) -> States:
-    """The states of layers in a row; a cut behind layer i sends ``boundary_bytes[i]``.
+    """Return the states of layers in a row; a cut after layer i sends ``boundary_bytes[i]``.
 
     Raises:
         InvalidInput: There are no layers, the lengths do not fit (L, L and L - 1), or a cost is
@@ -189,7 +189,7 @@ def chain_states(
 
 
 def _sums(rows: Rows, *costs: Sequence[float]) -> Floats:
-    """Sums of node costs over each set, [sets, costs], octet by octet from tables.
+    """Sum node costs over each set, [sets, costs], one lookup table per octet.
 
     Costs are first rounded to a multiple of a power of two that makes every sum exact, which
     moves them by less than a sum's own rounding would. So a set never costs less than a subset.
@@ -209,7 +209,7 @@ def _sums(rows: Rows, *costs: Sequence[float]) -> Floats:
 
 
 def _charged(dag: Dag, rows: Rows) -> Rows:
-    """The nodes whose activations PipeDream charges to a cut behind each state.
+    """Return the nodes whose activations PipeDream charges to a cut behind each state.
 
     Each maximal node x of the state, and every node below x with a successor that is neither x
     nor below x. A fork whose branches are all inside is charged too: one of PipeDream's faults.
@@ -230,7 +230,7 @@ def _charged(dag: Dag, rows: Rows) -> Rows:
 
 
 def _charged_below(dag: Dag, node: int) -> int:
-    """A node and those below it that are read outside its closure."""
+    """Return a node and those below it that are read outside its closure."""
     closure, charged = dag.closures[node], 1 << node
     for below in nodes_of(closure):
         if dag.successors[below] & ~closure:

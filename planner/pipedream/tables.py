@@ -1,4 +1,4 @@
-"""PipeDream's recurrence over all states at once, in tables.
+"""PipeDream's dynamic program over all states at once.
 
 Legend: state 0 is empty, the last is everything. On one level M machines share links of
 B bytes/s; a range [i, j] is what state j holds beyond state i, with C[i, j] seconds of work and
@@ -26,7 +26,7 @@ from .states import Floats, States
 
 @dataclass(frozen=True)
 class MachineLevel:
-    """One level of the hierarchy.
+    """A level of the machine hierarchy.
 
     Attributes:
         machines: How many it joins; every one is used.
@@ -51,14 +51,14 @@ class StageSpan:
 def first_stage_s(
     level: MachineLevel, work_s: Floats, parameter_bytes: Floats, replicas: int
 ) -> Floats:
-    """Cost of the first stage of a level; arrays of one shape."""
+    """Return the cost of the first stage of a level, elementwise over arrays of one shape."""
     sync_s = 4 * (replicas - 1) * parameter_bytes / (level.bandwidth_bytes_per_s * replicas)
     return np.asarray((work_s + sync_s / level.machines_below) / replicas)
 
 
 @dataclass(frozen=True)
 class PipelineBound:
-    """What is known of the best pipeline to the last state.
+    """Bounds that restrict the states on a best pipeline to the last state.
 
     Attributes:
         upper_s: It costs at most this.
@@ -73,7 +73,7 @@ class PipelineBound:
     machines: int
 
     def span(self, begin: int, machines: int, best_s: Floats | None = None) -> slice:
-        """From the first to the last state, not before ``begin``, that may be on the way.
+        """Return the range of states from ``begin`` on that may be on the pipeline.
 
         Args:
             begin: The first state to look at.
@@ -89,7 +89,7 @@ class PipelineBound:
 
 
 class LevelTable:
-    """The costs of every stage of one level, and the recurrence over them.
+    """The stage costs of one level and the dynamic program over them.
 
     Args:
         level: Machines and bandwidth.
@@ -114,7 +114,7 @@ class LevelTable:
             self._later_s.append(cost_s)
 
     def row(self, first: int, bound: PipelineBound | None = None) -> Floats:
-        """F from one state: [machines + 1, n]; infinite where there is no such pipeline.
+        """Return F from one state, [machines + 1, n]; infinite where no pipeline exists.
 
         With a bound only entries on the way to the last state for at most so much are right;
         others may be too large.
@@ -144,7 +144,7 @@ class LevelTable:
         return best_s
 
     def cost_s(self, steps: Sequence[StageSpan]) -> float:
-        """Cost of a pipeline with these stages."""
+        """Return the cost of a pipeline with these stages."""
         begin, later = steps[0], steps[1:]
         alone_s = first_stage_s(
             self._level,
@@ -156,7 +156,7 @@ class LevelTable:
         return float(max([alone_s[begin.last], *costs_s]))
 
     def steps(self, first: int, last: int, bound: PipelineBound | None = None) -> list[StageSpan]:
-        """The stages of a best pipeline from one state to another, on all machines."""
+        """Return the stages of a best pipeline from one state to another, on all machines."""
         best_s = self.row(first, bound)
         steps: list[StageSpan] = []
         machines = self._level.machines
@@ -181,13 +181,13 @@ class LevelTable:
 
 
 def work_table(states: States, nested: NDArray[np.bool_]) -> Floats:
-    """C of the lowest level: seconds of forward and backward between nested states."""
+    """Return C of the lowest level: forward and backward seconds between nested states."""
     times_s = states.times_s
     return np.where(nested, times_s[None, :] - times_s[:, None], np.inf)
 
 
 class PipelineTables:
-    """All levels over all states.
+    """The dynamic programs of all levels over all states.
 
     Args:
         states: n states.
@@ -225,12 +225,12 @@ class PipelineTables:
                     work_s[first] = self._tables[depth].row(int(first))[level.machines]
 
     def value_s(self, first: int, last: int) -> float:
-        """Cost of the best pipeline of the highest level from one state to another."""
+        """Return the cost of the top level's best pipeline from one state to another."""
         depth = len(self._tables) - 1
         return float(self._tables[-1].row(first, self._bound_of(depth, first, last))[-1, last])
 
     def steps(self, depth: int, first: int, last: int) -> list[StageSpan]:
-        """The stages of a best pipeline of one level; the lowest is 0."""
+        """Return the stages of a best pipeline of one level, counted from the lowest, 0."""
         return self._tables[depth].steps(first, last, self._bound_of(depth, first, last))
 
     def _bound_of(self, depth: int, first: int, last: int) -> PipelineBound | None:

@@ -1,4 +1,4 @@
-"""How long everything in a pipeline takes."""
+"""The durations a pipeline step is simulated with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class SkipTimes:
-    """Messages of one micro-batch that pass by stages; times in seconds.
+    """The transfer times of one skip connection, in seconds per micro-batch.
 
     Attributes:
         source: The stage that sends activations, and reads gradients.
@@ -78,13 +78,13 @@ class StageTimes:
 
     @property
     def shares_channels(self) -> bool:
-        """Whether some link is shared."""
+        """Return True if some messages share a link."""
         past = ((skip.forward_channel, skip.backward_channel) for skip in self.skips)
         numbers = chain(self.forward_channel, self.backward_channel, *past)
         return any(number >= 0 for number in numbers)
 
     def check(self, num_stages: int) -> None:
-        """Raise `InvalidInput` unless there are durations for exactly so many stages."""
+        """Raise `InvalidInput` unless there are durations for exactly this many stages."""
         boundaries = num_stages - 1
         for name, values, accepted in (
             ("forward_s", self.forward_s, (num_stages,)),

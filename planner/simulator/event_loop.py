@@ -1,4 +1,4 @@
-"""Play an order of work and see when everything happens.
+"""The event loop that executes an action order on given durations.
 
 Start of an action: when its rank has done what comes before it and the results it reads have
 arrived. A forward reads the forward of the stage before, a backward (or its input part) that of
@@ -38,7 +38,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """When everything happens.
+    """The times of every action and message of a simulated step.
 
     Attributes:
         step_time_s: From the first action to the last, gradient synchronisation included.
@@ -61,7 +61,7 @@ class SimulatedStep:
     def sends(
         self, stage: int, microbatch: int, *, backward: bool
     ) -> Iterator[tuple[float, float]]:
-        """Start and duration of each message that a forward, or a backward, of a stage sends."""
+        """Yield start and duration of each message that a stage's forward or backward sends."""
         num_microbatches = len(self.sent_s) // max(1, len(self.messages.send_s))
         way = backward * len(self.done_s) + stage
         first, last = self.messages.first_made[way : way + 2].tolist()
@@ -72,7 +72,7 @@ class SimulatedStep:
 
 
 def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
-    """Everything that happens in one step.
+    """Simulate one step.
 
     O(actions); with shared channels O(actions log ranks).
 
@@ -111,7 +111,7 @@ def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
 
 
 def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:
-    """Share of all ranks' time in which they neither compute forward nor backward.
+    """Return the share of all ranks' time in which they compute neither forward nor backward.
 
     Args:
         counts: See `ActionOrder`.
@@ -126,7 +126,7 @@ def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ran
 
 
 def durations(times: StageTimes) -> Floats:
-    """Of F, B, I, W and R of every stage, one work after the other."""
+    """Return the durations of F, B, I, W and R of every stage, kind by kind."""
     whole = np.asarray(times.backward_s, np.float64)
     first, second = whole / 2, whole / 2
     if len(times.backward_input_s):
@@ -140,7 +140,7 @@ def durations(times: StageTimes) -> Floats:
 
 
 def _stuck(order: ActionOrder, messages: StepMessages, at: Ints, waiting: Ints) -> str:
-    """What each rank that did not finish waits for."""
+    """Describe the action each unfinished rank waits for."""
     wanted = {int(waiting[result]): int(result) for result in np.flatnonzero(waiting >= 0)}
     split = order.work == BACKWARD_INPUT
     parted = set(zip(order.stage[split].tolist(), order.microbatch[split].tolist(), strict=True))
@@ -187,7 +187,7 @@ def _play(
     channel_free_s: Floats,
     ready: Ints,
 ) -> None:
-    """Start what can start, finish it, and see whom that sets free.
+    """Execute every action as early as its inputs and its rank allow.
 
     A rank on the ``ready`` stack is taken off and starts its next action. If that wants a result
     nobody has made yet, the rank is left ``waiting`` for it and put back when it is made. An

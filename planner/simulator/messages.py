@@ -1,4 +1,4 @@
-"""The messages of one micro-batch, as arrays that `simulate_step` looks them up in."""
+"""The messages of one micro-batch as arrays, indexed by maker and by reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepMessages:
-    """One entry a message: forwards first, by the stage that makes it, the nearest reader first.
+    """Messages sorted by direction (forward first), maker and distance to the reader.
 
     Attributes:
         maker: The stage that makes it.
@@ -41,7 +41,7 @@ class StepMessages:
 
     @classmethod
     def of(cls, times: StageTimes) -> StepMessages:
-        """Of every stage to the next and back, and past others."""
+        """Build the messages between neighbours and along skip connections."""
         stages = times.num_stages
         rows = sorted(chain(_forward(times), _backward(times)), key=lambda row: row[0])
         columns = np.array([row[0] for row in rows], np.int64).reshape(-1, 3).T
@@ -91,5 +91,5 @@ def _backward(times: StageTimes) -> list[Row]:
 
 
 def _firsts(keys: Ints, count: int) -> Ints:
-    """Where each of so many keys begins among sorted ones, and where the last one ends."""
+    """Return where each key 0 to ``count`` - 1 begins among sorted keys, and the end."""
     return np.searchsorted(keys, np.arange(count + 1)).astype(np.int64)

@@ -14,7 +14,7 @@ from .simulate import StageTimes, simulate, simulate_rows
 
 
 def plan_timeline(plan: Plan) -> Timeline:
-    """When every action of the plan's step happens, by the plan's own numbers.
+    """Simulate a plan's step from the times the plan states.
 
     Every replica is a rank of its own. What a stage computes again for a backward is shown as
     large as its workspace, which is where a plan counts it, and as long as its forward: a plan
@@ -24,7 +24,7 @@ def plan_timeline(plan: Plan) -> Timeline:
 
 
 def plan_rows(plan: Plan) -> StepRows:
-    """What `plan_timeline` has of events and memory, as plain rows."""
+    """Return the events and memory of `plan_timeline` as plain rows."""
     stages = plan.stages
     if any(stage.recompute != "never" for stage in stages):
         return simulate_rows(schedule_of(plan), _times_of(plan))
@@ -60,7 +60,7 @@ def _times_of(plan: Plan) -> StageTimes:
 
 
 def skip_times(sends: Sequence[DirectSend]) -> tuple[SkipTimes, ...]:
-    """What a plan sends past stages, for the simulator."""
+    """Return a plan's direct sends as the simulator takes them."""
     return tuple(
         SkipTimes(
             send.source,

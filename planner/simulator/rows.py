@@ -1,4 +1,4 @@
-"""The events of a simulated step as plain rows: a large one is a hundred thousand of them.
+"""The events of a simulated step as plain rows; large steps have a hundred thousand.
 
 `simulate` makes a `Timeline` of them, drawings take them as they are.
 """
@@ -38,14 +38,14 @@ class HeldRow(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """A step: both rank by rank, what is held in order of time."""
+    """A step's events and held memory, rank by rank; held memory in order of time."""
 
     events: Sequence[EventRow]
     held: Sequence[HeldRow]
 
 
 def held_rows(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> list[HeldRow]:
-    """The activations a rank holds after each of its changes."""
+    """Return the activation bytes a rank holds after each change."""
     held: list[HeldRow] = []
     come, go = activation_changes(order, times.saved_bytes, times.recomputed_bytes)
     rows = zip(
@@ -61,7 +61,7 @@ def held_rows(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> lis
 
 
 def event_rows(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> list[EventRow]:
-    """Each rank's actions with the messages they send, then its sums of gradients."""
+    """Return each rank's actions with the messages they send, then its gradient sums."""
     rows = zip(
         order.ranks.tolist(), order.stage.tolist(), order.work.tolist(), order.microbatch.tolist(),
         step.start_s.tolist(), step.end_s.tolist(), strict=True,
@@ -82,7 +82,7 @@ def event_rows(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> li
 
 
 def _sums(order: ActionOrder, times: StageTimes, step: SimulatedStep) -> Iterator[EventRow]:
-    """Sums of gradients over a stage's replicas, then over the stages of tied weights."""
+    """Yield gradient sums over each stage's replicas, then those over tied weights."""
     for stage, sync_s in enumerate(times.sync_s if order.trains else ()):
         start_s = float(step.done_s[stage])
         for rank in order.stage_ranks[stage] if sync_s > 0 else ():

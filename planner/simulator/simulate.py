@@ -1,4 +1,4 @@
-"""The timeline and the length of a step."""
+"""Simulated timeline and step time of a schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def step_time(
     depths: Sequence[int] = (),
     chunks: int = 1,
 ) -> tuple[float, float]:
-    """Step time and bubble fraction of a schedule: `simulate`'s, bit for bit, but faster.
+    """Return the step time and bubble fraction of a schedule, bit for bit those of `simulate`.
 
     Where g divides the replicas of every stage, the micro-batches fall into g pipelines that
     never meet, unless links are shared: playing one that is dealt the most of them is enough.
@@ -81,7 +81,7 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
 
 
 def simulate_rows(schedule: Schedule | ActionOrder, times: StageTimes) -> StepRows:
-    """What happens in a step, as `simulate` has it, ten times as fast: no record is made.
+    """Simulate a step and return plain rows, ten times as fast as building a `Timeline`.
 
     Raises:
         InvalidInput: See `simulate`.
@@ -107,7 +107,7 @@ def _events(
 
 
 def _order_of(schedule: Schedule) -> ActionOrder:
-    """The arrays of a schedule that someone may have written by hand."""
+    """Return a schedule's actions as arrays; it may be written by hand and is checked."""
     rows = [
         (action.stage, _NUMBERS[action.work], action.microbatch)
         for actions in schedule.ranks
@@ -126,7 +126,7 @@ _NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
 def _check_backwards(order: ActionOrder) -> None:
-    """Every micro-batch goes backward on every stage, whole or in both parts; or none does."""
+    """Raise unless every micro-batch runs backward once on every stage, or none does."""
     if not order.trains:
         return
     expected = order.num_stages * order.num_microbatches
