@@ -76,6 +76,7 @@ def match_tensors(
                 elif found.names.get(key) in record.optimizer.parameters:
                     found.with_state.append(found.names[key])
                 elif key not in found.missing:
+                    # Only if its value was saved; a parameter missing altogether is reported once.
                     found.without_state.append(key)
     return found
 
@@ -96,6 +97,7 @@ def compare(
     stale: list[str] = []
     if with_optimizer and record.optimizer is not None:
         given = {name for found in matches for name in found.with_state}
+        # Parameters that the model lacks are among `unused` already.
         stale = [name for name in record.optimizer.parameters if name not in given | set(unused)]
     lines = [
         *([f"fits no tensor here: {_list_names(wrong)}"] if wrong else []),

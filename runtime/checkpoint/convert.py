@@ -56,7 +56,9 @@ def convert_checkpoint(
         key: torch.empty(saved.shape, dtype=torch_dtype(saved))
         for key, saved in record.tensors(optimizer=with_optimizer).items()
     }
+    # Alone, even where process groups exist: other ranks are not here to join a collective.
     read_tensors(path, tensors, RankAgreement(alone=True))
+    # In the same folder, since a rename is atomic only within one file system.
     partial = target.with_name(target.name + ".partial")
     try:
         if target.suffix == ".safetensors":
@@ -119,5 +121,6 @@ def _write_safetensors(
     if with_optimizer:
         metadata["checkpoint"] = record.to_json()
     else:
+        # Without the aliases: safetensors refuses tensors that share memory.
         tensors = {name: tensors[model_key(name)] for name in record.model}
     save_file(tensors, path, metadata=metadata)

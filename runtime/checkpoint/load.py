@@ -80,18 +80,22 @@ def load_checkpoint(
     target = find_target(model, group)
     ranks = target.ranks
     with target.explained("loading a checkpoint"):
+        # Chosen by one rank: on a shared file system, another may still see an older latest step.
         name = ranks.first(lambda: find_step(Path(folder), step)[0].name)
         loads: list[_Load] = []
 
         def prepare() -> TensorMatch:
             loads.append(_prepare(_path(Path(folder), name), target, optimizer, random_state))
+            # Only the match is sent to the other ranks; the tensors stay here.
             return loads[0].match
 
         matches = ranks.each(prepare)
         (mine,) = loads
+        # A rank without parameters has no optimizer, but must judge names as the others do.
         with_optimizer = any(ranks.each(lambda: optimizer is not None))
         difference = compare(mine.record, matches, with_optimizer=with_optimizer, strict=strict)
         ranks.each(mine.make_room)
+        # The first change: the model's own tensors are read into, optimizer state into new ones.
         read_tensors(mine.path, mine.room, ranks)
         ranks.each(mine.finish)
     if isinstance(model, DistributedPipeline | Pipeline):

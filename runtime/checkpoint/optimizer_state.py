@@ -136,6 +136,7 @@ def allocate_state(
                 continue
             for slot, tensor in saved.parameters[name].slots.items():
                 dtype = torch_dtype(tensor)
+                # A moment, laid out like its parameter, as the optimizer itself would create it.
                 if tensor.shape == tuple(parameter.shape) and parameter.dim() > 0:
                     empty = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
                 else:  # step counters stay on the CPU unless a kernel reads them
@@ -163,6 +164,7 @@ def fill_optimizer(
             key: adapt_value(group.get(key), value)
             for key, value in _group_hyperparameters(index, group, saved, saved_names).items()
         }
+        # `load_state_dict` pairs parameters by position over all groups, not by name.
         indices = range(position, position + len(group["params"]))
         position = indices.stop
         for number, parameter in zip(indices, group["params"], strict=True):
@@ -174,6 +176,7 @@ def fill_optimizer(
                 }
             else:
                 state[number] = optimizer.state.get(parameter, {})
+        # Saved hyperparameters win; those in DEVICE_OPTIONS were never saved and stay.
         own = {key: value for key, value in group.items() if key != "params"}
         groups.append(own | values | {"params": list(indices)})
     loaded = {number: values for number, values in state.items() if values}

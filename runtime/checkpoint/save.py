@@ -125,6 +125,7 @@ def _save_step(
 
     def finish(sums: Sequence[Sums]) -> str:
         path = publish_step(started, record, dict(ChainMap(*map(dict, sums))))
+        # Not earlier: until the new step is published, an old one may be the only good one.
         if keep is not None:
             keep_newest(folder, keep)
         return path.name
@@ -212,6 +213,7 @@ def _merge(parts: Sequence[_PartDescription]) -> Checkpoint:
         pipeline_steps=parts[0].pipeline_steps,
         plan=parts[0].plan,
         model=model,
+        # What another rank stores as a tensor under this name is no alias.
         aliases={alias: name for alias, name in aliases.items() if alias not in model},
         optimizer=merge_optimizers(optimizers) if optimizers else None,
         random=tuple(part.generators for part in parts) if any(p.generators for p in parts) else (),
@@ -232,9 +234,12 @@ def _write_tensors(started: Path, tensors: Mapping[str, Tensor], ranks: RankAgre
     with simplify_errors(f"cannot write {started}"), silence_warnings():
         save(
             dict(tensors),
+            # Synced before the rename that publishes the step: a name must never be durable before
+            # the data it stands for.
             storage_writer=FileSystemWriter(started, sync_files=True),
             # By the lowest rank, so that all buffers are from the same replica.
             planner=DefaultSavePlanner(
+                # The dictionary is flat; flattening would only add a mapping to torch's index.
                 flatten_state_dict=False,
                 flatten_sharded_tensors=False,
                 dedup_save_to_lowest_rank=True,

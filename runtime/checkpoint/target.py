@@ -114,6 +114,8 @@ def _collect_tensors(
     names: dict[str, tuple[str, ...]] = {}
     for name, tensor in _named(module):
         known = elsewhere.get(name, (name,))
+        # The first name in the whole model, even if this rank holds only another one: all ranks
+        # must store a tied tensor under one key.
         key = canonical.setdefault(id(tensor), known[0])
         tensors[key] = tensor
         names[key] = tuple(dict.fromkeys((*names.get(key, (key,)), name, *known)))
@@ -122,10 +124,13 @@ def _collect_tensors(
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters, then persistent buffers, under each of their names."""
+    # DDP prefixes every name with `module.`; a checkpoint must load without it.
     while isinstance(module, DistributedDataParallel):
         module = module.module
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield _clean(name), parameter
+    # Torch's private fields, since `named_buffers` includes buffers that are not persistent, and
+    # `state_dict` detaches tensors, whose identity reveals ties.
     for path, owner in module.named_modules(remove_duplicate=False):
         for name, buffer in owner._buffers.items():
             if buffer is not None and name not in owner._non_persistent_buffers_set:

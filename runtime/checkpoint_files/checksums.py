@@ -80,6 +80,8 @@ def _read(folder: Path) -> Sums:
     text = file.read_bytes().decode("utf-8", "replace")
     matches = [LINE.fullmatch(line) for line in text.splitlines()]
     found = {match[2]: match[1] for match in matches if match}
+    # Formatted again, the text differs after any foreign line, duplicate or change of order. A name
+    # with a folder in it could lead out of the step.
     if format_sums(found) != text or any(Path(name).name != name for name in found):
         raise InvalidInput(f"{file} is damaged; load another step")
     return found

@@ -55,6 +55,8 @@ class RankAgreement:
         Raises:
             InvalidInput: An action or the combination failed; see `each`.
         """
+        # An error is a value until both collectives are done: a rank that raised before them would
+        # leave the others waiting.
         mine = _attempt(action)
         gathered = self._gather_at_first(mine)
         outcomes: list[Outcome[R]] = [(None, error) for _, error in gathered]
@@ -115,6 +117,7 @@ def simplify_errors(doing: str) -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
+        # Torch wraps this one, too; Ctrl-C must not become an error of the checkpoint.
         if isinstance(cause, KeyboardInterrupt):
             raise cause from None
         raise InvalidInput(f"{doing}: rank {rank}: {type(cause).__name__}: {cause}") from cause

@@ -41,6 +41,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     },
     **{
         (module, name): getattr(pathlib, name)
+        # Python 3.13 defines the classes in the second module, and pickles record that.
         for module in ("pathlib", "pathlib._local")
         for name in ("PosixPath", "WindowsPath")
     },
@@ -136,4 +137,5 @@ def _is_in_same_folder(place: Any) -> bool:
     """Return True for a tensor stored untransformed in a file of the same folder."""
     if not isinstance(place, _StorageInfo) or not isinstance(place.relative_path, str):
         return False
+    # A transform names an extension that torch would look up and run.
     return Path(place.relative_path).name == place.relative_path and not place.transform_descriptors

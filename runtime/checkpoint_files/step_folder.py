@@ -87,6 +87,7 @@ def check_step(path: Path) -> Checkpoint:
     record = Checkpoint.read(path / RECORD)
     for name, size_bytes in record.files.items():
         file = path / name
+        # Only names in this folder: a forged manifest must not point elsewhere.
         found = file.stat().st_size if name == file.name and file.is_file() else None
         if found != size_bytes:
             state = "is missing" if found is None else f"has {found} of {size_bytes} bytes"
@@ -111,6 +112,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         InvalidInput: Another process is saving.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Never deleted: two processes could then lock two different files of this name.
     with open(folder / LOCK, "a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,6 +157,8 @@ def publish_step(started: Path, record: Checkpoint, sums: Sums) -> Path:
         sums: Checksums of the files in the folder.
     """
     files = {path.name: path.stat().st_size for path in started.iterdir()}
+    # The manifest states the size of the checksum file, which in turn contains the manifest's
+    # checksum; the size is known beforehand, as all checksums are of one length.
     files[SUMS] = text_size_bytes((*sums, RECORD))
     record = record.model_copy(update={"files": files})
     _write(started / RECORD, record.to_json() + "\n")
@@ -246,6 +250,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    # Syncing a file makes its contents durable; its name is in the folder.
     _sync(path.parent)
 
 

@@ -226,6 +226,8 @@ class DistributedInferencePipeline:
     def _fail(self, error: BaseException) -> None:
         """Fail all requests here with an error that names the rank that failed."""
         with self._failing:
+            # Several threads may notice one loss, and only the first error explains it; once the
+            # end has begun, broken connections are expected.
             if self._failure is not None or self._ended.is_set():
                 return
             try:

@@ -96,6 +96,7 @@ class RankWorker:
         for sender, receiver in list_connections(self._schedule):
             if sender == self._rank:
                 self._outbox.put((receiver, WireMessage(0, None)))
+        # Behind the final messages, so that these still leave.
         self._outbox.put(None)
         for thread in (*self._threads, *(worker.thread for worker in self._workers)):
             while thread.is_alive() and not until():

@@ -127,6 +127,7 @@ class RequestDispatcher:
         """Fail all requests in flight, and all later ones, with this error."""
         with self._changed:
             self._failure = self._failure or error
+            # By identity: a request is listed once for each of its micro-batches.
             in_flight = {id(request): request for request in self._in_flight}
             self._in_flight.clear()
             self._changed.notify_all()
@@ -164,6 +165,8 @@ class RequestDispatcher:
                 raise InvalidInput("this pipeline is closed; create a new one")
             number = self._numbered
             self._numbered += 1
+            # Under the lock that assigns the number: results return in this order, and `_deliver`
+            # finds their request at the front.
             self._in_flight.append(request)
         return InFlightMicrobatch(number, values, ready, is_wanted=lambda: request.is_wanted)
 
@@ -174,6 +177,7 @@ class RequestDispatcher:
     def _deliver(self, microbatch: InFlightMicrobatch) -> None:
         """Record a micro-batch's outputs; complete its request if it was the last one."""
         if microbatch.ready is not None:
+            # Outside the lock, or callers of `submit` would wait for the GPU, too.
             microbatch.ready.synchronize()
         with self._changed:
             if self._failure is not None:
@@ -205,6 +209,7 @@ class RequestDispatcher:
 
 def _settle(future: Future[Any], output: Any = None, *, error: BaseException | None = None) -> None:
     """Complete a future, unless it was cancelled."""
+    # Also bars later cancellation, which could otherwise come before the result is set.
     if not future.set_running_or_notify_cancel():
         return
     if error is not None:

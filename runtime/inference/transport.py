@@ -142,4 +142,5 @@ class MicrobatchTransport:
 
 
 def _as_tensor(data: bytes) -> Tensor:
+    # A mutable copy: torch warns about buffers that cannot be written to.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -35,6 +35,7 @@ class ActivationCheckpoint(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, recomputation: Recomputation, token: Tensor, *inputs: Any
     ) -> Values:
+        # An output without a gradient passes None, not zeros: `backward` leaves it out.
         ctx.set_materialize_grads(False)
         ctx.recomputation = recomputation  # type: ignore[attr-defined]
         ctx.others = {  # type: ignore[attr-defined]
@@ -128,6 +129,7 @@ def use_buffer_copies(module: nn.Module) -> Iterator[None]:
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 devices.append((part, name, buffer))
+                # By identity: a buffer that two modules share must stay shared.
                 copies.setdefault(buffer, buffer.clone())
     try:
         for part, name, buffer in devices:
@@ -180,6 +182,8 @@ class GeneratorStates:
 @contextmanager
 def restore_generators(then: GeneratorStates, device: torch.device) -> Iterator[None]:
     """Draw the numbers that followed ``then``; the generators' own states are restored after."""
+    # A stage that draws nothing on the CPU restores nothing there, and need not wait for other
+    # devices' recomputations.
     with _lock if then.cpu is not None else nullcontext():
         now = GeneratorStates.now(device)
         then.restore(device)
@@ -236,6 +240,7 @@ class Recomputation:
             recomputing(),
         ):
             outputs = self._function(leaves)
+        # A change that has no effect when repeated, such as `relu_`, is allowed.
         for index in self._changed:
             if not torch.equal(leaves[index], inputs[index]):
                 raise RuntimeError(
@@ -250,6 +255,7 @@ class Recomputation:
         if self._graph is None:  # the output that triggers recomputation has no gradient
             self.recompute(inputs)
         assert self._graph is not None
+        # The node may outlive this backward; the recomputed activations must not.
         (outputs, leaves), self._graph = self._graph, None
         pairs = [
             (output, gradient)

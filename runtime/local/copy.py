@@ -81,6 +81,8 @@ def _copy_values(values: Values, target: StageDevice, sending: Stream, receiving
     # A copy to the CPU must block: nothing tells the CPU when an asynchronous one has finished.
     on_gpu = target.device.type == "cuda"
     results: list[Any] = []
+    # Each stream is current on its own device: torch takes the sender's for a copy between GPUs,
+    # the receiver's for one from the CPU.
     with torch.cuda.stream(sending), torch.cuda.stream(receiving):
         for value in values:
             if not isinstance(value, Tensor):

@@ -83,6 +83,8 @@ class _Run:
     def run(self) -> list[Values]:
         with DeviceThreads([stage.device.device for stage in self._stages]) as workers:
             for work in clock_order(len(self._values), len(self._stages)):
+                # Inputs are taken on this thread, between cycles, while no stage writes `_values`
+                # or `_left`.
                 tasks = [
                     (stage, partial(self._compute, number, stage, self._inputs(number, stage)))
                     for number, stage in work
@@ -110,6 +112,7 @@ class _Run:
         except Exception as error:
             error.add_note(f"in stage {index}, micro-batch {microbatch}")
             raise
+        # Without a lock: within a cycle, no two stages work on one micro-batch.
         main = len(outputs) - len(stage.leaves)
         self._values[microbatch] = outputs[:main]
         for name, value in zip(stage.leaves, outputs[main:], strict=True):
@@ -117,6 +120,8 @@ class _Run:
 
     def _run_stage(self, stage: LocalStage, index: int, microbatch: int, inputs: Values) -> Values:
         function = partial(stage.function, microbatch)
+        # Inputs without gradients cannot carry the dependency; a checkpoint then takes the token
+        # itself. Without a checkpoint, nothing is recomputed, and any order will do.
         inputs, token = _join_previous(inputs, self._tokens[index])
         if index > 0:
             inputs = arrive(inputs, stage.device)

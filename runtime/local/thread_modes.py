@@ -44,6 +44,7 @@ class ThreadModes:
     def activate(self) -> Iterator[None]:
         """Apply the modes to this thread inside the block."""
         with ExitStack() as stack:
+            # First: a change of inference mode sets the grad mode as well.
             if self.inference != torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))

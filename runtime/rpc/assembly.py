@@ -59,6 +59,7 @@ def assemble(
         devices: Device of each stage on its worker.
         sample: See `runtime.partition.cut.cut_for_plan`.
     """
+    # One request per worker, not per stage: a worker captures the model once for all its stages.
     by_worker: dict[str, list[int]] = {}
     for index, worker in enumerate(workers):
         by_worker.setdefault(worker, []).append(index)

@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, StagewrightError
 
+# Rebuilt on the master from their message alone, so that callers can catch them by class.
 _OWN = {kind.__name__: kind for kind in (InvalidInput, PlanMismatch, CaptureError)}
 
 
@@ -98,6 +99,7 @@ def send(
         *args: Arguments; everything but tensors is pickled.
         timeout_s: Time until the call fails; the session's timeout if `None`.
     """
+    # For torch, 0 means no limit, and only this sentinel means the session's timeout.
     seconds = rpc.constants.UNSET_RPC_TIMEOUT if timeout_s is None else timeout_s
     future: Future[Any] = rpc.rpc_async(to, function, args=args, timeout=seconds)
     return future
@@ -119,6 +121,8 @@ class _Anchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
+        # The edges alone matter: autograd visits the received tensors' nodes even without a
+        # gradient, and their backward answers the sender, which waits for it.
         return gradients[0], *[None] * ctx.others  # type: ignore[attr-defined]
 
 

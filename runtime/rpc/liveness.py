@@ -70,6 +70,8 @@ class LivenessCheck:
         self.missing: LostWorker | None = None
         self._where = dict.fromkeys(workers, "never answered")
         self._stop = threading.Event()
+        # All first calls are under way before the first wait, so that several absent workers cost
+        # one timeout.
         self._pings = {worker: self._ping(worker) for worker in self._where}
         for worker, future in self._pings.items():
             self._record_answer(worker, future)
@@ -94,6 +96,8 @@ class LivenessCheck:
             RankFailed: A worker died or stopped answering.
             StagewrightError: The function raised there.
         """
+        # Polling, because a blocking wait would end only with the call's own timeout, perhaps long
+        # after the pings have noticed a lost worker.
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         while not done.wait(INTERVAL_S):
@@ -127,6 +131,7 @@ class LivenessCheck:
         thread.start()
         while thread.is_alive():
             thread.join(INTERVAL_S)
+            # Asked only of unfinished work: a loss does not undo work that has just completed.
             if thread.is_alive():
                 self.check(doing)
         for error in errors:
@@ -137,6 +142,8 @@ class LivenessCheck:
     def _repeat(self) -> None:
         while self.missing is None and not self._stop.wait(INTERVAL_S):
             for worker, future in self._pings.items():
+                # Only answered pings are read and repeated. Reading another would block on a silent
+                # worker, and `close` joins this thread.
                 if future.done():
                     self._record_answer(worker, future)
                     self._pings[worker] = self._ping(worker)
@@ -164,11 +171,14 @@ class LivenessCheck:
         self._check_all()
         if self.missing is not None:
             return self.missing.to_error(doing)
+        # Torch's prefix of errors of a call itself, such as its timeout.
         if "RPCErr" in str(error):
             return RankFailed(
                 f"{doing} failed, though every worker answers: {_first_line(error)}. If it needs "
                 "more time, raise timeout_s of controller and serve"
             )
+        # Torch's form of an error in code that it runs on a worker itself, such as a backward;
+        # `call_safely` has no part in it.
         if found := re.match(r"Error on Node (\d+): ", str(error)):
             what = str(error)[found.end() :].replace("python_error", PYTHON_ERROR)
             return StageError(f"on {self._name(int(found[1]))}, {doing}: {what}")
@@ -181,6 +191,7 @@ class LivenessCheck:
 
 def _check_names(workers: Sequence[str]) -> None:
     """Raise `InvalidInput` for an unknown name; torch would not say which names exist."""
+    # Private: the public function looks up one name and cannot list them.
     here = {info.name: info.id for info in _get_current_rpc_agent().get_worker_infos()}
     unknown = [name for name in dict.fromkeys(workers) if name not in here]
     if unknown:

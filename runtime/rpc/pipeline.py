@@ -101,6 +101,7 @@ class RpcPipeline:
             self._assembly, self._stages = assembly, assembly.stages
             self._connect()
         except BaseException:
+            # Or its thread would go on pinging, with no object left to close.
             self._liveness.close()
             raise
 
@@ -167,7 +168,9 @@ class RpcPipeline:
         total = torch.zeros(())
         for flat, wanted, size in zip(outputs, target.split(sizes), sizes, strict=True):
             loss = loss_fn(self._assembly.output.unflatten(flat), wanted)
+            # Weighted by size, so that the sum of the means is the mean of the whole batch.
             total = total + loss * (size / sum(sizes))
+        # The loss may ignore some outputs; their stages would wait for gradients (see `anchor`).
         total = anchor(total, [value for flat in outputs for value in flat])
         run_backward = dist_autograd.backward  # type: ignore[attr-defined]
         self._liveness.run(lambda: run_backward(context_id, [total]), "the backward pass")
@@ -182,6 +185,7 @@ class RpcPipeline:
         **kwargs: Tensor,
     ) -> Tensor:
         """Run forward, backward and the optimizer's step; see `forward_backward`."""
+        # Every worker keeps the gradients in this context, so the optimizer steps before it ends.
         with dist_autograd.context() as context_id:
             loss = self.forward_backward(
                 context_id, *args, target=target, loss_fn=loss_fn, **kwargs
@@ -269,6 +273,8 @@ class RpcPipeline:
         with self._lock:
             self._check_open()
             step = self._collector.begin()
+            # Started and not awaited: a borrower's micro-batches wait until its weights have come
+            # (see `StageSequencer.enter`).
             lending = [
                 (stage, self._start(stage, "lend", step, wants_grad)) for stage in self._lenders()
             ]
@@ -280,6 +286,7 @@ class RpcPipeline:
                 task = MicrobatchTask(step, microbatch, wants_grad)
                 first = self._stages[0]
                 send(first.owner_name(), forward, first, task, values)
+            # Before the last outputs, which never come if a loan failed.
             for stage, future in lending:
                 self._liveness.wait(stage.owner_name(), future, "lending tied weights")
             self._wait_for(len(batches))
@@ -298,6 +305,7 @@ class RpcPipeline:
         waited_s, before = 0.0, self._collector.count
         while not self._collector.has(count, 0.2):
             self._liveness.check(f"micro-batch {self._collector.count} of {self.num_split}")
+            # Every returned micro-batch restarts the clock, so that a batch of many may take long.
             waited_s = waited_s + 0.2 if self._collector.count == before else 0.0
             before = self._collector.count
             if waited_s > self._timeout_s:
@@ -326,6 +334,7 @@ class RpcPipeline:
 
 def _in_context() -> bool:
     try:
+        # Private, as all queries of the context are; it raises outside of one.
         dist_autograd._current_context()  # type: ignore[attr-defined]
     except RuntimeError:
         return False

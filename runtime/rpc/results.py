@@ -29,6 +29,7 @@ class OutputCollector:
     def put(self, step: int, microbatch: int, outputs: tuple[Any, ...]) -> None:
         """Store the outputs of a micro-batch."""
         with self._changed:
+            # Outputs of another step are late: it was given up after an error.
             if step == self._step:
                 self._outputs[microbatch] = outputs
                 self._changed.notify_all()

@@ -46,6 +46,8 @@ def controller(
         yield
     except BaseException as error:
         store.set(END, f"{type(error).__name__}: {error}")
+        # The store ends with this process, so the workers must read the reason first. Then no
+        # graceful shutdown: it would wait for all workers, and one may be the cause of the error.
         _wait_for_acknowledgements(store, world_size)
         rpc.shutdown(graceful=False)
         raise
@@ -77,6 +79,7 @@ def serve(
         reason = _wait_for_end(store)
         store.set(f"heard/{rank}", "1")
     except RuntimeError:
+        # Raised by the store, whose server ends with the controller.
         reason = f"the controller at {address} stopped answering"
     if reason != SUCCESS:
         rpc.shutdown(graceful=False)
@@ -108,6 +111,8 @@ def _join(name: str, rank: int, world_size: int, address: str, timeout_s: float)
         session = PrefixStore(f"stagewright-rpc/{number}", store)
         session.set(f"joined/{rank}", "1")
         if rank == 0:
+            # Otherwise a very short session could be over, and its store gone, before a worker has
+            # connected to it.
             session.wait([f"joined/{other}" for other in range(world_size)])
     except RuntimeError as error:
         raise RankFailed(
@@ -118,6 +123,7 @@ def _join(name: str, rank: int, world_size: int, address: str, timeout_s: float)
 
 
 def _wait_for_end(store: Store) -> str:
+    # Polled: the store's own wait ends with its timeout, but a session may last longer.
     while not store.check([END]):
         time.sleep(POLL_INTERVAL_S)
     return str(store.get(END), "utf-8")

@@ -88,8 +88,10 @@ class StageServer:
 
     def close(self) -> None:
         """Release the stage and the references to other processes."""
+        # In this order: waiting micro-batches give up, then the running one is awaited.
         self._sequencer.end()
         with self._sequencer.exclusive():
+            # References of other processes keep this object alive; its weights are released.
             self._route, self._stage = None, Segment((), True)
             self._lent.clear()
 
@@ -119,6 +121,7 @@ class StageServer:
                 outputs = self._run(task, values)
                 self._send_on(task, outputs)
         except StepAbandoned:
+            # The master started another step, or has been told of the error already.
             return
         except Exception as error:  # noqa: BLE001 (raised by the master)
             failure = RemoteFailure.of(error, f"stage {self._index}, micro-batch {task.microbatch}")
@@ -199,8 +202,10 @@ class StageServer:
         }
         if weights and task.wants_grad:
             self._check_differentiable()
+            # In place of the parameters, so that gradients flow to the owner of the weights.
             result: tuple[Any, ...] = torch.func.functional_call(self._stage, weights, inputs)
             return result
+        # Without gradients, one copy per step will do; micro-batch 0 always runs first.
         if weights and task.microbatch == 0:
             with torch.no_grad():
                 for name, weight in weights.items():
@@ -257,6 +262,7 @@ class BorrowedWeights:
     def add(self, step: int, group: int, weight: Tensor) -> None:
         """Store a weight; one of an earlier step is dropped."""
         with self._lock:
+            # A loan may arrive before the first micro-batch of its step, and starts the step here.
             if step > self._step:
                 self._step, self._weights = step, {}
             if step == self._step:
@@ -316,6 +322,8 @@ class StageSequencer:
             )
             if self._is_over(step):
                 raise StepAbandoned
+        # Within a step, `_next` alone admits one micro-batch at a time. The lock is for
+        # `exclusive`, and for an abandoned step's micro-batch that is still running.
         with self._working:
             try:
                 yield
@@ -351,6 +359,7 @@ class StageSequencer:
 
     def _finish(self, step: int, *, failed: bool) -> None:
         with self._changed:
+            # A micro-batch of an abandoned step must not advance its successor.
             if step == self._step:
                 self._next += 1
                 self._failed = self._failed or failed

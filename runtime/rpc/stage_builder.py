@@ -57,6 +57,8 @@ class ModelSource:
         """
         try:
             if self.is_module:
+                # May execute code of the sender, as every RPC may: the processes of a session trust
+                # each other. On the CPU, since this machine may lack the sender's device.
                 model = torch.load(io.BytesIO(self.data), map_location="cpu", weights_only=False)
             else:
                 model = self._call_factory()
@@ -71,6 +73,8 @@ class ModelSource:
 
     def _call_factory(self) -> Any:
         factory = pickle.loads(self.data)
+        # Each worker keeps only some stages of its copy; together they are one model only if all
+        # copies start equal. The worker's own generators are left alone.
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             return factory()
@@ -155,6 +159,7 @@ def build(order: BuildRequest) -> BuiltStages:
     """
     model = order.source.build()
     cut_model = cut_for_plan(model, order.plan, order.sample)
+    # A graph of `torch.export` accepts only the shapes it was captured at.
     fixed = cut_model.captured.program.mode == "export" and order.plan.inputs
     return BuiltStages(
         tuple(
@@ -176,6 +181,7 @@ def _create_server(cut_model: CutModel, index: int, device: str | None) -> Stage
     for number, tied in enumerate(cut_model.tied):
         names = tuple(name for name in tied.names if name in held)
         if index == tied.stages[0]:
+            # One name is enough to lend it: within a stage, all its names are one tensor.
             owned[number] = names[0]
         elif index in tied.stages:
             borrowed[number] = names

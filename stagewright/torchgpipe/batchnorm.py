@@ -59,6 +59,7 @@ class DeferredBatchNorm(_BatchNorm):
             self._track(input.detach())
             if self.tracked >= self.chunks:
                 self.commit()
+        # By the micro-batch's own statistics; the running ones change only in `commit`.
         return self._normalised(input, None, None, training=True)
 
     def _normalised(
@@ -71,6 +72,7 @@ class DeferredBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _track(self, input: Tensor) -> None:
         others = [dim for dim in range(input.dim()) if dim != 1]
+        # Sums, not means, since micro-batches may differ in size.
         self.sum += input.sum(others)
         self.sum_squares += input.square().sum(others)
         self.counter += input.numel() // input.size(1)
@@ -126,6 +128,7 @@ class DeferredBatchNorm(_BatchNorm):
         made.running_mean = module.running_mean
         made.running_var = module.running_var
         made.num_batches_tracked = module.num_batches_tracked
+        # On the layer's device and in its dtype, unlike the buffers that the constructor made.
         made.sum = torch.zeros_like(module.running_mean)
         made.sum_squares = torch.zeros_like(module.running_mean)
         return made.train(module.training)

@@ -149,6 +149,9 @@ class GPipe(nn.Module):
         assert isinstance(part, nn.Sequential)
         takes, leaves = self._routes.into(index), self._routes.out_of(index)
         returned = Form()
+        # The last micro-batch is the first to run backward, soon after its forward: to drop its
+        # activations in between would save little. Counted by the batch at hand, which may split
+        # into fewer than `chunks`.
         recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         stage = LocalStage(
             PartitionRun(part, f"partition {index}", given, returned, takes, leaves),
@@ -205,6 +208,7 @@ def _check_module(module: Any) -> None:
             f"module must be nn.Sequential to be partitioned, got {type(module).__name__}; "
             "stagewright.Pipeline takes any module"
         )
+    # `named_children` and `parameters` omit repetitions, so differing counts reveal them.
     if len(list(module.named_children())) != len(module):
         raise InvalidInput("module with duplicate children is not supported")
     apart = sum(len(list(child.parameters())) for child in module.children())
@@ -239,6 +243,7 @@ def _devices(devices: Iterable[Device] | None, wanted: int) -> list[torch.device
 
 
 def _partitions(module: nn.Sequential, balance: list[int]) -> Iterator[nn.Sequential]:
+    # Layers keep their names, which are part of the keys of `state_dict`.
     children = iter(module.named_children())
     for count in balance:
         yield nn.Sequential(OrderedDict(next(children) for _ in range(count)))

@@ -62,7 +62,9 @@ class PartitionRun:
 
     def __call__(self, microbatch: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run a micro-batch; raise `TypeError` unless it returns tensors."""
+        # Skip tensors follow a partition's own values, here and in the result (see `LocalStage`).
         main = len(values) - len(self._takes)
+        # A new tracker for every run: a recomputation pops the same tensors again.
         tracker = SkipTracker(dict(zip(self._takes, values[main:], strict=True)))
         inputs = values[:main]
         with use_skip_tracker(tracker):

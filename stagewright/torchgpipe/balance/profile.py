@@ -23,6 +23,7 @@ Values = tuple[Any, ...]
 def layerwise_sandbox(module: nn.Sequential, device: torch.device) -> Iterator[nn.Module]:
     """Yield a copy of each layer on a device, in training mode."""
     for layer in module:
+        # Copied one by one, so that the device need not hold the whole module.
         yield copy.deepcopy(layer).to(device).train()
 
 
@@ -51,13 +52,17 @@ def _time_round(module: nn.Sequential, sample: Any, device: torch.device) -> lis
     for layer in layerwise_sandbox(module, device):
         value = _detached(value, tracker)
         given = set(tracker.tensors)
+        # GPU work is only queued; unsynchronized, the clock would measure the queueing.
         _synchronize(device)
         begun = time.perf_counter()
         with use_skip_tracker(tracker):
             value = layer(value)
+        # The layers that pop them are not run together with this one, but their gradients arrive
+        # here.
         stashed = [tensor for name, tensor in tracker.tensors.items() if name not in given]
         roots = [v for v in (*_tuple(value), *stashed) if v is not None and v.requires_grad]
         if roots:
+            # The values serve as their own gradients, since only the time matters.
             torch.autograd.backward(roots, roots)
         _synchronize(device)
         times.append(time.perf_counter() - begun)
@@ -98,6 +103,8 @@ class _LeftBehind(TorchDispatchMode):
         given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
+            # Views and in-place results use an input's storage and take no memory. The weak
+            # reference lets the data go, but keeps its key from being used for another storage.
             if storage._cdata not in given:
                 size_bytes = allocated_bytes(storage.nbytes(), tensor.device)
                 self._made[storage._cdata] = StorageWeakRef(storage), size_bytes

@@ -35,6 +35,7 @@ class SkipRoutes:
 
 def skip_routes(partitions: Sequence[nn.Module]) -> SkipRoutes:
     """Find the routes between the layers of partitions, nested layers included."""
+    # Not at the top: `skippable` imports this module.
     from .skippable import Skippable
 
     stashed: dict[SkipName, int] = {}
@@ -45,6 +46,7 @@ def skip_routes(partitions: Sequence[nn.Module]) -> SkipRoutes:
                 continue
             for name in layer.poppable():
                 source = stashed.pop(name, index)
+                # Within a partition, the tracker passes the tensor, and no route is needed.
                 if source != index:
                     routes.ends[name] = source, index
             stashed.update(dict.fromkeys(layer.stashable(), index))

@@ -99,6 +99,7 @@ class Skippable(nn.Module):
         output = self._dispatch(self.module(input), made, given)
         _check_all_done(self.stashable_names - made.keys(), "stashed")
         _check_all_done(given.keys(), "popped")
+        # Last, so that a layer that fails its checks has stashed nothing.
         tensors.update({self.namespaced(name): tensor for name, tensor in made.items()})
         return output
 
@@ -108,6 +109,7 @@ class Skippable(nn.Module):
         """Run a generator to its end, stashing into ``made`` and popping from ``given``."""
         if not isinstance(started, Generator):
             return started
+        # `send(None)` starts the generator; later ones answer its latest command.
         answer: Tensor | None = None
         while True:
             try:
