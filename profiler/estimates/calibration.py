@@ -1,9 +1,9 @@
 """Efficiencies that make estimates agree with what was measured.
 
-Minimised is, over all parts of all measured models, the squared logarithm of estimated over
-measured time, each part weighted by its share of its model's time, plus that of each whole model,
-plus a small pull towards the usual efficiencies, so that a class of operations nothing was
-measured of stays where it was. The search goes along one efficiency at a time.
+The fit minimises the squared logarithm of estimated over measured time, summed over all parts of
+all measured models with each part weighted by its share of its model's time. The same term for each
+whole model is added, and a small pull towards the usual efficiencies, which leaves classes of
+operations without measurements unchanged. The search changes one efficiency at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PULL = 0.01
 
 FINEST_STEP = 1.01
 LARGEST_CHANGE = 100.0
-"""No efficiency leaves its usual value by more."""
+"""Largest factor between an efficiency and its usual value."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def make_calibration_point(work: ModelWork, profile: Profile) -> CalibrationPoin
 
 
 class _Errors:
-    """The sum to be minimised, of every make_calibration_point together."""
+    """Sum of the errors of all calibration points, to be minimised."""
 
     def __init__(self, observations: Sequence[CalibrationPoint]) -> None:
         self._table = CostTable([costs for entry in observations for costs in entry.costs])
@@ -63,6 +63,8 @@ class _Errors:
         total = 0.0
         for span, measured in self._models:
             times = estimated[span]
+            # Logarithms need both: a part without operations is estimated at 0 s, and counts only
+            # through its model's total.
             known = (measured > 0) & (times > 0)
             shares = measured[known] / measured[known].sum()
             total += float(shares @ np.log(times[known] / measured[known]) ** 2)
@@ -80,6 +82,8 @@ def calibrate(start: DeviceRates, observations: Sequence[CalibrationPoint]) -> D
 
     rates, step = start, 2.0
     best = price(rates)
+    # Coordinate search: each rate is tried a step up and down; once no rate gains, the step
+    # shrinks to its square root.
     while step > FINEST_STEP:
         improved = False
         for name in RATES:
@@ -90,6 +94,7 @@ def calibrate(start: DeviceRates, observations: Sequence[CalibrationPoint]) -> D
                 moved[name] += change
                 tried = rates.scaled(name, factor)
                 found = price(tried)
+                # A gain within rounding would keep the loop at this step without end.
                 if found < best - 1e-12:
                     rates, best, improved = tried, found, True
                     break

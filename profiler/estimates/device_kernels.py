@@ -75,6 +75,7 @@ class DeviceKernels(FunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor | None:
         """Return the fused kernel's output; `None` where the device does not fuse either."""
+        # The fused kernels take (batch, heads, length, width), with one width for all three.
         if query.dim() != 4 or value.shape[-1] != query.shape[-1]:
             return None
         if attn_mask is not None and attn_mask.requires_grad:
@@ -83,6 +84,7 @@ class DeviceKernels(FunctionMode):
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
+            # They add the mask to the scores, so it has their type; on meta it has no values.
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
         if self._backend == "cpu":
             if dropout_p:
@@ -91,6 +93,7 @@ class DeviceKernels(FunctionMode):
                 query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
             )[0]
             return output
+        # The flash kernel has neither masks nor float32; the memory-efficient one has both.
         if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
             fused: Tensor = aten._scaled_dot_product_flash_attention.default(
                 query, key, value, dropout_p, is_causal, scale=scale

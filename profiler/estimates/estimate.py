@@ -236,6 +236,8 @@ def profile_work(profile: Profile, wanted: EstimateTarget) -> ModelWork:
     ]
     goal = None
     if profile.loss is not None:
+        # A profile does not record its target; the shape follows from the family's usual one: the
+        # last input's for two dimensions, one label per pixel for three.
         batch = profile.inputs[0].shape[0]
         usual = default_sample(profile.spec, batch).target
         assert usual is not None
@@ -274,6 +276,7 @@ def document(
     lists = [
         costs for part in work.parts for costs in (part.forward, part.backward, part.backward_input)
     ]
+    # One row per part, the loss last; the three columns follow the order of `lists`.
     times = CostTable(lists).seconds(rates).reshape(-1, 3)
     graph, backend = graph or work.captured.graph, wanted.device.backend
     is_calibrated = bool(calibrate_by)
@@ -303,6 +306,7 @@ def document(
         loss=loss,
         provenance=Provenance(
             source="estimated",
+            # torch names AMD's devices cuda, too.
             device="cpu" if backend == "cpu" else "cuda",
             device_name=wanted.device.full_name,
             torch_version=torch.__version__,
@@ -323,6 +327,7 @@ def document(
 def _layer(
     entry: Layer, part: LayerWork, forward_s: float, backward_s: float, input_s: float
 ) -> LayerProfile:
+    # The two are priced from separate backwards; their difference must not fall below zero.
     input_s = min(input_s, backward_s)
     return LayerProfile(
         layer=entry,

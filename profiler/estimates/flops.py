@@ -116,8 +116,10 @@ def cost_of(
             flops = int(flops / WINOGRAD)
         return Cost(_PRODUCTS[name], flops, _moved(given) + _moved((result,)))
     if name in _GATHERS:
+        # Every element is read from the table and written to the result.
         return Cost("embedding", 0, 2 * _moved((result,)) + _indices(given))
     if name in _SCATTERS:
+        # The table once; for every element its value read, and its place read and written.
         values = _scattered(name, args)
         return Cost("embedding", 0, _moved((result,)) + 3 * values + _indices(given))
     kind: OperationClass = "reduction" if name in _REDUCTIONS else "elementwise"
@@ -143,6 +145,7 @@ def product_flops(
     if name == "convolution":
         return _convolution_flops(args[0], args[1], result, transposed=args[6])
     if name == "convolution_backward":
+        # The mask asks for the gradients of input, weight and bias; that of the bias is a sum.
         gradient, values, weight, mask = args[0], args[1], args[2], args[10]
         one = _convolution_flops(values, weight, gradient, transposed=args[7])
         return one * (bool(mask[0]) + bool(mask[1]))
@@ -208,6 +211,7 @@ def _is_view(operation: torch._ops.OpOverload) -> bool:
     """Return whether every result is a view of an argument and nothing is written."""
     schema = operation._schema
     return bool(schema.returns) and all(
+        # An in-place operation returns an alias as well, but writes to it.
         entry.alias_info is not None and not entry.alias_info.is_write for entry in schema.returns
     )
 

@@ -129,6 +129,8 @@ def _estimate(
     work = work_on(wanted)
     profile = document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by, graph)
     speeds = {
+        # Exactly 1 for the kind the profile is of; for others the ratio of two uncalibrated times,
+        # since calibration by profiles of one kind says nothing about another.
         name: 1.0
         if other.device is first
         else _usual_s(work, wanted, graph) / _usual_s(work, other, graph)

@@ -88,7 +88,7 @@ def model_work(
     Args:
         model: All its parameters and buffers on the meta device; gradients are put on it, and if
             it is in evaluation mode, it is put in training mode.
-        sample: One micro-batch, likewise.
+        sample: One micro-batch, also on the meta device.
         backend: Whose kernels the operations are.
         winograd: See `flops.cost_of`.
         loss_fn: ``loss_fn(output, target)``, if its cost is wanted.
@@ -121,7 +121,7 @@ def captured_work(
     Args:
         captured: Its operations and layers.
         model: Its parameters and buffers, on the meta device; gradients are put on it.
-        flat: Its inputs in order, likewise.
+        flat: Its inputs in order, also on the meta device.
         backend: Whose kernels the operations are.
         winograd: See `flops.cost_of`.
         loss: What follows the last layer, if its cost is wanted.
@@ -132,6 +132,8 @@ def captured_work(
     if loss is not None:
         runs.append(loss.run(captured))
         groups.append([len(runs) - 1])
+    # Gradients exist before any backward runs, so that each sums into them, as all micro-batches
+    # but the first do.
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
@@ -159,7 +161,7 @@ def captured_work(
 
 
 class _Recorder(TorchDispatchMode):
-    """Lists what every operation inside costs."""
+    """Dispatch mode that lists the cost of every operation inside."""
 
     def __init__(self, winograd: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -203,6 +205,7 @@ def _operations(
         outputs = run.function(*arguments)
     roots, gradients = backward_pairs(outputs)
     inputs = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
+    # Inputs first, with the graph retained: the whole backward then frees it.
     if roots and inputs:
         with alone:
             torch.autograd.grad(roots, inputs, gradients, retain_graph=True, allow_unused=True)

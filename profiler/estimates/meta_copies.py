@@ -27,6 +27,8 @@ def without_values(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             no shapes.
     """
     check_module(model)
+    # `deepcopy` takes what the memo has by `id` instead of copying it: values are never copied,
+    # and a parameter under two names is found twice and stays one.
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -69,4 +71,5 @@ class _PlainTensors(FunctionMode):
             return function(*args, **kwargs)
         tensor = args[0]
         moved = on_meta(tensor, self._dtype)
+        # `Tensor.__deepcopy__` refuses what is no leaf; such a cache is copied as a constant.
         return moved.requires_grad_(tensor.is_leaf and tensor.requires_grad)

@@ -51,7 +51,7 @@ class DeviceRates:
     overhead_s: float
 
     def scaled(self, name: Rate, factor: float) -> DeviceRates:
-        """With one of them multiplied."""
+        """Return the rates with one of them multiplied."""
         if name == "overhead":
             return replace(self, overhead_s=self.overhead_s * factor)
         if name == "traffic":
@@ -124,6 +124,7 @@ class CostTable:
         traffic = self._bytes / (rates.bandwidth_bytes_per_s * self._traffic(rates)[self._kind])
         each = np.maximum(arithmetic, traffic) + rates.overhead_s
         totals = np.zeros(self.count)
+        # Not `totals[owner] += ...`, which would add only the last of an owner's rows.
         np.add.at(totals, self._owner, each * self._times)
         return totals
 

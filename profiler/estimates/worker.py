@@ -26,7 +26,7 @@ FIELDS = {
 
 
 def main() -> int:
-    """Exit code 0 with the answer on standard output, 1 with an error on standard error."""
+    """Return 0 with the answer on standard output, or 1 with an error on standard error."""
     try:
         answer = estimate(read_request(sys.stdin.read()))
     except StagewrightError as error:

@@ -68,11 +68,14 @@ class BoundaryValues:
 
     def _made_up(self, like: Any, memory: dict[int, Tensor]) -> Any:
         def make(tensor: Tensor) -> Tensor:
+            # Values that share a storage in the model share one here: a layer that changes one in
+            # place changes the others.
             key = storage_key(tensor)
             if key not in memory:
                 memory[key] = self._filled(tensor)
             base = memory[key].untyped_storage()
             empty = torch.empty(0, dtype=tensor.dtype, device=self._device)
+            # `set_`, not `as_strided`: two views of one storage may differ in dtype.
             return empty.set_(base, tensor.storage_offset(), tensor.shape, tensor.stride())
 
         return mapped(make, like)
@@ -82,8 +85,10 @@ class BoundaryValues:
         count = like.untyped_storage().nbytes() // like.element_size()
         memory = torch.empty(count, dtype=like.dtype, device=self._device)
         if not (like.is_floating_point() or like.is_complex()):
+            # Integers are 0, a valid index; booleans True: a mask of False would hide everything.
             return memory.fill_(like.dtype == torch.bool)
         if like.element_size() == 1:
+            # torch does not draw normal numbers of the 8-bit floating types.
             return memory.fill_(1.0)
         return memory.normal_(generator=self._generator)
 
@@ -103,6 +108,7 @@ def _known_values(
         node: inputs[name]
         for node, name in zip(program.inputs, program.structure.names, strict=True)
     }
+    # Later nodes overwrite earlier ones, which leaves the last.
     last_use = {source: node for node in known for source in node.all_input_nodes}
     with torch.no_grad():
         for node in known:
@@ -139,6 +145,7 @@ def _value(
 
 def _computable(program: Program) -> list[fx.Node]:
     """Nodes, in order, that depend on no parameter and no random number, and are not large."""
+    # Tied parameters are listed under every name: a node may read any of them.
     parameters = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
     known = set(program.inputs)
     found = []

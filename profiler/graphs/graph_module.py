@@ -131,6 +131,7 @@ class _Builder:
         for entry in source.state:
             for name in entry.names:
                 self._add_tensor(name, entry)
+        # Before the leaves' own modes: `train` goes down to every child.
         self._model.train(source.training)
         for leaf in source.modules:
             self._model.get_submodule(leaf.name).train(leaf.training)
@@ -145,6 +146,8 @@ class _Builder:
         return Skeleton(self._model, self._holder, self._graph, inputs, self._nodes, state)
 
     def _add_leaf(self, leaf: LeafModule) -> None:
+        # A leaf brings tensors of its own making. They only prove that its settings and the state
+        # agree; `_add_tensor` then replaces them.
         own = {name.removeprefix(f"{leaf.name}."): name for name in self._below[leaf.name]}
         try:
             module = build_leaf(leaf)
@@ -178,6 +181,8 @@ class _Builder:
         path, _, own = name.rpartition(".")
         constant = entry.kind == "constant"
         parent = _container(self._holder if constant else self._model, path)
+        # A buffer is registered first, for its persistence. Assignment alone makes a parameter a
+        # parameter, and leaves a constant a plain attribute.
         if own not in {**parent._parameters, **parent._buffers}:
             _insist_free(parent, own, name)
             if entry.kind == "buffer":
@@ -219,6 +224,7 @@ class _Builder:
         )
 
     def _body(self, region: Region) -> fx.GraphModule:
+        # `_add_operation` adds to `self._graph`, which is the body for as long as it is built.
         outer, self._graph = self._graph, fx.Graph()
         made: dict[str, fx.Node] = {}
         for name in region.inputs:
@@ -241,6 +247,7 @@ class _Builder:
         """Return the device keyword for operators that choose where their result is."""
         if not isinstance(target, OpOverload):
             return {}
+        # Without it `arange` or `zeros` would be on the CPU, wherever the graph is built.
         for position, declared in enumerate(target._schema.arguments):
             if declared.name == "device":
                 given = position < len(arguments) or "device" in keywords
@@ -312,6 +319,7 @@ def function_of(operation: Operation) -> Any:
     library, name, overload = operation.target.split(".")
     try:
         if library in LIBRARIES:
+            # Importing it registers its operators with torch.
             importlib.import_module(LIBRARIES[library])
         return getattr(getattr(getattr(torch.ops, library), name), overload)
     except (AttributeError, ImportError) as error:
@@ -375,6 +383,8 @@ def _give_values(parts: Skeleton, device: torch.device, seed: int) -> None:
     generator = torch.Generator(device).manual_seed(seed)
     real: dict[int, Tensor] = {}
     for module in (*parts.model.modules(), *parts.holder.modules()):
+        # Constants are plain attributes, so `vars` is searched, too. One value per identity: tied
+        # tensors stay tied.
         for table in (module._parameters, module._buffers, dict(vars(module))):
             for name, tensor in list(table.items()):
                 if isinstance(tensor, Tensor):
@@ -392,6 +402,7 @@ def _adopt(module: fx.GraphModule, root: nn.Module, *, persistent: bool) -> None
             if part not in target._modules:
                 target.add_module(part, nn.Module())
             target = target.get_submodule(part)
+        # `GraphModule` takes a called module over as it is; all its tensors are there already.
         if target is owner:
             continue
         for name, parameter in owner._parameters.items():
@@ -401,6 +412,7 @@ def _adopt(module: fx.GraphModule, root: nn.Module, *, persistent: bool) -> None
                 kept = name not in owner._non_persistent_buffers_set
                 target.register_buffer(name, buffer, persistent=kept)
         if not persistent:
+            # `GraphModule` registers plain tensor attributes as buffers that are saved.
             target._non_persistent_buffers_set |= set(target._buffers) & set(vars(owner))
 
 
@@ -417,6 +429,7 @@ def _reorder(module: fx.GraphModule, names: Sequence[str]) -> None:
         for table in tables:
             ordered = sorted(table, key=lambda own: rank.get(prefix + own, len(names)))
             for own in ordered:
+                # Dictionaries keep the order of insertion: each in turn goes to the end.
                 table[own] = table.pop(own)
 
 

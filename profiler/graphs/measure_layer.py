@@ -1,4 +1,4 @@
-"""One layer of a rebuilt graph, given memory, measured, and let go."""
+"""Measurement of one layer of a rebuilt graph, which has memory only meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeasuredLayer:
 
     Attributes:
         forward_bytes: See `MemoryRun`.
-        backward_bytes: Likewise, without gradients that wait for layers in front.
+        backward_bytes: See `MemoryRun`; without gradients that wait for layers in front.
         on_its_own: Whether the device works while the host issues more, as CUDA does.
     """
 
@@ -75,6 +75,7 @@ def measure_layer(
         trainable: list[Tensor] = [p for p in segment.parameters() if p.requires_grad]
         for parameter in trainable:
             parameter.grad = torch.zeros_like(parameter)
+        # The run's own parameters are on the meta device.
         live = replace(run, parameters=trainable)
         values = inputs.of(run.reads)
         table = LayerTable(segment)
@@ -83,6 +84,7 @@ def measure_layer(
         kept = table.places(found.kept, given, found.produced, get_constants(segment).values())
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(found.produced)]
         needs = found.forward_bytes, found.backward_bytes
+        # The outputs would stay in memory beside those of the timed passes.
         del found, given
         if options.compile:
             compile_layers([live], values, context)

@@ -1,4 +1,4 @@
-"""Memory that measuring a graph takes at the least, known before any of it is taken."""
+"""Lower bound on the memory that measuring a graph takes, computed before any is allocated."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def within_budget(
     held, there, found = HeldBytes(), set(given), []
     for node in there:
         held.add(value_of(node))
+    # What is given is there in any case and takes nothing from the budget.
     budget_bytes += held.size_bytes
     for node in needed:
         value = value_of(node)
@@ -63,6 +64,7 @@ def within_budget(
         for source in set(node.all_input_nodes) & there:
             if last_use[source] is node and source not in kept:
                 held.drop(value_of(source))
+    # Again, since a value whose readers did not fit is of no use to anything.
     return _leading_to(found, wanted)
 
 
@@ -72,6 +74,8 @@ def _leading_to(nodes: list[fx.Node], wanted: set[fx.Node]) -> list[fx.Node]:
     storages = {key for node in wanted for key in _storages(value_of(node))}
     found = []
     for node in reversed(nodes):
+        # An in-place change may have no reader of its own; it counts if it writes to memory that
+        # a needed value is in.
         if node in needed or not storages.isdisjoint(_storages(value_of(node))):
             found.append(node)
             needed.update(node.all_input_nodes)

@@ -51,12 +51,12 @@ def profile_graph(
 
     Each layer gets memory, made-up weights and inputs of the shapes and strides of the real ones,
     is measured forwards and backwards, and is let go, so that a model needs no more memory than
-    its largest layer. Of layers that cost the same one is measured. What they keep for the
-    backward adds up to the same storage table as measuring the whole model gives. Seeds torch's
-    random generators, and puts them back.
+    its largest layer. One layer of each cost class is measured. The storages saved for the backward
+    add up to the storage table that measuring the whole model gives. torch's random generators are
+    seeded, and restored afterwards.
 
-    Nobody's code is run but torch's. Still, a graph from somebody else is measured in a process of
-    its own (`profiler.child`): operators are not safe against every argument.
+    Only torch's code is run. Operators are not safe against every argument, though, so untrusted
+    graphs are measured in a separate process (`profiler.child`).
 
     Args:
         graph: Captured with ``rebuildable`` set.
@@ -81,6 +81,8 @@ def profile_graph(
         groups = _groups(classes, runs, deduplicate=options.deduplicate)
         chosen = [runs[members[len(members) // 2]] for members in groups]
         held = rebuilt.captured.program.inputs
+        # All layers are checked before the first is measured; what the tightest leaves may hold
+        # values throughout.
         left_bytes = min(_check_fits(run, device, held) for run in chosen)
         inputs = BoundaryValues(rebuilt, runs, device, generator, left_bytes)
         found: list[MeasuredLayer | None] = [None] * len(runs)
@@ -88,6 +90,7 @@ def profile_graph(
             for done, (run, members) in enumerate(zip(chosen, groups, strict=True)):
                 if progress is not None:
                     progress(done, len(groups), run.name)
+                # Again, without the inputs, which are there by now: free memory changes.
                 _check_fits(run, device)
                 budget_s = options.budget_s / len(groups)
                 measured = measure_layer(rebuilt, run, inputs, options, budget_s, generator)
@@ -152,6 +155,7 @@ def _document(found: _Found) -> Profile:
     kept = [layer.kept for layer in found.layers]
     layers = []
     values = {n: value_of(n) for run in found.runs for n in run.writes if n is not None}
+    # A layer measured alone never sees the gradients of skips that wait for layers in front.
     waiting = waiting_gradients(found.runs, values)
     for layer, name, run, measured, passing in zip(
         graph.layers, found.classes, found.runs, found.layers, waiting, strict=True

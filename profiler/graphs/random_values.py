@@ -111,5 +111,6 @@ def materialised(
     finally:
         for module, name, tensor in places:
             setattr(module, name, tensor)
+        # `apply_to_constants` visits them in the order `get_constants` lists them.
         restored = iter(constants.values())
         segment.apply_to_constants(lambda _: next(restored))

@@ -94,6 +94,8 @@ def _in_order(parts: Skeleton, graph: Graph, structure: CallStructure) -> list[f
 
 def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset[int]:
     """Run every operation on tensors without memory; returns the storages that are there anyway."""
+    # Fake tensors have the device they will be on, by which some operators choose their result's
+    # type or layout; meta tensors would say meta.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with warnings.catch_warnings(), silence_loggers("torch"), torch.no_grad(), mode:
         warnings.simplefilter("ignore")
@@ -120,6 +122,7 @@ def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset
 
 class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
+        # No value may be freed: its storage's key could be that of a later one.
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[str, Any] = {}
         self.current = ""
@@ -195,10 +198,12 @@ def _check_against(graph: Graph, captured: Captured) -> None:
     """Layers run forwards, and boundaries and parameters are what the operations make of them."""
     layer_of = captured.layers.layer_of
     for node, layer in layer_of.items():
+        # Inputs and constants are of no layer; every layer may read them.
         if any(layer_of.get(source, -1) > layer for source in node.all_input_nodes):
             raise InvalidInput(
                 f"operation {node.name!r} reads what a later layer makes", field="/operations"
             )
+    # The document's sizes are compared with what its operations give: whoever sent it may be wrong.
     for stated, cut in zip(graph.boundaries, captured.cuts, strict=True):
         if _crossing(stated) != _crossing(cut.boundary):
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The storage table of a model of which no two layers were ever there at once.
+"""Storage table of a model whose layers were measured one at a time.
 
 A storage that crosses a boundary is told by the value that crosses it: a layer that keeps its input
 keeps what the layer in front of it made. Which values share memory is known from running the graph
@@ -54,6 +54,8 @@ class LayerTable(StorageTable):
         constants: Iterable[Tensor],
     ) -> list[Kept]:
         """Locate the saved storages among a layer's values; parameters and buffers are left out."""
+        # The first place counts: an output that is a view of an input is the input's storage, which
+        # the layer in front made.
         known: dict[int, Place] = {}
         for what, values in (("read", given), ("write", produced), ("constant", list(constants))):
             for position, value in enumerate(values):
@@ -85,6 +87,7 @@ def storage_table(
     for index, (run, entries) in enumerate(zip(runs, kept, strict=True)):
         for entry in entries:
             key = _identity(run, index, entry.place)
+            # Parameters, buffers and the model's inputs exist with or without a backward.
             if key in resident:
                 continue
             sizes.setdefault(key, entry.size_bytes)

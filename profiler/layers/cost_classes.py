@@ -1,9 +1,9 @@
 """Cost classes: layers that do the same work and so cost the same.
 
 Two layers are of one class if they run the same operations with the same constants in the same
-arrangement, on inputs, parameters and buffers of the same shapes, strides and types, and the same
-of them need gradients. Values are not compared: a layer whose cost depends on them (experts chosen
-by a router) is taken for its equals.
+arrangement, on inputs, parameters and buffers of the same shapes, strides and types, of which the
+same ones need gradients. Values are not compared: a layer whose cost depends on them (experts
+chosen by a router) is assumed to cost what its class does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def cost_classes(captured: Captured, runs: Sequence[LayerRun]) -> list[str]:
     """Return each layer's class; equal strings for equal layers."""
     program = captured.program
     differentiable = differentiable_nodes(program)
+    # Shared by all layers: an object that two layers hold has one number in both of their keys.
     objects: dict[int, int] = {}
     by_layer: list[list[fx.Node]] = [[] for _ in captured.layers.names]
     for node in program.graph.nodes:

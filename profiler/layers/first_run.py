@@ -77,6 +77,7 @@ def first_run(
     ]
     if len(runs) > num_layers:
         outputs = _held_outputs(runs[-1], values, table)
+        # The loss is no layer of the plan, so the last layer is charged with the larger of both.
         workspace_bytes[num_layers - 1] = max(workspace_bytes[num_layers - 1 :]) + outputs
     return FirstRun(values, table.records(num_layers), output_bytes, workspace_bytes)
 

@@ -51,6 +51,7 @@ class Loss:
     def run(self, captured: Captured) -> LayerRun:
         """Return the loss as a layer that reads the model's flat outputs."""
         outputs = captured.program.flat_outputs
+        # A value returned twice is read once, and put in both of its places below.
         reads = list(dict.fromkeys(out for out in outputs if isinstance(out, fx.Node)))
 
         def loss(*values: Tensor) -> tuple[Tensor]:

@@ -25,8 +25,8 @@ class MemoryRun:
         kept: Storages its graph keeps until the backward.
         forward_bytes: Most memory in use at once in the forward beyond what it was given,
             parameters and what it keeps: outputs that no backward reads, and scratch memory.
-        backward_bytes: The same in the backward: gradients, those that come in and go out among
-            them, and scratch memory, less what it kept and has let go of.
+        backward_bytes: Most memory in use at once in the backward: gradients, including those of
+            its outputs and inputs, and scratch memory, less the saved storages freed by then.
     """
 
     produced: list[Any]

@@ -36,6 +36,7 @@ def forward_context(
 def _autocast(device: torch.device, dtype: torch.dtype, cached: bool) -> Iterator[None]:
     """Autocast that forgets what it converted; torch's own remembers it inside another one."""
     try:
+        # torch empties this cache only when the outermost autocast ends.
         with torch.autocast(device.type, dtype=dtype, cache_enabled=cached):
             yield
     finally:

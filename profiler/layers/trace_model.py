@@ -67,6 +67,7 @@ def _name_the_layer(
     """
     try:
         with tracing():
+            # Unchecked: the check runs the whole model, which is what ran out of memory.
             captured = trace(model, structure.as_sample(flat), check=False)
     except StagewrightError as refused:
         where = (refused.module if isinstance(refused, CaptureError) else None) or "the whole model"
@@ -79,6 +80,7 @@ def _name_the_layer(
     runs = layer_runs(captured)
     make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
+    # A layer too large on its own raises here; otherwise only all of them together are.
     first_run(model, runs, inputs, len(runs), context)
     raise out_of_memory(error, *runs) from error
 
