@@ -212,7 +212,8 @@ def _is_view(operation: torch._ops.OpOverload) -> bool:
     schema = operation._schema
     return bool(schema.returns) and all(
         # An in-place operation returns an alias as well, but writes to it.
-        entry.alias_info is not None and not entry.alias_info.is_write for entry in schema.returns
+        entry.alias_info is not None and not entry.alias_info.is_write
+        for entry in schema.returns
     )
 
 
