@@ -16,7 +16,7 @@ from .. import __version__
 from .auth.middleware import AuthMiddleware
 from .http.allowed_methods import documented_paths
 from .http.problems import install_problems
-from .http.query_parameters import refuse_unknown_parameters
+from .http.strict_requests import refuse_unknown_parameters
 from .http.threads import FOR_DATABASE
 from .jobs.workers import WorkerBackend
 from .middleware.access_log import AccessLog

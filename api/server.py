@@ -29,8 +29,8 @@ from .middleware.header_timeout import HeaderTimeoutProtocol
 from .model_sources.measure import choose_sandbox
 from .settings.load import Configuration, configure
 from .settings.settings import LOOPBACK_NAMES, ServerSettings
-from .store.database import IN_MEMORY, database_url
-from .store.store import Store, utc_now
+from .store.database import IN_MEMORY, database_url, utc_now
+from .store.store import Store
 from .telemetry.logs import configure_logging, is_for_people
 from .telemetry.metrics import Metrics
 from .telemetry.tracing import configure_tracing

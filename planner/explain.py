@@ -25,7 +25,7 @@ from .problem.input_checks import (
 )
 from .remedies import with_devices
 from .search.branch_and_bound import ROUNDING
-from .simulator.plan_timeline import skip_times
+from .simulator.durations import skip_times
 from .simulator.simulate import StageTimes, step_time
 from .validation.validate import validate
 

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 from ..core.errors import InvalidInput
 from ..core.plan.schedule import Action, Schedule, ScheduleName
-from .action_order import WORKS, make_order
+from .action_order import WORKS, check_depths, default_depths, make_order
 from .activation_memory import most_in_flight
 from .layout import make_layout
-from .warmup_depths import check_depths, default_depths
 
 
 def make_schedule(

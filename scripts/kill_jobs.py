@@ -27,9 +27,10 @@ from scripts.chaos.clients import FINAL, Gone, Reader, accepted, ask
 from scripts.chaos.victims import Database, KilledPostgres, Server
 from stagewright.api.http.examples import example_profile
 from stagewright.api.store.database import Database as Connections
+from stagewright.api.store.database import utc_now
 from stagewright.api.store.integrity import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT
-from stagewright.api.store.store import Store, utc_now
+from stagewright.api.store.store import Store
 
 JOB_S = 8.0
 """What a job may take on the average, all kills included."""

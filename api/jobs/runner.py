@@ -15,9 +15,10 @@ from starlette.concurrency import run_in_threadpool
 from ..errors import WorkersUnavailable
 from ..model_sources.measure import MeasuringSetup
 from ..planning.service import Planning
+from ..store.database import utc_now
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
-from ..store.store import Store, utc_now
+from ..store.store import Store
 from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span

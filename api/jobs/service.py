@@ -20,9 +20,10 @@ from ..auth.principal import Principal
 from ..errors import MeasuringUnavailable
 from ..planning.requests import PlanRequest, digest_measurement
 from ..planning.service import MeasurementNeeded, Planning, pointing_at
+from ..store.database import utc_now
 from ..store.jobs import JobStore
 from ..store.records import Job, JobRequest, JobState, Page
-from ..store.store import Store, utc_now
+from ..store.store import Store
 from .job_spec import JobSpec, required_resource
 from .notifications import JobNotifications
 from .outcome import read_problem

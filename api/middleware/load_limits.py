@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -12,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.units import format_bytes
 from ..auth.scopes import is_open
 from ..http.problems import Problem
-from .concurrency_limit import ConcurrencyLimit
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""
@@ -22,6 +22,12 @@ MAX_OPEN_BYTES = 8 * 2**10
 
 MAX_BODY_S = 120.0
 """Longest a body may take to arrive: 16 MiB at a megabit a second."""
+
+AT_ONCE = 16
+"""Four times the threads for the database: some requests search, some write."""
+
+MAX_SLOT_S = 0.25
+"""Longest a request keeps its slot; one that searches or measures continues without."""
 
 
 class LoadLimits:
@@ -149,3 +155,41 @@ def _release_on_stream(send: Send, release: Callable[[], None]) -> Send:
         await send(message)
 
     return send_and_release
+
+
+class ConcurrencyLimit:
+    """First-in, first-out slots: the number of requests handled at once.
+
+    Without it, every step of a request queues behind the steps of all others, so that a new plan,
+    which takes eight steps, waits eight times as long as a list, which takes one. With it each
+    request waits once. The figures of docs/load.md (217 requests a second from 200 clients without
+    pauses, 99 of 100 within 1.3 s) were measured with it.
+
+    Args:
+        at_once: Number of slots.
+        max_slot_s: Longest one is held.
+    """
+
+    def __init__(self, at_once: int = AT_ONCE, max_slot_s: float = MAX_SLOT_S) -> None:
+        self._max_slot_s = max_slot_s
+        self._free = asyncio.Semaphore(at_once)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a slot; the function given releases it early, as do `max_slot_s` seconds."""
+        await self._free.acquire()
+        is_held = True
+
+        def release() -> None:
+            # Called up to three times: by the timer, by a stream's first byte, at the end.
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(self._max_slot_s, release)
+        try:
+            yield release
+        finally:
+            timer.cancel()
+            release()

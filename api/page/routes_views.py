@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from ...view.plan_view import PlanView
 from ..auth.principal import CurrentPrincipal
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from ..routes.idempotency import TAGGED, IfNoneMatch, of_release, tagged
 from .plan_views import TheViews, ViewAnswer, ViewRequest

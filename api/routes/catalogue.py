@@ -31,7 +31,7 @@ from ...core.service.catalogue import (
 )
 from ..http.field_errors import FieldError, clip
 from ..http.problems import Problem
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..jobs.backends import is_local
 from ..model_sources.custom_code import ForeignModels
 from ..model_sources.families import why_not_buildable

@@ -12,7 +12,7 @@ from ..auth.principal import CurrentPrincipal
 from ..http.examples import graph_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..model_sources.pt2_upload import ProgramReader
 from ..openapi import PROBLEM_RESPONSE
 from ..store.records import Stored

@@ -17,7 +17,7 @@ from ..auth.principal import CurrentPrincipal
 from ..http.examples import job_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
 from ..openapi import PROBLEM_RESPONSE

@@ -15,7 +15,7 @@ from ..auth.principal import CurrentPrincipal
 from ..auth.scopes import KEYS, Scope
 from ..http.examples import key_examples
 from ..http.problems import Problem
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from .dependencies import TheStore
 

@@ -18,7 +18,7 @@ from ..auth.principal import CurrentPrincipal, Principal
 from ..http.disconnect import while_connected
 from ..http.examples import plan_examples
 from ..http.pagination import Cursor, Limit, Search, cursor_checked
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..jobs.outcome import read_problem, to_exception
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import (

@@ -12,7 +12,7 @@ from ...core.service.documents import ProfileList, StoredProfile
 from ..auth.principal import CurrentPrincipal
 from ..http.examples import profile_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import ProfileFormat, export_headers, profile_text
 from ..store.records import Stored

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Response
 
 from ..auth.principal import CurrentPrincipal
 from ..http.examples import comparison_examples, simulation_examples
-from ..http.strict_json import StrictRoute
+from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.what_if import Comparison, ComparisonRequest, Simulation, SimulationRequest
 from .dependencies import ThePlanning

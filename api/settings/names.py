@@ -10,8 +10,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ..telemetry.redaction import MASK, without_passwords
 from .settings import PREFIX, ServerSettings
-from .types import MASK, without_passwords
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ Opening one takes longer than most queries; a thread waits while all are in use.
 POSTGRESQL = "postgresql"
 
 
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class Database:
     """Connections to one database.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections import OrderedDict
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, or_, select
 
-from ...core.cluster.table import format_devices
+from ...core.cluster.shorthand import format_devices
 from ...core.document import Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
@@ -21,12 +23,12 @@ from ...core.service.plans import PlanRecord, StoredPlan
 from .database import Database
 from .errors import RecordNotFound
 from .idempotency import remember
-from .lru_cache import LruCache
 from .pagination import fetch_page
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 
 Summary = TypeVar("Summary", bound=Record)
+Value = TypeVar("Value")
 
 CACHED_CHARACTERS = 16 * 2**20
 """JSON length of the profiles kept parsed; in memory they take several times as much."""
@@ -288,3 +290,37 @@ def select_plan_summaries(project_id: str, search: str) -> Select[Any]:
 def _plan_summary(row: Row[Any]) -> PlanSummary:
     values = row[1:]  # the first column is the position
     return PlanSummary.model_validate(dict(zip(SUMMARY_COLUMNS, values, strict=True)))
+
+
+class LruCache(Generic[Value]):
+    """A thread-safe cache of immutable values, of which the least recently used are dropped first.
+
+    Args:
+        capacity: Total size of all values, in the unit passed to `put`.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
+        self._size = 0
+        self._lock = Lock()
+
+    def get(self, key: str) -> Value | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: str, value: Value, size: int) -> None:
+        """Add a value and drop old ones to make room; one beyond the capacity is not kept."""
+        if size > self._capacity:
+            return
+        with self._lock:
+            _, replaced_size = self._entries.pop(key, (None, 0))
+            self._size += size - replaced_size
+            self._entries[key] = (value, size)
+            while self._size > self._capacity:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._size -= freed

@@ -7,11 +7,11 @@ state threads could share, and a conditional change is one visible statement.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from .audit import AuditLog
-from .database import Database
+from .database import Database, utc_now
 from .documents import DocumentStore
 from .idempotency import IdempotencyStore, ReuseStore
 from .jobs import JobStore
@@ -19,10 +19,6 @@ from .migrate import check_revision, upgrade
 from .projects import KeyStore, ProjectStore
 from .records import Retention
 from .retention import expire
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class Store:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
-from ..settings.types import MASK, without_passwords
+MASK = "********"
 
 MIN_CHARACTERS = 6
 """Shorter secrets are not masked: they occur in ordinary words."""
@@ -20,6 +20,10 @@ _PATTERNS = (
 _MARKS = ("sw_", "eyj", "bearer", "://", "password=")
 """Lower-case texts of which one occurs in every match of a pattern. Most lines have none and skip
 the patterns."""
+
+# Greedy up to the last "@": passwords may contain "@" and "/".
+_USER_INFO = re.compile(r"(?<=://)([^\s:/@]*):\S*@")
+_PARAMETER = re.compile(r"(?i)([?&][a-z]*password=)[^&\s]*")
 
 
 class Scrubber:
@@ -62,3 +66,8 @@ class Scrubber:
         for pattern in _PATTERNS:
             text = pattern.sub(MASK, text)
         return without_passwords(text)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with the passwords of URLs masked."""
+    return _PARAMETER.sub(rf"\g<1>{MASK}", _USER_INFO.sub(rf"\g<1>:{MASK}@", text))

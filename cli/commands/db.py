@@ -88,8 +88,7 @@ def _check_arguments(action: DbAction, file: Path | None, days: tuple[float | No
 
 @contextmanager
 def _open(address: str) -> Iterator[Database]:
-    from ...api.store.database import Database
-    from ...api.store.store import utc_now
+    from ...api.store.database import Database, utc_now
 
     database = Database(address, now=utc_now)
     try:

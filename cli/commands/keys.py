@@ -143,8 +143,8 @@ def _create(
     quotas: tuple[int | None, int | None],
     expires_days: float | None,
 ) -> NewApiKey:
+    from ...api.store.database import utc_now
     from ...api.store.records import Quotas
-    from ...api.store.store import utc_now
 
     made = store.keys.create(
         owner.id,
@@ -202,7 +202,7 @@ def _quotas(quotas: Quotas) -> str:
 
 
 def _state(key: ApiKey) -> str:
-    from ...api.store.store import utc_now
+    from ...api.store.database import utc_now
 
     if key.revoked_at is not None:
         return f"revoked {key.revoked_at:%Y-%m-%d}"

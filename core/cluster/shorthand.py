@@ -1,4 +1,4 @@
-"""Parser of cluster shorthand: ``4x24GB``, ``4x8x80GB``, ``2x80GB,4x24GB``, ``8xH200``.
+"""Cluster shorthand, read and written: ``4x24GB``, ``4x8x80GB``, ``2x80GB,4x24GB``, ``8xH200``.
 
 ::
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 
 from ..errors import InvalidInput
 from .accelerators import Accelerator, get_accelerator
@@ -35,6 +36,12 @@ is NCCL's constant for a ring over NVLink and large messages (3.4 us, ``tuning.c
 BETWEEN_NODES = LinkLevel(name="network", group_size=1, latency_s=14e-6, bandwidth_bytes_per_s=25e9)
 """200 Gb/s per device (HDR InfiniBand; a DGX A100 has a card for each). The latency is NCCL's
 constant for a network and large messages (14 us)."""
+
+MAX_RUNS = 4
+"""Most runs of equal devices listed in one line."""
+
+MAX_KIND = 40
+"""Most characters shown of a device's kind."""
 
 _PART = re.compile(
     r"(?:(?P<nodes>\d{1,9})x)?(?P<devices>\d{1,9})x"
@@ -81,6 +88,17 @@ def parse_devices(text: str, *, max_devices: int = 2**20) -> Cluster:
             devices.append(Device(name=name, kind=part.kind, memory_bytes=part.memory_bytes))
             names[part.kind] += 1
     return Cluster(devices=tuple(devices), levels=_build_levels(text, parts, named, count))
+
+
+def format_devices(cluster: Cluster) -> str:
+    """Count the devices of each kind, in order: ``8 x H100``, ``2 x 80GB, 4 x 24GB``."""
+    runs = [
+        (kind[:MAX_KIND], len(list(run)))
+        for kind, run in groupby(cluster.devices, key=lambda one: one.kind)
+    ]
+    shown = [f"{number} x {kind}" for kind, number in runs[:MAX_RUNS]]
+    more = [f"{len(runs) - MAX_RUNS} more runs"] if len(runs) > MAX_RUNS else []
+    return ", ".join([*shown, *more])
 
 
 def _parse_part(piece: str, text: str) -> _Part:

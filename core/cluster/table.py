@@ -8,12 +8,6 @@ from ..text_table import format_table
 from ..units import format_bytes, format_time
 from .cluster import Cluster, Device
 
-MAX_RUNS = 4
-"""Most runs of equal devices listed in one line."""
-
-MAX_KIND = 40
-"""Most characters shown of a device's kind."""
-
 
 def format_cluster(cluster: Cluster) -> str:
     """Format a cluster: runs of equal devices, then the links from the innermost level outwards."""
@@ -46,17 +40,6 @@ def format_cluster(cluster: Cluster) -> str:
         headings = ("link", "joins", "latency", "bandwidth", "all-reduce")
         text += "\n\n" + format_table([headings, *links])
     return text
-
-
-def format_devices(cluster: Cluster) -> str:
-    """Count the devices of each kind, in order: ``8 x H100``, ``2 x 80GB, 4 x 24GB``."""
-    runs = [
-        (kind[:MAX_KIND], len(list(run)))
-        for kind, run in groupby(cluster.devices, key=lambda one: one.kind)
-    ]
-    shown = [f"{number} x {kind}" for kind, number in runs[:MAX_RUNS]]
-    more = [f"{len(runs) - MAX_RUNS} more runs"] if len(runs) > MAX_RUNS else []
-    return ", ".join([*shown, *more])
 
 
 def _what(device: Device) -> tuple[str, int | None, float]:

@@ -10,12 +10,11 @@ from itertools import pairwise
 from ...core.errors import InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
 from ...core.plan.schedule import ScheduleName
-from ...schedules.action_order import make_order
+from ...schedules.action_order import default_depths, make_order
 from ...schedules.activation_memory import most_in_flight
 from ...schedules.layout import copies, make_layout
 from ...schedules.traits import CLOSED_FORM, FOLDED, SPLIT_BACKWARD
-from ...schedules.warmup_depths import default_depths
-from ..simulator.plan_timeline import skip_times
+from ..simulator.durations import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .assignment import Assignment
 from .chain import ChainCosts, chain_costs

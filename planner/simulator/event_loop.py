@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from ...core.errors import InvalidInput
 from ...schedules.action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, ActionOrder, Ints
 from ...schedules.numba_jit import Kernel
-from .durations import StageTimes
-from .messages import StepMessages
+from .durations import StageTimes, StepMessages
 
 Floats = NDArray[np.float64]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ...core.plan.plan import DirectSend, Plan
+from ...core.plan.plan import Plan
 from ...core.plan.timeline import Timeline
 from ...schedules.action_order import make_order
 from ...schedules.plan_schedule import schedule_of
-from .durations import SkipTimes
+from .durations import skip_times
 from .rows import StepRows
 from .simulate import StageTimes, simulate, simulate_rows
 
@@ -56,19 +54,4 @@ def _times_of(plan: Plan) -> StageTimes:
         forward_channel=plan.forward_channels,
         backward_channel=plan.backward_channels,
         skips=skip_times(plan.direct_sends),
-    )
-
-
-def skip_times(sends: Sequence[DirectSend]) -> tuple[SkipTimes, ...]:
-    """Return a plan's direct sends as the simulator takes them."""
-    return tuple(
-        SkipTimes(
-            send.source,
-            send.target,
-            send.forward_time_s,
-            send.backward_time_s,
-            send.forward_channel,
-            send.backward_channel,
-        )
-        for send in sends
     )

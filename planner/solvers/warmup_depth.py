@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ...schedules.warmup_depths import default_depths
+from ...schedules.action_order import default_depths
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import CostedPlan, CostModel
 from ..search.branch_and_bound import ROUNDING

@@ -13,10 +13,9 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Parameter
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
 from ...core.profile.profile import Profile
-from ...schedules.action_order import ActionOrder, make_order
+from ...schedules.action_order import ActionOrder, check_depths, make_order
 from ...schedules.activation_memory import most_in_flight
-from ...schedules.warmup_depths import check_depths
-from ..simulator.plan_timeline import skip_times
+from ..simulator.durations import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .reference_placement import StagePlacement, level_between
 from .reference_skips import PassingTensors, find_passing_tensors

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.api.auth import login_throttle as guessing
+from stagewright.api.auth import authenticate as guessing
 from stagewright.api.http.examples import example_profile
 from stagewright.api.server import run
 from stagewright.api.settings.settings import ServerSettings

@@ -3,8 +3,8 @@
 import random
 
 from stagewright.planner.simulator.simulate import StageTimes
+from stagewright.schedules.action_order import default_depths
 from stagewright.schedules.traits import FOLDED, IN_ROUNDS
-from stagewright.schedules.warmup_depths import default_depths
 
 ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
 SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")

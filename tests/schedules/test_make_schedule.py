@@ -7,8 +7,8 @@ import pytest
 
 from stagewright.core.errors import InvalidInput
 from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.schedules.action_order import default_depths
 from stagewright.schedules.make_schedule import in_flight, make_schedule
-from stagewright.schedules.warmup_depths import default_depths
 
 
 def orders(name, num_stages, num_microbatches):

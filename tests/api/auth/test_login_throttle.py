@@ -7,10 +7,14 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.auth import login_throttle as guessing
+from stagewright.api.auth import authenticate as guessing
 from stagewright.api.auth.audit import AuditWriter
-from stagewright.api.auth.authenticate import Authenticator
-from stagewright.api.auth.login_throttle import SECONDS_EACH, WRONG_AT_ONCE, LoginThrottle
+from stagewright.api.auth.authenticate import (
+    SECONDS_EACH,
+    WRONG_AT_ONCE,
+    Authenticator,
+    LoginThrottle,
+)
 from stagewright.api.auth.middleware import AuthMiddleware
 from stagewright.api.auth.principal import OPERATOR
 from stagewright.api.errors import Forbidden, IdentityProviderUnreachable, Unauthorized

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from stagewright.api.http import large_bodies
 from stagewright.api.http.large_bodies import LARGE_BYTES, SLICE, in_slices
 from stagewright.api.http.problems import Problem
-from stagewright.api.http.strict_json import StrictRequest
+from stagewright.api.http.strict_requests import StrictRequest
 from stagewright.api.planning.requests import PlanRequest
 from stagewright.core.profile.profile import LayerProfile, Profile
 

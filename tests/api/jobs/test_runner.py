@@ -31,11 +31,11 @@ from stagewright.api.jobs.messages import (
 )
 from stagewright.api.jobs.notifications import JobNotifications
 from stagewright.api.jobs.runner import JobRunner
-from stagewright.api.store.database import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY, utc_now
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Job, JobRequest
-from stagewright.api.store.store import Store, utc_now
+from stagewright.api.store.store import Store
 from stagewright.core.profile.profile import Profile
 
 

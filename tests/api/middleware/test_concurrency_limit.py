@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stagewright.api.middleware.concurrency_limit import ConcurrencyLimit
-from stagewright.api.middleware.load_limits import LoadLimits
+from stagewright.api.middleware.load_limits import ConcurrencyLimit, LoadLimits
 
 STEPS = 8
 

@@ -14,7 +14,7 @@ import pytest
 from stagewright.api.settings.load import Origin, configure
 from stagewright.api.settings.names import setting_names
 from stagewright.api.settings.settings import ServerSettings
-from stagewright.api.settings.types import without_passwords
+from stagewright.api.telemetry.redaction import without_passwords
 from stagewright.core.errors import InvalidInput
 
 OIDC = {

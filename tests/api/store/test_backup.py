@@ -15,11 +15,11 @@ import pytest
 from stagewright.api.http.examples import example_profile
 from stagewright.api.store import backup as backup_module
 from stagewright.api.store.backup import backup, restore
-from stagewright.api.store.database import Database
+from stagewright.api.store.database import Database, utc_now
 from stagewright.api.store.integrity import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, JobRequest
-from stagewright.api.store.store import Store, utc_now
+from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA
 from stagewright.core.errors import InvalidInput
 from stagewright.core.profile.profile import Profile

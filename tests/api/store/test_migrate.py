@@ -17,11 +17,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 from stagewright.api.http.examples import example_profile
-from stagewright.api.store.database import IN_MEMORY, Database
+from stagewright.api.store.database import IN_MEMORY, Database, utc_now
 from stagewright.api.store.errors import RecordNotFound
 from stagewright.api.store.migrate import MIGRATIONS, upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
-from stagewright.api.store.store import Store, utc_now
+from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PLANS, PROFILES, REVISION
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput

@@ -15,7 +15,7 @@ from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.solvers import warmup_depth as warm_up
 from stagewright.planner.validation.validate import validate
-from stagewright.schedules.warmup_depths import check_depths, default_depths
+from stagewright.schedules.action_order import check_depths, default_depths
 from tests.builders import chain_profile, random_cluster, random_profile
 from tests.planner.instances import draw_cluster
 

@@ -1,4 +1,6 @@
-"""Strict JSON bodies: exactly RFC 8259, without pydantic's lax conversions.
+"""Strict requests: JSON bodies exactly as in RFC 8259, and no unknown query parameters.
+
+A misspelt query parameter would otherwise be ignored silently.
 
 Python's own parser accepts NaN, lone surrogates and any depth up to its recursion limit, which
 fail later in unexpected places. And pydantic accepts ``true`` and ``"1"`` as the number 1, which
@@ -8,19 +10,24 @@ Python objects, which strict mode refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from email.message import Message
 from typing import Any, Literal
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from .field_errors import MAX_ERRORS, FieldError, clip
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
 from .problems import Problem, problem_of_validation
 from .threads import in_busy_thread
+from .unknown_fields import suggest_name
+
+API = "/v1/"
 
 
 class StrictRequest(Request):
@@ -162,3 +169,32 @@ def _pairs(value: Any, found: Any) -> list[tuple[str | int, Any, Any]]:
     if isinstance(value, tuple | list) and isinstance(found, list) and len(value) == len(found):
         return [(index, *both) for index, both in enumerate(zip(value, found, strict=True))]
     return []
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that a route of the API does not document.
+
+    Raises:
+        Problem: 422, listing them.
+    """
+    if not request.scope["query_string"] or not request.url.path.startswith(API):
+        return
+    # From the route's own declaration, so that no second list can fall behind.
+    known = set(_parameter_names(request.scope["route"].dependant))
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        errors = [
+            FieldError(
+                parameter=clip(name), detail="unknown parameter; " + suggest_name(name, known)
+            )
+            for name in unknown[:MAX_ERRORS]
+        ]
+        detail = f"{errors[0].parameter}: {errors[0].detail}"
+        raise Problem(422, "invalid-input", detail, errors=errors)
+
+
+def _parameter_names(dependant: Dependant) -> Iterator[str]:
+    """Yield the query parameters of a route and of its dependencies."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _parameter_names(inner)
