@@ -62,7 +62,9 @@ class Document(Record):
     @classmethod
     def _refuse_unknown_version(cls, data: Any) -> Any:
         if isinstance(data, dict):
+            # Without a version, a document counts as one of this release: people may write it.
             found = data.get("schema_version", cls.SCHEMA)
+            # The kind first: the version of another kind of document would mislead.
             if has_own_schema(found) and document_kind(found) != document_kind(cls.SCHEMA):
                 raise ValueError(
                     f"expected a {document_kind(cls.SCHEMA)}, found a {document_kind(found)} "
@@ -96,6 +98,8 @@ class Document(Record):
     def write(self, path: str | Path) -> None:
         """Write the document to a file atomically."""
         target = Path(path)
+        # In the same folder, since `replace` is atomic only within one file system. A reader sees
+        # the old document or the new one, never half of it.
         partial = target.with_name(target.name + ".partial")
         partial.write_text(self.to_json(indent=2) + "\n", encoding="utf-8")
         partial.replace(target)
@@ -148,6 +152,7 @@ def json_digest(value: Any) -> str:
 
 def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
     """Convert pydantic's error to one message that names every invalid field."""
+    # pydantic puts the prefix before the message of every ValueError that a validator raises.
     lines = [
         f"{json_pointer(item['loc']) or '(whole)'}: {item['msg'].removeprefix('Value error, ')}"
         for item in error.errors()
@@ -158,6 +163,7 @@ def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
 
 def json_pointer(location: tuple[int | str, ...]) -> str:
     """Return the RFC 6901 pointer to a location, e.g. ``/layers/3/forward/median_s``."""
+    # `~` first, or the `~` of `~1` would be escaped again.
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
 
 
@@ -172,5 +178,6 @@ class CompactRecord(Record):
             name: value
             for name, value in written.items()
             if fields[name].is_required()
+            # The value itself, not its JSON, which may look different from an equal default.
             or getattr(self, name) != fields[name].get_default(call_default_factory=True)
         }

@@ -30,6 +30,7 @@ def chrome_trace(*timelines: Timeline) -> str:
 
 def _moved(event: dict[str, Any], place: int) -> dict[str, Any]:
     """Move an event to the process of one of several timelines; ids span the whole trace."""
+    # Far apart, so that no two timelines share an id.
     ids = {"id": event["id"] + place * 10**9} if "id" in event else {}
     return {**event, "pid": event["pid"] + 2 * place, **ids}
 

@@ -92,6 +92,7 @@ def parse_pipedream_graph(data: bytes | str) -> PipeDreamGraph:
         line = line.removesuffix("\r")
         if not line.strip():
             continue
+        # Only the tab tells an edge from a node: both have the separator.
         if line.startswith("\t"):
             edge = _edge(line, number)
             edges.setdefault(edge, number)
@@ -136,6 +137,7 @@ def _node(line: str, number: int) -> PipeDreamNode:
     if len(fields) == 4 and not re.fullmatch(r"stage_id=-?\d+", fields[3].strip()):
         raise InvalidInput(f"line {number}: expected stage_id=<number>, found {fields[3]!r}")
     costs: dict[str, str] = {}
+    # Lists of activations are separated by semicolons, so a comma ends a cost.
     for part in fields[2].strip().split(", "):
         name, equals, value = part.partition("=")
         if not equals or name not in FIELDS or name in costs:
@@ -262,6 +264,7 @@ def to_profile(graph: PipeDreamGraph) -> Profile:
         InvalidInput: No node computes anything.
     """
     graph = drop_inputs_and_unused(graph)
+    # Of nodes that are ready, `Dag.order` takes the lowest number first.
     by_number = sorted(graph.nodes, key=lambda node: (_trailing_number(node.node_id), node.node_id))
     numbers = {node.node_id: number for number, node in enumerate(by_number)}
     dag = Dag(len(numbers), tuple((numbers[a], numbers[b]) for a, b in graph.edges))
@@ -316,6 +319,7 @@ def _parameter(node: PipeDreamNode, position: int) -> Parameter:
     return Parameter(
         names=(f"{node.node_id}.weight",),
         size_bytes=size_bytes,
+        # The file has bytes only; weights are taken to be float32.
         numel=size_bytes // 4,
         layers=(position,),
     )
@@ -342,6 +346,7 @@ def _output(node: PipeDreamNode) -> TensorSpec:
     """Describe a node's output by its bytes; a gradient of equal size flows back."""
     return TensorSpec(
         name=node.node_id,
+        # No shapes in the file either: as many elements of one byte.
         shape=(math.ceil(node.activation_bytes),),
         dtype="uint8",
         requires_grad=True,

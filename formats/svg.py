@@ -72,6 +72,7 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
     panel = timeline.num_ranks * (ROW_HEIGHT + ROW_GAP)
     height = TOP + len(drawn) * panel + (len(drawn) - 1) * PANEL_GAP + BOTTOM
     width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
+    # Names come from other people's documents: no control characters here, escaped below.
     title = sanitize(
         f"{plan.model or 'Model'}: {plan.num_stages} stage{'s' * (plan.num_stages > 1)}"
         f"{f' on {where.num_ranks} devices' * (where.num_ranks != plan.num_stages)}, "
@@ -159,6 +160,7 @@ def _stages_of(where: Layout, rank: int) -> list[int]:
 
 
 def _shortened(label: str) -> str:
+    # Nothing here can measure text, so a digit's width stands for every character's.
     most = int(LABEL_WIDTH / DIGIT_WIDTH) - 1
     return label if len(label) <= most else label[: most - 1] + "…"
 
@@ -185,6 +187,7 @@ def _axis(step_time_s: float, y: int) -> Iterator[str]:
     yield f'<line class="axis" x1="{x}" y1="{y}" x2="{x + CHART_WIDTH}" y2="{y}"/>'
     if step_time_s <= 0:
         return
+    # At most six intervals, so that labels do not overlap.
     each_s = _round_interval(step_time_s / 6)
     for tick in range(math.floor(step_time_s / each_s) + 1):
         at = x + CHART_WIDTH * tick * each_s / step_time_s

@@ -131,6 +131,7 @@ class JobAttempt:
         loop = asyncio.get_running_loop()
 
         def on_message(message: WorkerMessage) -> None:
+            # Backends call from threads of their own, and asyncio's queues are not thread-safe.
             loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
         request_json = await run_in_threadpool(self._spec.measure.model_dump_json)
@@ -195,6 +196,7 @@ class JobAttempt:
             return False
         self.job, self.is_running = started, True
         _log.info("job started", extra={"attempt": started.attempt, "worker": worker})
+        # Later attempts would count the time of lost ones as waiting.
         if started.attempt == 1 and started.started_at is not None:
             waited = started.started_at - started.created_at
             self._context.metrics.job_started(started.kind, waited.total_seconds())
@@ -297,6 +299,7 @@ class JobAttempt:
             problem = problem_json(problem_of(error))
             await self._finish("failed", profile=profile, problem=problem)
         finally:
+            # Without effect on a finished search; needed when another attempt has taken over.
             search.cancel()
 
     async def _finish(
@@ -373,6 +376,7 @@ async def requeue_or_fail(store: Store, job: Job, retry_policy: RetryPolicy, why
     """Queue a job whose worker was lost again, or end it after too many attempts."""
     if job.cancel_requested:
         await retry_until_available(store.jobs.finish, job.id, job.attempt, "cancelled")
+    # Otherwise a model that kills its worker would go from one to the next forever.
     elif job.attempt >= retry_policy.attempts:
         detail = f"all {job.attempt} attempts lost their worker; the last one: {why}"
         problem = new_problem_json(503, "worker-lost", detail)

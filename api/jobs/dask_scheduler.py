@@ -164,6 +164,7 @@ def security_of(tls: TlsFiles | None, role: str) -> Any:
     return Security(
         require_encryption=True,
         tls_ca_file=tls.ca_file,
+        # One PEM file may hold both certificate and key.
         **{f"tls_{role}_cert": tls.cert, f"tls_{role}_key": tls.key or tls.cert},
     )
 

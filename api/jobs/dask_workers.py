@@ -57,6 +57,7 @@ class DaskWorkers:
                 self._topic,
                 key=task.key,
                 resources={task.needs: 1},
+                # Dask gives equal pure calls one result.
                 pure=False,
                 retries=0,
             )
@@ -126,6 +127,7 @@ class DaskWorkers:
     def _on_done(self, future: Any) -> None:
         """Pass the end of a task on; called on one of the client's threads."""
         key = future.key
+        # Stopped, or ended by a disconnect, which has reported it.
         if self._futures.pop(key, None) is None:
             return
         if future.status == "finished":

@@ -141,6 +141,7 @@ class JobRunner:
     async def stop(self) -> None:
         """Stop all attempts and queue their jobs again for the next server."""
         self._notifications.stop()
+        # Before the tasks are cancelled: an attempt interrupted while it starts removes itself.
         attempts = list(self._attempts.values())
         running = [*self._background, *self._tasks.values()]
         for task in running:
@@ -179,6 +180,7 @@ class JobRunner:
         lock = self._locks.setdefault((job.project_id, spec.measure_digest), asyncio.Lock())
         async with lock:
             job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
+            # It may have been cancelled or taken by another server while it waited for the lock.
             if job.state != "queued":
                 return
             if is_late(job, self._context.now()):
@@ -265,6 +267,7 @@ class JobRunner:
             # was submitted to, unless this server has just started: then it may be our own.
             if self._is_first_sweep or job.attempt or age > timedelta(seconds=ORPHAN_S):
                 self.take(job)
+        # Running, but without heartbeats: its server was lost.
         elif now - (job.heartbeat_at or now) > timedelta(seconds=silence_s):
             why = f"the server that ran it was lost {silence_s:g} s ago"
             await requeue_or_fail(self._store, job, self._context.retry_policy, why)

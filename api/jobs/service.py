@@ -166,6 +166,7 @@ class JobService:
                     return job
                 if not even_unserved and await self._runner.is_unserved(job):
                     return job
+                # Changes made by this server end the wait; those of others show in the row alone.
                 await watch.wait(min(remaining, POLL_S))
 
     async def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:

@@ -81,6 +81,7 @@ async def _serve(
         while not stopped.is_set():
             await _serve_scheduler(scheduler, tls, offers, name, on_ready, stopping)
             with suppress(TimeoutError):
+                # Shielded: a timeout cancels what it waits for, and every round waits for this.
                 await asyncio.wait_for(asyncio.shield(stopping), RECONNECT_S)
     finally:
         stopping.cancel()
@@ -112,6 +113,7 @@ async def _serve_scheduler(
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             return
+        # Raises if the worker did not start.
         starting.result()
         on_ready(str(worker.name), offers)
         gone = asyncio.ensure_future(worker.finished())

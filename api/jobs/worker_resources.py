@@ -54,6 +54,7 @@ def device_names() -> list[str]:
         return []
     try:
         asked = subprocess.run(
+            # -P: a file named torch.py in the working directory is not imported.
             [sys.executable, "-P", "-c", LIST_GPUS],
             capture_output=True,
             timeout=QUERY_TIMEOUT_S,

@@ -38,6 +38,7 @@ class ForeignModels:
             Problem: 403: code, which this server does not run, or which the caller may not send.
         """
         if request.code is not None:
+            # The server's switch before the caller's right: where code is off, no right helps.
             if not self.allow_code:
                 raise Problem(403, "code-not-allowed", CODE_IS_OFF)
             principal.require("code", "running code")

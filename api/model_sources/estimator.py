@@ -82,6 +82,7 @@ class Estimator:
             DeadlineExceeded: The estimate took too long; the child has been killed.
         """
         try:
+            # The timeout is the outer one: waiting for a slot counts, too.
             async with asyncio.timeout(self._deadline_s), self._slots:
                 with span("stagewright.estimate"):
                     output = await self._output(request.model_dump_json())
@@ -96,6 +97,7 @@ class Estimator:
             raise MeasuringFailed(f"the child returned no valid estimate: {error}") from None
 
     async def _output(self, request_json: str) -> str | bytes:
+        # Looked up, not imported: torch is for the child.
         if importlib.util.find_spec("torch") is not None:
             return await run_confined_async(
                 self._command,

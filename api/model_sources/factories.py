@@ -99,6 +99,7 @@ def _factory(name: str, value: Any, file: Path) -> Factory:
     import jsonschema
 
     try:
+        # Requests name factories by this model; a name that it refuses could never be called.
         FactoryCall(name=name)
         factory = Factory.model_validate({"import": value} if isinstance(value, str) else value)
         jsonschema.Draft202012Validator.check_schema(factory.schema_of_arguments())

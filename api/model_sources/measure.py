@@ -139,16 +139,19 @@ def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str,
     if request.code is not None:
         if not setup.allow_code:
             raise InvalidInput(CODE_IS_OFF, field="/code")
+        # Always in a tested cell, even where the setup says that children need no sandbox.
         return (*FOREIGN_COMMAND, "--code"), proven_cell()
     sandbox = choose_sandbox(setup.sandbox)
     if request.factory is None:
         return setup.command, Cell(sandbox, None)
+    # Again after the server's check, because a worker measures by its own setup.
     check_call(request.factory, setup.factories)
     factory = setup.factories[request.factory.name]
     words = ["--factory", f"{request.factory.name}={factory.target}"]
     for path in factory.path:
         words += ["--path", path]
     if sandbox is not None:
+        # Besides what every child sees, it needs the folders that the factory is imported from.
         sandbox = sandbox.with_paths(factory.path)
     return (*FOREIGN_COMMAND, *words), Cell(sandbox, None)
 

@@ -44,12 +44,14 @@ class ProgramReader:
             sandbox = await run_in_threadpool(choose_sandbox, self._sandbox)
             try:
                 output = await run_confined_async(COMMAND, archive, LIMITS, sandbox=sandbox)
+            # The archive unpacks to more than the child may hold: the client's to change.
             except (OutOfMemory, DeadlineExceeded):
                 raise InvalidInput(
                     "the program is too large for this service; profile the model where it is, "
                     "and send the profile"
                 ) from None
             try:
+                # The child parsed untrusted bytes; its answer is trusted no more than an upload.
                 return await run_in_threadpool(Graph.model_validate_json, output)
             except ValidationError as error:
                 raise MeasuringFailed(f"the child returned no valid graph: {error}") from None

@@ -62,6 +62,7 @@ class LinkLevel(Record):
         if num_ranks < 2 or not size_bytes:
             return 0.0
         bandwidth = self.all_reduce_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
+        # A ring: n - 1 messages of 1/n of the bytes to sum, and as many to hand out the sums.
         messages = 2 * (num_ranks - 1)
         return messages * (self.latency_s + size_bytes / num_ranks / bandwidth)
 
@@ -81,6 +82,7 @@ class Cluster(Document):
         if len(set(names)) != len(names):
             raise ValueError("device names must be unique")
         sizes = [level.group_size for level in self.levels]
+        # Groups must nest, because `link` finds a device's group by integer division alone.
         if any(inner >= outer or outer % inner for inner, outer in pairwise(sizes)):
             raise ValueError(
                 f"levels go from innermost to outermost, each a multiple of the one before; "
@@ -145,6 +147,7 @@ class Cluster(Document):
             )
         count = num_nodes * devices_per_node
         levels = []
+        # A group of one device needs no link, but a cluster's only level is kept all the same.
         if devices_per_node > 1 or num_nodes == 1:
             levels.append(inside.model_copy(update={"group_size": devices_per_node}))
         if num_nodes > 1:
@@ -170,6 +173,7 @@ class Cluster(Document):
             InvalidInput: The text is not shorthand, names an unknown device, or describes more
                 devices than ``max_devices``.
         """
+        # Imported here, because the parser builds clusters.
         from .shorthand import parse_devices
 
         return parse_devices(text, max_devices=max_devices)

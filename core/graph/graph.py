@@ -236,6 +236,7 @@ class Graph(Document):
         check_boundaries(self.boundaries, len(self.layers))
         check_edges(self.edges, len(self.layers))
         check_layer_indices(self.parameters, len(self.layers))
+        # Here and not in the service, so that no way of reading a graph can leave the checks out.
         if self.rebuildable:
             check_rebuildable(self)
         return self
@@ -275,6 +276,7 @@ def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
 def check_edges(edges: tuple[Edge, ...], num_layers: int) -> None:
     """Check that every edge runs forwards between existing layers, so that there is no cycle."""
     for position, edge in enumerate(edges):
+        # `MODEL_INPUT` is below every layer, so edges from the inputs pass as well.
         if not edge.source < edge.target < num_layers:
             raise ValueError(
                 f"edges[{position}] goes from layer {edge.source} to {edge.target}; "

@@ -100,6 +100,8 @@ def _check_state(graph: Graph) -> None:
     if written > MAX_WRITTEN:
         raise ValueError(f"{written} elements are written out; at most {MAX_WRITTEN} are accepted")
     leaves = [module.name for module in graph.modules]
+    # Names become a tree of modules, in which a path leads to a tensor or to a module, not to
+    # both.
     for name in [*names, *leaves]:
         parts = name.split(".")
         for length in range(1, len(parts)):
@@ -124,6 +126,8 @@ def _check_fill(tensor: StateTensor) -> int:
         )
         if prod(tensor.shape) and reach >= 2 * prod(tensor.shape):
             raise ValueError(f"the strides of state {name!r} leave most of its memory unused")
+    # Weights may be drawn at random. The values of buffers and constants, such as indices and
+    # masks, can decide what is computed, so they must be described.
     if fill is None:
         if tensor.kind != "parameter":
             raise ValueError(f"{tensor.kind} {name!r} needs a fill")
@@ -171,6 +175,7 @@ def _check_settings(module: LeafModule) -> None:
                 f"module {module.name!r}: {module.type} does not accept {key!r}; it accepts "
                 f"{', '.join(sorted(allowed)) or 'nothing'}"
             )
+        # Most numbers become sizes of what the constructor allocates.
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, int | float) and abs(item) > MAX_SETTING and key not in _FACTORS:
                 raise ValueError(
@@ -188,6 +193,7 @@ def _check_recurrent_layers(module: LeafModule, num_tensors: int) -> None:
             f"module {module.name!r}: num_layers is {layers}; at most {MAX_RECURRENT_LAYERS} is "
             "accepted"
         )
+    # A sender has to list as many tensors as it makes the constructor build.
     if "num_layers" in module.settings and num_tensors < 2 * layers:
         raise ValueError(
             f"module {module.name!r} has {layers} layers of at least two tensors each, but the "
@@ -238,6 +244,7 @@ class _Walk:
                 self._check_argument(argument, made, inputs, what)
             for name in operation.keywords:
                 _check_variable(name, f"a keyword of {what}")
+            # Last: an operation may read earlier ones only, so there are no cycles.
             made.add(operation.name)
         return made
 
@@ -278,6 +285,7 @@ class _Walk:
                     f"region {region.name!r} contains {operation.name!r}; a region may contain "
                     "only operators applied to its inputs"
                 )
+        # Inside a region its inputs are the only values; the graph around it is out of reach.
         made = self._operations(region.operations, names, frozenset())
         for argument in region.returns:
             self._check_argument(argument, made, frozenset(), f"region {region.name!r}")
@@ -303,6 +311,7 @@ def _check_ends(graph: Graph) -> None:
     if graph.sample is None:
         raise ValueError("a rebuildable graph needs a sample")
     named = {tensor.name: tensor for tensor in graph.inputs}
+    # The inputs' sizes are checked above; equal shapes keep the sample within the same limits.
     if set(graph.sample.inputs) != set(named):
         raise ValueError("the sample's inputs differ from the graph's")
     for name, made in graph.sample.inputs.items():
@@ -317,6 +326,7 @@ def _check_ends(graph: Graph) -> None:
 
 
 def _check_name(name: str, pattern: re.Pattern[str], what: str) -> None:
+    # `fullmatch`, because `$` would let a name end with a newline, in code to be generated.
     if not pattern.fullmatch(name):
         raise ValueError(f"{what} is {name!r}; it must match {pattern.pattern}")
 

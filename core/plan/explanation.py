@@ -152,6 +152,7 @@ def _alternative(entry: Alternative) -> tuple[str, ...]:
     if entry.step_time_s is None or entry.time_per_sample_s is None or entry.gain is None:
         return (entry.text, "no plan found", "", "", "")
     price = entry.saved_s_per_unit
+    # An unproven step is an upper bound, and what it saves therefore a lower one.
     most, least = ("", "") if entry.proven else ("at most ", "at least ")
     return (
         entry.text,

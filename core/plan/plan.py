@@ -340,10 +340,12 @@ class Plan(Document):
                 )
             next_layer += stage.num_layers
         devices = [device for stage in self.stages for device in stage.devices]
+        # Schedules with several chunks place that many stages on each device.
         if max(Counter(devices).values()) > self.chunks:
             raise ValueError(
                 f"a device holds more than {self.chunks} stage{'s' * (self.chunks > 1)}"
             )
+        # A layer left out would never run, and one given twice would run twice.
         if self.layer_order and sorted(self.layer_order) != list(range(next_layer)):
             raise ValueError(f"layer_order is not a permutation of the {next_layer} layers")
         for send in self.direct_sends:
@@ -368,6 +370,7 @@ class Plan(Document):
     @property
     def microbatch_size(self) -> int | None:
         """Return the samples in a micro-batch; `None` if the inputs do not say."""
+        # By convention the first dimension of the first input counts the samples.
         shape = self.inputs[0].shape if self.inputs else ()
         return (shape[0] or None) if shape else None
 
@@ -390,6 +393,7 @@ class Plan(Document):
     @property
     def simulated_gap(self) -> float:
         """Return the relative distance of the simulated step from its lower bound."""
+        # Step and bound are rounded apart; their difference must not be negative.
         bound_s = min(self.proof.simulated_lower_bound_s, self.step_time_s)
         return (self.step_time_s - bound_s) / self.step_time_s if self.step_time_s else 0.0
 

@@ -44,6 +44,7 @@ class Action(Record):
     @model_validator(mode="before")
     @classmethod
     def _parse(cls, data: Any) -> Any:
+        # An action already, or its fields by name.
         if not isinstance(data, str):
             return data
         match = _ACTION.fullmatch(data)
@@ -116,6 +117,7 @@ class Schedule(Document):
                 if key in seen:
                     raise ValueError(f"{action} is performed twice")
                 seen.add(key)
+        # All are distinct and within range by now, so the right number means that none is missing.
         forwards = sum(work is Work.FORWARD for _, work, _ in seen)
         if forwards != self.num_stages * self.num_microbatches:
             raise ValueError(
@@ -141,6 +143,7 @@ class Schedule(Document):
             raise ValueError(
                 f"{action} names micro-batch {action.microbatch} of {self.num_microbatches}"
             )
+        # Replicas take micro-batches in turn; another one would wait for data that never comes.
         right = self.rank_of(action.stage, action.microbatch)
         if right != rank:
             raise ValueError(f"rank {rank} performs {action}, which belongs to rank {right}")

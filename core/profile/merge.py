@@ -90,6 +90,7 @@ def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     if samples > high:
         note += GROWTH
     own = _largest_band(list(measured.values()))
+    # The error of interpolation was measured between sizes; beyond them it says nothing.
     return _labelled(found, note, _sum_of(own, _band(measured) if inside else None))
 
 
@@ -128,6 +129,7 @@ def _band(measured: Mapping[int, Profile]) -> float | None:
     """Measure the largest relative error of interpolation; `None` for fewer than three sizes."""
     errors = []
     sizes = sorted(measured)
+    # Leave one out: every inner size is guessed from its neighbours and compared with itself.
     for low, middle, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
         guess = _Line(low, high, middle).profile(measured[low], measured[high])
         exact = measured[middle]
@@ -140,6 +142,7 @@ def _band(measured: Mapping[int, Profile]) -> float | None:
 def _nearest(sizes: Sequence[int], samples: int) -> tuple[int, int]:
     """Return the measured sizes on both sides, or the two nearest on one side."""
     pairs = list(pairwise(sizes))
+    # The first pair that ends above serves sizes below all measured ones, too.
     for low, high in pairs:
         if samples < high:
             return low, high

@@ -29,6 +29,7 @@ def pool_profiles(profiles: Sequence[Profile]) -> Profile:
     )
     losses = [profile.loss for profile in profiles if profile.loss is not None]
     loss = _part(losses) if losses else None
+    # All storages of one profile, the largest: those of different runs cannot be paired.
     most = max(profiles, key=lambda profile: sum(one.size_bytes for one in profile.storages))
     return first.model_copy(
         update={
@@ -46,6 +47,7 @@ def pool_timings(timings: Sequence[Timing]) -> Timing:
     medians = [timing.median_s for timing in timings]
     between_s = 0.0
     if len(medians) > 1:
+        # Inclusive, because the default extrapolates beyond the smallest and largest of few values.
         low_s, _, high_s = quantiles(medians, n=4, method="inclusive")
         between_s = high_s - low_s
     return Timing(
@@ -79,6 +81,7 @@ def _reconciled(
     profiles: Sequence[Profile], layers: Sequence[LayerProfile], loss: LossProfile | None
 ) -> Reconciliation | None:
     found = [profile.reconciliation for profile in profiles if profile.reconciliation]
+    # The pooled layers come from all profiles, so their comparison with the whole must, too.
     if len(found) < len(profiles):
         return None
     forward = pool_timings([entry.whole_forward for entry in found])

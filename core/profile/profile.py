@@ -170,12 +170,14 @@ class Profile(Document):
         check_boundaries(self.boundaries, len(self.layers))
         check_edges(self.edges, len(self.layers))
         check_layer_indices(self.parameters, len(self.layers))
+        # Pins, groups and comparisons refer to layers by name.
         names: set[str] = set()
         for entry in self.layers:
             if entry.layer.name in names:
                 raise ValueError(f"two layers are named {entry.layer.name!r}; names must be unique")
             names.add(entry.layer.name)
         for position, storage in enumerate(self.storages):
+            # Once they ascend, the first and the last bound all others.
             if list(storage.layers) != sorted(set(storage.layers)) or not (
                 storage.layers[0] >= 0 and storage.layers[-1] < len(self.layers)
             ):

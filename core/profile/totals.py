@@ -42,12 +42,15 @@ class ProfileTotals:
         """Return the totals of these layers."""
         entries = [self._profile.layers[index] for index in layers]
         storages = self._profile.storages
+        # Sets, because layers share weights and storages, and each is in memory once.
         weights = {place for index in layers for place in self._weights_of[index]}
         kept = {place for index in layers for place in self._kept_of[index]}
         return LayerTotals(
             forward_s=sum(entry.forward.median_s for entry in entries),
             backward_s=sum(entry.backward.median_s for entry in entries),
             parameter_bytes=sum(self._weights[place].size_bytes for place in weights)
+            # Profiles of other tools may list neither weights nor storages. Only the layers' own
+            # figures are left then, in which shared ones count for every layer.
             if self._weights
             else sum(entry.layer.parameter_bytes for entry in entries),
             activation_bytes=sum(storages[place].size_bytes for place in kept)

@@ -46,7 +46,9 @@ def default_sample(
     )
     inputs = {"input_ids": tokens}
     if isinstance(spec, T5Spec):
+        # The decoder reads a sequence of its own, here of equal length.
         inputs["decoder_input_ids"] = tokens
+    # Language models predict a token at every position.
     return Sample(inputs=inputs, target=tokens)
 
 
@@ -84,6 +86,7 @@ def _of_numbers(spec: MLPSpec | ResNetSpec | UNetSpec | ViTSpec, microbatch: int
         name = "x"
         shape = (microbatch, spec.config.in_channels, IMAGE_SIDE, IMAGE_SIDE)
         classes = spec.config.num_classes
+    # A U-Net labels every pixel; the others label the whole sample.
     labels = (microbatch, *shape[2:]) if isinstance(spec, UNetSpec) else (microbatch,)
     return Sample(
         inputs={name: SampleTensor(shape=shape)},

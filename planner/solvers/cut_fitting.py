@@ -48,6 +48,7 @@ def fit_cuts(
     if best is None:
         return None
     low_s, high_s = 0.0, search.slowest_s(*best)
+    # Invariant: the best cuts take high_s, and none were found within low_s.
     for _ in range(PROBES):
         middle_s = (low_s + high_s) / 2
         found = search.probe(middle_s)
@@ -160,6 +161,7 @@ class _CutSearch:
             reached = first
             for choice in self.choices:
                 inside = self.work_s[choice][first, first + 1 :]
+                # Sorted, because a stage's time grows with every layer.
                 most = first + int(np.searchsorted(inside, limit_s * speed, side="right"))
                 end = int(self.farthest(stage, first, choice)[most])
                 if end > reached:
@@ -179,5 +181,6 @@ class _CutSearch:
             limit, replicas = self.limits[stage], self.assignment.replicas[stage]
             if limit is not None:
                 may &= self.memory_tables.row(first, again, self.depths[stage], replicas) <= limit
+            # The running maximum is the last allowed end at or before each position.
             self._farthest[key] = np.maximum.accumulate(np.where(may, places, first))
         return self._farthest[key]

@@ -37,6 +37,7 @@ def list_device_layouts(
         kinds: Kinds that pinned layers need, in layer order, without repetitions.
     """
     rooms = [_room(number, count, replicas, devices) for number in range(len(devices.classes))]
+    # Several rules make equal rows; each is tried once, in order of the first.
     for row in dict.fromkeys(_rows(count, replicas, devices, rooms, kinds)):
         made = _placed(row, replicas, devices, rooms) if len(row) == count else None
         if made is not None:

@@ -61,6 +61,7 @@ def _keeps(request: PlanningRequest, pins: Pins) -> bool:
     fewer = replace(request, options=options, deadline=time.monotonic() + LEAST_S)
     try:
         return find_any_plan(fewer, without_limits(request.devices)) is not None
+    # No proof, so these pins must not be blamed.
     except (DeadlineExceeded, InvalidInput, Infeasible):
         return True
 
@@ -72,6 +73,7 @@ def _estimate_error(request: PlanningRequest) -> Infeasible:
     resident = table.weights_bytes + table.gradients_bytes + state * table.learned_elements
     single = resident[table.last == table.first + 1]
     whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
+    # Some device holds the largest atom, and some device at least an equal share of the whole.
     needed = max(int(single.max()), -(-whole // len(request.cluster.devices)))
     limit = max(entry.limit_bytes or 0 for entry in request.devices.classes)
     return Infeasible(
@@ -149,6 +151,8 @@ def find_closest_infeasible(request: PlanningRequest) -> InfeasiblePlan | None:
     request = replace(request, deadline=max(request.deadline, time.monotonic() + LEAST_S))
     best = _measure_excess(request, find_any_plan(request, without_limits(request.devices)))
     low = 0
+    # Invariant: nothing fits with `low` bytes more (0 at first), and the best plan does with its
+    # excess. The difference at least halves each time.
     while best is not None and best.excess_bytes - low > 1:
         middle = (low + best.excess_bytes) // 2
         try:

@@ -62,6 +62,7 @@ def repair_memory(
         for place, position in search.moves():
             tried += 1
             fullness = search.fullness(search.held_after(place, position))
+            # Fullness is cheap; pins are only asked about moves that help.
             if fullness < best and (allows is None or allows(search.build(place, position))):
                 found, best = (place, position), fullness
         if found is None:

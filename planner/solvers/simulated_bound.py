@@ -75,12 +75,14 @@ class SimulatedStepBound:
         classes = sorted(self.request.devices.classes, key=lambda entry: -entry.speed)
         replicas = 1
         while replicas <= self.most_replicas:
+            # Replicas take micro-batches in turn: the first one has the most.
             share = -(-options.num_microbatches // replicas)
             most = max(1, atoms // self.chunks)
             speeds: list[float] = []
             for entry in classes:
                 speeds += [entry.speed] * min(len(entry) // replicas, most - len(speeds))
             yield share, speeds
+            # On to the least number of replicas that leaves the first one fewer micro-batches.
             fewer = share - 1
             replicas = -(-options.num_microbatches // fewer) if fewer else self.most_replicas + 1
 

@@ -358,6 +358,7 @@ def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
         raise DeadlineExceeded(GAVE_UP)
     if tournament.best is None:
         raise source.infeasible_error()
+    # Variations have a budget of their own, however much the candidates took.
     tournament.max_actions += MAX_ACTIONS
     for _ in range(MAX_ROUNDS):
         starts = tournament.take_leaders(MAX_STARTS, NEAR)

@@ -104,6 +104,7 @@ class Tournament:
 
     def _spend(self, assignment: Assignment) -> bool:
         """Count the actions of a simulation; return True if they exceed the budget."""
+        # Replicas with a common divisor make equal pipelines, of which one is simulated.
         pipelines = math.gcd(*assignment.replicas)
         rounds = -(-self.cost_model.num_microbatches // pipelines)
         works = 3 if self.request.options.schedule in SPLIT_BACKWARD else 2

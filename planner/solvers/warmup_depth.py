@@ -62,6 +62,7 @@ def _trim(tournament: Tournament, best: CostedPlan) -> CostedPlan:
         for stage in range(best.assignment.num_stages):
             extra = _extra(best.assignment)
             held = extra[stage]
+            # Ascending, so the least depth that keeps the step is taken.
             for less in sorted({0, held // 2, held - 1} if held else ()):
                 if tournament.request.is_over:
                     return best
