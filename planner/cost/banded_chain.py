@@ -72,40 +72,68 @@ def _farthest(
     return np.clip(last, np.arange(1, num_atoms + 1), num_atoms)
 
 
+@dataclass(frozen=True)
+class _Band:
+    """Rows of atoms: row i has those a stage from position i may hold, [positions, width].
+
+    Attributes:
+        first: Position each stage begins at.
+        length: Its atoms, less one: the column it ends in.
+        column: The atom in each entry of the rows; entries beyond a row's end repeat the last atom.
+    """
+
+    atoms: Integers
+    first: Integers
+    length: Integers
+    column: Integers
+
+    @classmethod
+    def of(cls, atoms: Integers, farthest: Integers) -> _Band:
+        """Build the band of stages that end at ``farthest`` at the latest."""
+        n = len(farthest)
+        lengths = farthest - np.arange(n)
+        offsets = np.arange(int(lengths.max()))
+        first, length = np.nonzero(offsets[None, :] < lengths[:, None])
+        column = np.minimum(np.arange(n)[:, None] + offsets[None, :], n - 1)
+        return cls(atoms, first.astype(np.int64), length.astype(np.int64), column)
+
+    def sum_times(self, atom_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return each stage's sum of its atoms' times."""
+        # Summed from each row's start, as in the full tables: both give results equal bit for bit.
+        sums: NDArray[np.float64] = np.cumsum(atom_s[self.column], axis=1)[self.first, self.length]
+        return sums
+
+    def sum_held(self, items: Items) -> Integers:
+        """Return each stage's bytes of the items it holds, each item once."""
+        before, atom, size = held_items(self.atoms, items)
+        total = np.zeros(len(self.column), dtype=np.int64)
+        np.add.at(total, atom, size)
+        grid = total[self.column]
+        _leave_out_held(grid, before, atom, size)
+        sums: Integers = np.cumsum(grid, axis=1)[self.first, self.length]
+        return sums
+
+    def sum_saved(self, profile: Profile) -> Integers:
+        """Return each stage's saved activations, by storage where the profile lists them."""
+        if profile.storages:
+            return self.sum_held((entry.size_bytes, entry.layers) for entry in profile.storages)
+        layers = enumerate(profile.layers)
+        return self.sum_held((entry.saved_activation_bytes, (index,)) for index, entry in layers)
+
+
 def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Integers) -> BandStages:
     n = len(edges) - 1
-    lengths = farthest - np.arange(n)
-    width = int(lengths.max())
-    inside = np.arange(width)[None, :] < lengths[:, None]
-    first, length = np.nonzero(inside)
+    band = _Band.of(atoms, farthest)
+    first, length, column = band.first, band.length, band.column
     last = first + length + 1
-    column = np.minimum(np.arange(n)[:, None] + np.arange(width)[None, :], n - 1)
-
-    def summed(per: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums: NDArray[np.float64] = np.cumsum(per[column], axis=1)[first, length]
-        return sums
-
-    def held(items: Items) -> Integers:
-        before, atom, size = held_items(atoms, items)
-        total = np.zeros(n, dtype=np.int64)
-        np.add.at(total, atom, size)
-        grid = total[column]
-        _leave_out_held(grid, before, atom, size)
-        sums: Integers = np.cumsum(grid, axis=1)[first, length]
-        return sums
-
     loss, ends = profile.loss, last == n
     forward = per_atom([entry.forward.median_s for entry in profile.layers], edges)
     backward = per_atom([entry.backward.median_s for entry in profile.layers], edges)
-    again = summed(forward)
-    forward_s, backward_s = again + 0.0, summed(backward)
+    again = band.sum_times(forward)
+    forward_s, backward_s = again.copy(), band.sum_times(backward)
     parameters = parameters_of(profile)
     learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
-    if profile.storages:
-        saved = held((entry.size_bytes, entry.layers) for entry in profile.storages)
-    else:
-        layers = enumerate(profile.layers)
-        saved = held((entry.saved_activation_bytes, (index,)) for index, entry in layers)
+    saved = band.sum_saved(profile)
     front_forward = np.concatenate([[0.0], np.cumsum(forward)])
     front_backward = np.concatenate([[0.0], np.cumsum(backward)])
     if loss:
@@ -124,14 +152,14 @@ def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Intege
         profile=profile,
         num_atoms=n,
         most_stages=n,
-        first=first.astype(np.int64),
-        last=last.astype(np.int64),
+        first=first,
+        last=last,
         forward_s=forward_s,
         backward_s=backward_s,
         recompute_s=again,
-        weights_bytes=held((p.size_bytes, p.layers) for p in parameters),
-        gradients_bytes=held((p.size_bytes, p.layers) for p in learned),
-        learned_elements=held((p.numel, p.layers) for p in learned),
+        weights_bytes=band.sum_held((p.size_bytes, p.layers) for p in parameters),
+        gradients_bytes=band.sum_held((p.size_bytes, p.layers) for p in learned),
+        learned_elements=band.sum_held((p.numel, p.layers) for p in learned),
         saved_bytes=saved,
         workspace_bytes=np.maximum.accumulate(workspace[column], axis=1)[first, length],
         arriving_bytes=arriving,
