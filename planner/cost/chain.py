@@ -28,7 +28,7 @@ class ChainCosts:
     Attributes:
         positions: Layers in front of which a stage may begin, from 0, and the number of layers.
         forward_s: Forward time per micro-batch, the loss included where the stage is last.
-        backward_s: Backward time per micro-batch, likewise.
+        backward_s: Backward time per micro-batch, with the loss where the stage is last.
         recompute_s: Forward time without the loss.
         weights_bytes: Parameters and buffers used, each storage once.
         gradients_bytes: One gradient per trainable parameter, in its dtype.

@@ -53,6 +53,8 @@ class DeviceClass:
         group or is made of whole ones, of which the last may be partial for the last stage of
         the class; -1 if there is none. Devices between that place and ``end`` stay idle.
         """
+        # Moving the end for one level may break the alignment of another, so repeat until no level
+        # moves it; it only ever decreases, so this ends.
         settled = False
         while not settled:
             settled = True

@@ -404,6 +404,7 @@ class CostModel:
             past, straight = self.stages(assignment, skips), self.links.direct(assignment, skips)
             past_s, past_bubble = self._simulated(assignment, past, tied_s, straight)
             other_s = max(past_s, step_s)
+            # Direct sends may cross a slower link level or contend for a shared one, and so lose.
             if past_s <= step_s:
                 stages, sends, step_s, bubble = past, straight, past_s, past_bubble
         if self.options.objective == "step_time" and self.schedule not in CLOSED_FORM:

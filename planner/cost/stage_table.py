@@ -37,7 +37,7 @@ class StageTable(ABC):
         first: Position each stage begins at, shape (E,), ascending.
         last: Position it ends at, ascending among stages with one first position.
         forward_s: Forward time per micro-batch, the loss included where the stage is last.
-        backward_s: Backward time per micro-batch, likewise.
+        backward_s: Backward time per micro-batch, with the loss where the stage is last.
         recompute_s: Forward time without the loss.
         weights_bytes: Parameters and buffers used, each storage once.
         gradients_bytes: One gradient per trainable parameter, in its dtype.

@@ -134,8 +134,8 @@ def enumerate_downsets(dag: Dag, limit: int) -> Rows | None:
     predecessors are all there. O(sets x width) word operations in numpy.
 
     Returns:
-        The sets as rows, in order of size; the order within a size is always the same. None if
-        there are more than ``limit``.
+        The sets as rows, in order of size and, within a size, in a fixed order. None if there are
+        more than ``limit``.
     """
     return _grow(dag, 0, limit, adds_closures=False)
 

@@ -184,6 +184,8 @@ def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
     edges = {(edge.source, edge.target) for edge in profile.edges if edge.source != MODEL_INPUT}
     if last in after:
         edges |= {(layer, last) for layer in range(last)}
+    # Edges both ways put joined layers on a cycle; strongly connected components are then exactly
+    # the smallest groups that leave the graph of stages acyclic.
     both = {pair for one, other in joined for pair in ((one, other), (other, one))}
     groups = [[layer] for layer in range(len(index))]
     if both:

@@ -26,7 +26,7 @@ class OrderFreeBounds:
 
     Attributes:
         forward_s: Forward of the whole model, the loss included, on the device profiled.
-        backward_s: Its backward, likewise; all forwards once more where all are recomputed.
+        backward_s: Its backward, the loss included, plus all forwards if all are recomputed.
         heaviest: Forward and backward of the heaviest node by each.
         cut_s: Sending both ways over any cut takes at least this long.
         cut_forward_s: Sending forward does.

@@ -474,6 +474,7 @@ def _narrow(
         if steps is not None:
             found = price(steps)
             best = min(found, best, key=lambda bracket: bracket.value_s)
+        # A walk that gave up proves nothing either way: only an exhausted one raises the bound.
         if may_exist:
             open_s = min(limit_s, best.value_s)
             stride *= STRIDE_GROWTH

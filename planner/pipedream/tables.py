@@ -63,7 +63,7 @@ class PipelineBound:
     Attributes:
         upper_s: It costs at most this.
         done_s: For each state, what it costs at least times the machines it gets.
-        rest_s: For each state, the same for the work it lacks.
+        rest_s: For each state, a lower bound of the cost of the work it lacks, times machines.
         machines: How many there are for both.
     """
 

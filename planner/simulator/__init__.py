@@ -1,4 +1,4 @@
 """Discrete-event simulation of one training step.
 
-It plays given orders of work on given durations and decides nothing.
+It executes given action orders on given durations and decides nothing.
 """

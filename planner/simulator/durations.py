@@ -26,7 +26,7 @@ class SkipTimes:
         forward_s: How long activations travel.
         backward_s: How long gradients travel.
         forward_channel: As in `StageTimes`.
-        backward_channel: Likewise.
+        backward_channel: As in `StageTimes`.
     """
 
     source: int
@@ -53,15 +53,15 @@ class StageTimes:
             a backward is at work; empty if no stage recomputes.
         backward_input_s: Gradients of the inputs, where backwards are split; half of
             ``backward_s`` if empty.
-        backward_weight_s: Gradients of the weights, likewise.
+        backward_weight_s: Gradients of the weights, with the same default.
         recompute_s: The part of each backward, or of its input part, that computes the forward
-            again, where the schedule has actions of its own for it (``R``); nothing if empty.
+            again, where the schedule has separate actions (``R``) for it; nothing if empty.
         sync_s: Summing the gradients of a stage over its replicas, once all have done their last
             backward and beside the work of other stages; empty if it takes no time.
-        forward_channel: A link that messages from stage s to s + 1 share with all others of the
-            same number, S - 1 entries; -1 for one of the sending rank's own. Empty: all own.
-        backward_channel: The same for messages from stage s + 1 to s.
-        skips: What goes past stages. Results of neighbours are waited for all the same.
+        forward_channel: The link of messages from stage s to s + 1, S - 1 entries: messages with
+            one number share a link; -1 is a link private to the sending rank. Empty: all private.
+        backward_channel: The link of messages from stage s + 1 to s, numbered alike.
+        skips: Messages that bypass stages; stages still wait for their neighbours' results.
     """
 
     forward_s: Sequence[float]

@@ -14,9 +14,9 @@ from .simulate import StageTimes, simulate, simulate_rows
 def plan_timeline(plan: Plan) -> Timeline:
     """Simulate a plan's step from the times the plan states.
 
-    Every replica is a rank of its own. What a stage computes again for a backward is shown as
-    large as its workspace, which is where a plan counts it, and as long as its forward: a plan
-    only says how long both take together.
+    Every replica is a separate rank. A recomputation is shown with the size of the stage's
+    workspace, where a plan counts it, and the length of its forward: a plan states only the time
+    of recomputation and backward together.
     """
     return simulate(schedule_of(plan), _times_of(plan))
 

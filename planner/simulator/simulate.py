@@ -29,8 +29,8 @@ def step_time(
     """Return the step time and bubble fraction of a schedule, bit for bit those of `simulate`.
 
     Where g divides the replicas of every stage, the micro-batches fall into g pipelines that
-    never meet, unless links are shared: playing one that is dealt the most of them is enough.
-    So this costs O(S m / g). `make_schedule` explains the arguments, and raises the same.
+    never interact, unless links are shared: simulating one with the most micro-batches is enough.
+    So this costs O(S m / g). `make_schedule` explains the arguments and what is raised.
     """
     replicas = tuple(replicas) or (1,) * times.num_stages
     parts = 1 if times.shares_channels else math.gcd(*replicas)
