@@ -43,6 +43,7 @@ MAX_RUNS = 4
 MAX_KIND = 40
 """Most characters shown of a device's kind."""
 
+# Every repetition is bounded, and only ASCII digits count: the text may come from a request.
 _PART = re.compile(
     r"(?:(?P<nodes>\d{1,9})x)?(?P<devices>\d{1,9})x"
     r"(?:(?P<size>\d{1,30}(?:\.\d{1,30})?)(?P<unit>[MGT]i?B)|(?P<cpu>cpu)"
@@ -144,6 +145,7 @@ def _build_levels(
         inside = INSIDE_NODE.model_copy(update=fields)
     size = parts[0].num_devices if has_nodes else count
     levels = []
+    # As in `Cluster.of_nodes`: no level for groups of one device, unless it is the only one.
     if size > 1 or count == 1:
         levels.append(inside.model_copy(update={"group_size": size}))
     if count > size:

@@ -46,6 +46,8 @@ def module_tree(names: Sequence[str], classes: Sequence[str] = ()) -> tuple[Modu
 
 def _children(entries: Sequence[tuple[int, tuple[str, ...]]], depth: int = 0) -> list[ModuleNode]:
     """Group layers by the first component of their path; an empty path is the module itself."""
+    # Names come from documents of others: beyond this depth they stay whole, so that the
+    # recursion is bounded.
     if depth == MAX_DEPTH or not any(path for _, path in entries):
         return [ModuleNode(".".join(path) or OWN, (index,)) for index, path in entries]
     parts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
@@ -81,6 +83,7 @@ def _same(one: ModuleNode, other: ModuleNode, classes: Sequence[str]) -> bool:
     if len(one.layers) != len(other.layers) or len(one.children) != len(other.children):
         return False
     kinds = [[classes[index] for index in node.layers] for node in (one, other)]
+    # An empty class is an unknown cost, which equals nothing.
     if kinds[0] != kinds[1] or not all(kinds[0]):
         return False
     return all(

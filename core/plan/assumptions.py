@@ -40,6 +40,7 @@ def _speeds(profile: Profile, cluster: Cluster) -> list[str]:
     others = dict.fromkeys(
         device.kind
         for device in cluster.devices
+        # 1 is the default, so any other speed was given and needs no assumption.
         if device.speed == 1 and _is_another(device, profiled)
     )
     if not others:
@@ -91,6 +92,8 @@ _WHERE = {INSIDE_NODE.name: "inside a node", BETWEEN_NODES.name: "between nodes"
 def _is_assumed(level: LinkLevel) -> bool:
     """Return True if a link has exactly the figures of a default."""
     return any(
+        # A document does not record whether its figures were measured; those that equal a
+        # default exactly are taken to be one.
         (level.latency_s, level.bandwidth_bytes_per_s)
         == (default.latency_s, default.bandwidth_bytes_per_s)
         for default in (LinkLevel(group_size=1), INSIDE_NODE, BETWEEN_NODES)

@@ -133,6 +133,7 @@ def format_proof(plan: Plan) -> list[str]:
             f"proof: the best value found is {least}, with a gap of {_percent(proof.search_gap)} "
             "to the lower bound; that plan is slower in the simulator"
         )
+    # Rounded apart: a bound just above the step is equal to it.
     bound_s = min(proof.simulated_lower_bound_s, plan.step_time_s)
     if bound_s > 0 and objective not in NOT_TIMES:
         near = (
@@ -170,6 +171,7 @@ def _gain(step_time_s: float, baseline: Baseline) -> str:
 def _compared(step_time_s: float, other_s: float) -> str:
     """Compare two times: in percent, or as a multiple if one is at least twice the other."""
     faster, slower = sorted((step_time_s, other_s))
+    # Differences below 0.05 % would be printed as 0.0 %.
     ratio = slower / faster if faster else 1.0
     if ratio < 1.0005:
         return "takes the same time"

@@ -64,6 +64,7 @@ def build_profile_rows(
         )
         lines.append(_Line("(loss)", costs))
     rows = [HEADINGS, *_rows(lines, sums), _total(profile, sums)]
+    # The last column would be empty.
     if not any(line.marks for line in lines):
         rows = [row[:-1] for row in rows]
     return rows
@@ -85,6 +86,7 @@ def _node_lines(
 ) -> Iterator[_Line]:
     for node in nodes:
         shown = node.children if depth is None or level + 1 < depth else ()
+        # Marks of layers with rows of their own below are left to those rows.
         hidden = [] if shown else list(node.layers)
         marks = _marks(profile, hidden, node.repeats)
         yield _Line("  " * level + node.name, sums.of(node.layers), marks)
