@@ -51,6 +51,7 @@ def band(
     last = _farthest(profile, options, atoms, len(edges) - 1, max(x for x in limits if x))
     count = int((last - np.arange(len(last))).sum())
     width = int((last - np.arange(len(last))).max())
+    # The grids have a full width of entries for every position, used or not.
     if count > MAX_STAGES or width * len(last) > 2 * MAX_STAGES:
         return None
     return _stages(profile, edges, atoms, last)
@@ -61,6 +62,8 @@ def _farthest(
 ) -> Integers:
     """Return, per first position, the last position at which a stage may end."""
     state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    # An item counts only where it first appears: a lower bound of what a stage holds, so no
+    # stage that fits is left out.
     own = np.zeros(num_atoms, dtype=np.int64)
     for entry in parameters_of(profile):
         if entry.layers:

@@ -153,6 +153,7 @@ def _group_sizes(cluster: Cluster, indices: list[int]) -> tuple[int, ...]:
         groups = np.array(indices) // level.group_size
         begins = np.flatnonzero(np.diff(groups, prepend=-1))
         counts = np.diff(begins, append=len(groups)).tolist()
+        # Only where all groups but the last are equal does rank // size tell a device's group.
         regular = counts[:-1] == counts[:1] * (len(counts) - 1) and counts[-1] <= counts[0]
         sizes.append(counts[0] if regular else 1)
     return (*sizes, len(indices))

@@ -224,6 +224,8 @@ class CostModel:
             sync_s = self.devices.cluster.all_reduce_time_s(
                 int(costs.gradients_bytes[span]), count, level, entry.group_sizes
             )
+            # Gradients are summed while the layers in front still run backward, at best on the
+            # fastest devices: only what outlasts that delays the step.
             lead_s = float(costs.backward_s[0, span[0]]) if span[0] else 0.0
             exposed_s = max(0.0, sync_s - lead_s / self.devices.fastest)
         share = -(-self.num_microbatches // count)

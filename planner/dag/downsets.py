@@ -102,6 +102,7 @@ def nodes_of(members: int) -> list[int]:
     """Return the nodes of a set, ascending."""
     nodes = []
     while members:
+        # x & -x keeps only the lowest bit set.
         lowest = members & -members
         nodes.append(lowest.bit_length() - 1)
         members ^= lowest
@@ -171,6 +172,7 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
         count += len(rows)
         if count > limit:
             return None
+        # A node that every set holds, or that no node of any set leads to, extends none of them.
         union = as_set(np.bitwise_or.reduce(rows, axis=0))
         common = as_set(np.bitwise_and.reduce(rows, axis=0))
         for node in _candidates(dag, union, common, adds_closures):
@@ -179,6 +181,7 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
             if adds_closures:
                 may &= _meets(rows, predecessors[node])
             else:
+                # All predecessors are inside if none is in the complement.
                 may &= ~_meets(~rows, predecessors[node])
             grown = rows[may] | closures[node]
             if len(grown) and not adds_closures:

@@ -96,6 +96,7 @@ class LayerGraph:
         """Return a table with runs of layers merged until it is small enough, if it gets so."""
         work = self.costs.forward_s + self.costs.backward_s
         piece = float(work.sum()) / 256
+        # From 1/256 of the work to eight times all of it: the last tries merge every run whole.
         for _ in range(12):
             found = self._table(_merged_runs(self.nodes, work.tolist(), piece))
             if found is not None:

@@ -80,6 +80,7 @@ class SetCosts:
         behind it or handed out. Nothing crosses at either end.
         """
         behind = 1 - members
+        # float32, as numpy multiplies integer matrices without BLAS; counts stay exact to 2**24.
         crosses = behind.astype(np.float32) @ self.read.T > 0
         crosses |= self.handed_out[None, :]
         inside = members[:, np.maximum(self.made, 0)] > 0
@@ -94,6 +95,7 @@ class SetCosts:
         loss, whole = self.profile.loss, members.sum(axis=1, dtype=np.int64) == members.shape[1]
         is_last = whole[last]
         front_forward, front_backward = members @ self.forward_s, members @ self.backward_s
+        # A difference of two sums may round to just below zero.
         forward = np.maximum(front_forward[last] - front_forward[first], 0.0)
         backward = np.maximum(front_backward[last] - front_backward[first], 0.0)
         alone = members.astype(np.int64) @ self.alone

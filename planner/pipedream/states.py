@@ -113,6 +113,7 @@ class States:
 
     def nested(self) -> NDArray[np.bool_]:
         """Return a mask [i, j] of states i that are proper subsets of j, in O(states^2) memory."""
+        # float32, as numpy multiplies integer matrices without BLAS; counts stay exact to 2**24.
         held = membership(self.rows, self.num_nodes).astype(np.float32)
         result = np.asarray(held @ (1 - held).T == 0)
         np.fill_diagonal(result, False)
