@@ -172,7 +172,7 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
         count += len(rows)
         if count > limit:
             return None
-        # A node that every set holds, or that no node of any set leads to, extends none of them.
+        # A node that is in every set, or that none of them leads to, extends none.
         union = as_set(np.bitwise_or.reduce(rows, axis=0))
         common = as_set(np.bitwise_and.reduce(rows, axis=0))
         for node in _candidates(dag, union, common, adds_closures):

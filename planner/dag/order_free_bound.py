@@ -57,7 +57,7 @@ class OrderFreeBounds:
             backward, backward_s = backward + forward, backward_s + float(forward.sum())
         cut = cut_forward = 0.0
         if _is_connected(nodes) and len(groups) > 1:
-            # Some tensor crosses every cut of a connected graph: at least the smallest one, over the
+            # Some tensor crosses every cut of a connected graph: at least the smallest, over the
             # fastest level.
             sends = [
                 (

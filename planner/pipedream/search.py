@@ -357,8 +357,8 @@ class _Reach:
                 source = reached[count - replicas][points]
                 source &= self._transfer_s[points] <= slack_s * replicas
                 if source.any():
-                    # Points are in order of phi, so the last source in front of each is the nearest: one
-                    # running maximum replaces the comparison of all pairs.
+                    # Points are in order of phi, so the last source in front of each is
+                    # the nearest: a running maximum replaces comparing all pairs.
                     latest_s = np.maximum.accumulate(np.where(source, phi_s, -np.inf))
                     hit = phi_s[1:] - latest_s[:-1] <= slack_s * replicas
                     mask[points[1:][hit & usable[count][points[1:]]]] = True
