@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from .chain import Order
 from .device_classes import Devices
-from .stage_table import Order
 
 Cuts = tuple[int, ...]
 """Layers of S stages: 0, the first layer of every later stage, and L."""

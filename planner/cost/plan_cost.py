@@ -17,11 +17,10 @@ from ...schedules.traits import CLOSED_FORM, FOLDED, SPLIT_BACKWARD
 from ..simulator.durations import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .assignment import Assignment
-from .chain import ChainCosts, chain_costs
+from .chain import Bytes, ChainCosts, Order, chain_costs
 from .communication import NOTHING, Sent, StageLinks
 from .device_classes import Devices
 from .skip_connections import Skip, bytes_over_cut, bytes_past_stage, find_skip_values, find_skips
-from .stage_table import Bytes, Order
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import MODEL_INPUT
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
-from ..cost.chain import tied_parameters
-from ..cost.stage_table import Mask, Order, Positions, StageTable
+from ..cost.chain import Mask, Order, Positions, StageTable, tied_parameters
 from .downsets import (
     Contraction,
     Dag,

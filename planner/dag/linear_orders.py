@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..cost.stage_table import Order
+from ..cost.chain import Order
 from .downsets import Contraction, nodes_of
 from .set_costs import SetCosts
 

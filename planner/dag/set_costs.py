@@ -9,8 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.profile.profile import Profile
-from ..cost.chain import ChainCosts, parameters_of, tied_parameters
-from ..cost.stage_table import Bytes, Order, Positions, Seconds
+from ..cost.chain import (
+    Bytes,
+    ChainCosts,
+    Order,
+    Positions,
+    Seconds,
+    parameters_of,
+    tied_parameters,
+)
 from .reorder import TensorUses
 
 Members = NDArray[np.uint8]

@@ -12,9 +12,8 @@ from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
-from ..cost.chain import legal_positions, tied_parameters
+from ..cost.chain import StageTable, legal_positions, tied_parameters
 from ..cost.device_classes import Devices
-from ..cost.stage_table import StageTable
 from ..search.arcs import SearchSpace
 from .input_checks import chunks_of
 from .pin_conflicts import check_pins, describe_pins

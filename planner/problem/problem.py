@@ -13,10 +13,9 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.banded_chain import band
-from ..cost.chain import ChainCosts, chain_costs
+from ..cost.chain import ChainCosts, Order, StageTable, chain_costs
 from ..cost.device_classes import Devices, devices_of
 from ..cost.plan_cost import CostModel
-from ..cost.stage_table import Order, StageTable
 from ..dag.layer_graph import LayerGraph
 from ..dag.order_free_bound import OrderFreeBounds
 from ..dag.reorder import reorder_profile

@@ -7,8 +7,8 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from ..cost.chain import Mask, StageTable
 from ..cost.device_classes import Devices
-from ..cost.stage_table import Mask, StageTable
 
 MAX_PATTERNS = 32
 """Ways to spread tied weights that are searched separately; beyond, the bound ignores ties."""

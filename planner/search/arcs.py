@@ -13,8 +13,8 @@ from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ...core.profile.profile import Profile
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment, shift_forward
+from ..cost.chain import Mask, StageTable
 from ..cost.device_classes import DeviceClass, Devices
-from ..cost.stage_table import Mask, StageTable
 from .label_setting import StageArc
 from .stage_arcs import (
     DEPTH_ALL,

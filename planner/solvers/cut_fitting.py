@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..cost.assignment import Assignment, Cuts
+from ..cost.chain import Mask, Positions
 from ..cost.plan_cost import CostModel
-from ..cost.stage_table import Mask, Positions
 
 RecomputeChoices = tuple[bool, ...]
 """Allowed values of a stage's recomputation."""

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ...schedules.traits import SPLIT_BACKWARD
-from ..cost.stage_table import Seconds
+from ..cost.chain import Seconds
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import ROUNDING
 

@@ -9,9 +9,9 @@ from functools import partial
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
+from ..cost.chain import StageTable
 from ..cost.device_classes import Devices
 from ..cost.plan_cost import CostedPlan, CostModel
-from ..cost.stage_table import StageTable
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, to_assignment
