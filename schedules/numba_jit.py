@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, cached_property
 from types import FunctionType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,8 +129,27 @@ def _register(function: FunctionType) -> None:
     """Register once: numba would keep, and try, every further registration."""
     from numba import extending
 
-    extending.register_jitable(function)
+    extending.register_jitable(_nrt=not _returns_numbers(function))(function)
     _make_callable(function)
+
+
+def _returns_numbers(function: FunctionType) -> bool:
+    """Return True if a function returns no array, so that it need not count references.
+
+    numba counts references to every array passed, also those in NamedTuples: tens of atomic
+    operations for a function that computes for a few nanoseconds. The caller holds the arrays
+    while such a function runs. It cannot return or replace an array without counting, hence it
+    may only call functions of its kind; allocating columns in one does not compile.
+    """
+    return _is_number(get_type_hints(function)["return"])
+
+
+def _is_number(kind: Any) -> bool:
+    if isinstance(kind, type) and hasattr(kind, "_fields"):  # a NamedTuple
+        return all(map(_is_number, get_type_hints(kind).values()))
+    if get_origin(kind) is tuple:
+        return all(map(_is_number, get_args(kind)))
+    return kind in (int, float, bool, type(None))
 
 
 @cache

@@ -43,8 +43,9 @@ at ``END`` of their class. ``FRONT`` is the number from the front of a stage at 
 one, else 0.
 """
 
-LOOKED, SIZE = 0, 1
-"""Counters of a search: candidates looked at, labels kept."""
+LOOKED, SIZE, FEWEST = 0, 1, 2
+"""Counters of a search: candidates looked at, labels kept, and the fewest micro-batches in flight
+of the numbers of replicas placed so far in front of one label."""
 
 
 class RelaxedArcs(NamedTuple):
@@ -166,33 +167,49 @@ class ArcCosts(NamedTuple):
     is_inner: bool
 
 
+class LabelBehind(NamedTuple):
+    """A label with an arc in front of it.
+
+    Attributes:
+        label: Its index.
+        row: Where its integer columns start.
+        number: Stages of the new label.
+        front: Number of the stage from the front; see `FRONT`.
+        weight_cap: The new label's weight may not exceed.
+        free: Devices of the arc's class that the label leaves.
+        most: Replicas at most; 0 if the arc cannot be there.
+        left: All devices it leaves, in devices of the slowest class.
+    """
+
+    label: int
+    row: int
+    number: int
+    front: int
+    weight_cap: float
+    free: int
+    most: int
+    left: float
+
+
 class Extension(NamedTuple):
     """One arc in front of one label, the cut between them on one link level.
 
     Attributes:
         costs: Of the arc.
-        label: The label behind it.
-        row: Where that label's integer columns start.
+        behind: The label behind it.
         class_behind: Class of that label's first stage; -1 at the last position.
         level: Of the cut.
         weight: Of the new label.
-        weight_cap: It may not exceed.
-        number: Stages of the new label.
-        front: Number of the stage from the front; see `FRONT`.
-        free: Devices of the class that the label leaves.
-        most: Replicas at most.
+        need: Replicas at least; -1 if no number will do.
+        most: Replicas at most that this level links.
     """
 
     costs: ArcCosts
-    label: int
-    row: int
+    behind: LabelBehind
     class_behind: int
     level: int
     weight: float
-    weight_cap: float
-    number: int
-    front: int
-    free: int
+    need: int
     most: int
 
 
@@ -312,18 +329,18 @@ def occupied(replicas: int, granule: int) -> int:
     return replicas
 
 
-def is_too_wide(groups: Integers, level: int, replicas: int) -> bool:
-    """Return True if that many replicas are never linked at a level to the stage behind.
+def widest_linked(groups: Integers, level: int) -> int:
+    """Return the most replicas that are ever linked at a level to the stage behind.
 
     More than a group's size are whole groups, and what follows is in another group. Devices of
     another class may share one, so nothing is known of several classes.
     """
     if len(groups) > 1 or level >= len(groups[0]) - 1:
-        return False
+        return FAR
     widest = groups[0][0]
     for inner in range(1, level + 1):
         widest = max(widest, groups[0][inner])
-    return bool(replicas > widest)
+    return int(widest)
 
 
 def fewest_for_metric(
@@ -573,7 +590,7 @@ def fewest_over_levels(
                 next_metrics[FIRST] = min(next_metrics[FIRST], least)
                 continue
         one = fewest_for_metrics(unit, second_unit, offset, rules, caps, next_metrics)
-        if one < 0 or (is_inner and is_too_wide(groups, level, one)):
+        if one < 0 or (is_inner and one > widest_linked(groups, level)):
             continue
         if need < 0 or one < need:
             need = one
@@ -687,7 +704,7 @@ def search_labels(
     next_metrics, relaxed = relax_arcs(arcs, pool, rules, caps)
     scope = make_scope(pool, rules, caps, tracks_in_flight, last_pin)
     table = LabelTable(int_zeros(scope.width), float_zeros(1), float_zeros(1))
-    counters = int_zeros(2)
+    counters = int_zeros(3)
     counters[SIZE] = 1  # the base case: nothing used at the last position
     begin, finish = int_zeros(num_atoms + 1), int_zeros(num_atoms + 1)
     finish[num_atoms] = 1
@@ -741,95 +758,113 @@ def extend_to_position(
     table: LabelTable, begin: Integers, finish: Integers, counters: Integers, next_metrics: Floats,
 ) -> LabelTable:  # fmt: skip
     """Make the labels of one position: every arc from it, in front of every label at its end."""
-    metric_link, groups = arcs.metric_link, scope.pool.groups
-    feasible, unused = int_zeros(len(metric_link)), float_zeros(3)
+    # All that may need a longer table happens here. What is called returns numbers only, and so
+    # counts no references to arrays (see `numba_jit`), which would take most of the time.
+    levels, first_new = len(arcs.metric_link), begin[i]
+    feasible, unused = int_zeros(levels), float_zeros(3)
     for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
         arc = relaxed.arc[index]
-        j, k = arcs.last[arc], arcs.device_class[arc]
-        if begin[j] == finish[j]:
+        low, high = begin[arcs.last[arc]], finish[arcs.last[arc]]
+        if low == high:
             continue
         if counters[LOOKED] > budget:
             break
-        costs = ArcCosts(
-            arc, i, j, k, arcs.weight[arc], arcs.room[arc], arcs.saved[arc],
-            arcs.arriving[i] + arcs.returning[j], arcs.gradients[arc], arcs.lead[i],
-            arcs.stage_number[arc], j < len(begin) - 1,
-        )  # fmt: skip
-        find_feasible(
-            costs, arcs.first_unit[arc], arcs.second_unit[arc], arcs.offset[i], metric_link,
-            groups, scope.rules, scope.caps, feasible, unused,
-        )  # fmt: skip
-        table = extend_over_arc(
-            costs, feasible, bound, arcs.weight_link, arcs.device_class, scope, table, begin[j],
-            finish[j], begin[i], counters, next_metrics,
-        )  # fmt: skip
+        costs = costs_of_arc(arc, i, arcs)
+        find_feasible(costs, arcs, scope, feasible, unused)
+        for label in range(low, high):
+            behind = look_behind(costs, label, bound, scope, table)
+            for level in range(levels):
+                step = extend_over_level(costs, behind, level, feasible, bound, arcs, scope, table)
+                count, counters[FEWEST] = step.need, 2**60
+                while count > 0:
+                    # one count makes a label for each level at most
+                    if counters[SIZE] + levels > len(table.weight):
+                        table = grow(table, scope.width)
+                    count = try_count(
+                        step, count, bound, scope, table, first_new, counters, next_metrics
+                    )
     return table
 
 
+def costs_of_arc(arc: int, i: int, arcs: StageArcs) -> ArcCosts:
+    """Read one arc from position i as numbers."""
+    j = arcs.last[arc]
+    return ArcCosts(
+        arc, i, j, arcs.device_class[arc], arcs.weight[arc], arcs.room[arc], arcs.saved[arc],
+        arcs.arriving[i] + arcs.returning[j], arcs.gradients[arc], arcs.lead[i],
+        arcs.stage_number[arc], j < len(arcs.first_arc) - 1,
+    )  # fmt: skip
+
+
 def find_feasible(
-    costs: ArcCosts, first_unit: float, second_unit: float, offset: float, metric_link: Floats,
-    groups: Integers, rules: SearchRules, caps: MetricCaps, feasible: Integers, unused: Floats,
-) -> None:  # fmt: skip
+    costs: ArcCosts, arcs: StageArcs, scope: Scope, feasible: Integers, unused: Floats
+) -> None:
     """Write the fewest replicas within the metric caps for each level of the cut; -1 for none.
 
     Values beyond the caps go to ``unused``: `relax_arcs` has noted them already.
     """
+    first_unit, second_unit = arcs.first_unit[costs.arc], arcs.second_unit[costs.arc]
     for level in range(len(feasible)):
         if level > 0 and not costs.is_inner:
             feasible[level] = -1
             continue
-        unit = first_unit + metric_link[level][costs.last]
-        need = fewest_for_metrics(unit, second_unit, offset, rules, caps, unused)
-        if costs.is_inner and is_too_wide(groups, level, need):
+        need = fewest_for_metrics(
+            first_unit + arcs.metric_link[level][costs.last], second_unit,
+            arcs.offset[costs.first], scope.rules, scope.caps, unused,
+        )  # fmt: skip
+        if costs.is_inner and need > widest_linked(scope.pool.groups, level):
             need = -1
         feasible[level] = need
 
 
-def extend_over_arc(
-    costs: ArcCosts, feasible: Integers, bound: Bound, weight_link: Floats, classes: Integers,
-    scope: Scope, table: LabelTable, low: int, high: int, begin: int, counters: Integers,
-    next_metrics: Floats,
-) -> LabelTable:  # fmt: skip
-    """Put one arc in front of the labels ``low : high`` at its end."""
-    # Columns are local names: in the loop, numba would count references at every `table.columns`.
-    rules, caps, columns, weights = scope.rules, scope.caps, table.columns, table.weight
-    k, width, speed = costs.device_class, scope.width, scope.pool.speed
-    total, is_first = scope.pool.total[k], costs.first == 0
-    for label in range(low, high):
-        row = label * width
-        number = columns[row + STAGES] + 1
-        front = number_from_front(is_first, costs.stage_number, columns[row + FRONT])
-        if front < 0 or not allows_stages(is_first, number, rules):
-            continue
-        # a label may be heavier than the one it stands for, by a quantum per stage
-        cap = caps.weight + (caps.quantum * number if caps.quantum > 0 else 0.0)
-        if weights[label] + costs.weight + bound.weight > cap:
-            continue
-        free = total - columns[row + USED + k]
-        left = devices_left(columns, row + USED, speed, bound.power)
-        most = min(
-            free, rules.max_replicas, rules.num_microbatches,
-            rules.max_total_replicas - columns[row + REPLICAS],
-        )  # fmt: skip
-        for level in range(len(feasible)):
-            need = feasible[level]
-            if need < 0 or need > most:
-                continue
-            weight = weights[label] + (costs.weight + weight_link[level][costs.last])
-            if is_hopeless(weight, left - need * speed[k], cap, bound):
-                continue
+def look_behind(
+    costs: ArcCosts, label: int, bound: Bound, scope: Scope, table: LabelTable
+) -> LabelBehind:
+    """Read what an arc in front of a label may have; no replicas if it cannot be there."""
+    rules, caps, columns, k = scope.rules, scope.caps, table.columns, costs.device_class
+    row, is_first = label * scope.width, costs.first == 0
+    number = columns[row + STAGES] + 1
+    # a label may be heavier than the one it stands for, by a quantum per stage
+    cap = caps.weight + (caps.quantum * number if caps.quantum > 0 else 0.0)
+    front = number_from_front(is_first, costs.stage_number, columns[row + FRONT])
+    if (
+        front < 0
+        or not allows_stages(is_first, number, rules)
+        or table.weight[label] + costs.weight + bound.weight > cap
+    ):
+        return LabelBehind(label, row, number, front, cap, 0, 0, 0.0)
+    free = scope.pool.total[k] - columns[row + USED + k]
+    most = min(
+        free, rules.max_replicas, rules.num_microbatches,
+        rules.max_total_replicas - columns[row + REPLICAS],
+    )  # fmt: skip
+    left = devices_left(columns, row + USED, scope.pool.speed, bound.power)
+    return LabelBehind(label, row, number, front, cap, free, most, left)
+
+
+def extend_over_level(
+    costs: ArcCosts, behind: LabelBehind, level: int, feasible: Integers, bound: Bound,
+    arcs: StageArcs, scope: Scope, table: LabelTable,
+) -> Extension:  # fmt: skip
+    """Put an arc in front of a label, the cut on one level; needs -1 replicas if it cannot be."""
+    columns, row, need, most = table.columns, behind.row, feasible[level], behind.most
+    weight, class_behind = 0.0, -1
+    if need > most:
+        need = -1
+    if need >= 0:
+        weight = table.weight[behind.label] + (costs.weight + arcs.weight_link[level][costs.last])
+        left = behind.left - need * scope.pool.speed[costs.device_class]
+        if is_hopeless(weight, left, behind.weight_cap, bound):
+            need = -1
+        else:
             need = fewest_for_memory(
-                need, most, columns[row + IN_FLIGHT], costs.room, costs.saved, costs.buffer, rules
-            )
-            if need < 0:
-                continue
-            step = Extension(
-                costs, label, row, classes[columns[row + ARC]] if costs.is_inner else -1,
-                level, weight, cap, number, front, free, most,
+                need, most, columns[row + IN_FLIGHT], costs.room, costs.saved, costs.buffer,
+                scope.rules,
             )  # fmt: skip
-            table = try_counts(step, need, bound, scope, table, begin, counters, next_metrics)
-            columns, weights = table.columns, table.weight  # it may have grown
-    return table
+    if costs.is_inner:
+        class_behind = arcs.device_class[columns[row + ARC]]
+        most = min(most, widest_linked(scope.pool.groups, level))
+    return Extension(costs, behind, class_behind, level, weight, need if need <= most else -1, most)
 
 
 def number_from_front(is_first: bool, pinned: int, behind: int) -> int:
@@ -880,49 +915,43 @@ def is_hopeless(weight: float, left: float, cap: float, bound: Bound) -> bool:
     return bool(priced > cap + bound.price * slack)
 
 
-def try_counts(
-    step: Extension, need: int, bound: Bound, scope: Scope, table: LabelTable, begin: int,
+def try_count(
+    step: Extension, count: int, bound: Bound, scope: Scope, table: LabelTable, begin: int,
     counters: Integers, next_metrics: Floats,
-) -> LabelTable:  # fmt: skip
-    """Try the numbers of replicas, from ``need`` on, that may lead to different labels."""
-    pool, k, is_inner = scope.pool, step.costs.device_class, step.class_behind >= 0
-    groups, total, num_classes = pool.groups[k], pool.total[k], len(pool.total)
-    between = pool.between[k]
-    is_last = table.columns[step.row + USED + k] == 0
-    behind = table.columns[step.row + IN_FLIGHT]
-    count, fewest = need, 2**60
-    while 0 < count <= step.most:
-        if is_inner and is_too_wide(pool.groups, step.level, count):
-            break
-        in_flight = count * (1 + (behind + count - 1) // count)
-        previous = -1
-        for pad in range(len(groups)):
-            counters[LOOKED] += 1 + num_classes // 4
-            # behind every border of a group: there the cut is on another level
-            size = 1 if pad == 0 else groups[pad - 1]
-            end = place(groups, is_last, step.free // size * size, count)
-            is_new = end >= 0 and end != previous
-            previous = end
-            if not is_new or (is_inner and cut_level(step, end, groups, between) != step.level):
-                continue
-            fewest = min(fewest, in_flight)
-            table = add_label(step, count, end, in_flight, bound, scope, table, begin, counters,
-                              next_metrics)  # fmt: skip
-        count = next_count(groups, total, is_last, count, behind, fewest)
-    return table
+) -> int:  # fmt: skip
+    """Place that many replicas; return the next number that may lead to other labels, or -1."""
+    pool, k, row, free = scope.pool, step.costs.device_class, step.behind.row, step.behind.free
+    groups, is_inner, between = pool.groups[k], step.class_behind >= 0, pool.between[k]
+    is_last = table.columns[row + USED + k] == 0
+    behind = table.columns[row + IN_FLIGHT]
+    in_flight = count * (1 + (behind + count - 1) // count)
+    previous = -1
+    for pad in range(len(groups)):
+        counters[LOOKED] += 1 + len(pool.total) // 4
+        # behind every border of a group: there the cut is on another level
+        size = 1 if pad == 0 else groups[pad - 1]
+        end = place(groups, is_last, free // size * size, count)
+        is_new = end >= 0 and end != previous
+        previous = end
+        if not is_new or (is_inner and cut_level(step, end, groups, between) != step.level):
+            continue
+        counters[FEWEST] = min(counters[FEWEST], in_flight)
+        add_label(step, count, end, in_flight, bound, scope, table, begin, counters, next_metrics)
+    following = next_count(groups, pool.total[k], is_last, count, behind, counters[FEWEST])
+    return following if following <= step.most else -1
 
 
 def cut_level(step: Extension, end: int, groups: Integers, between: Integers) -> int:
     """Return the link level between devices that end at ``end`` and the stage behind them."""
     if step.class_behind == step.costs.device_class:
-        return level_of(groups, end - 1, step.free)
+        return level_of(groups, end - 1, step.behind.free)
     return int(between[step.class_behind])
 
 
 def add_label(
     step: Extension, count: int, end: int, in_flight: int, bound: Bound, scope: Scope,
     table: LabelTable, begin: int, counters: Integers, next_metrics: Floats,
-) -> LabelTable:  # fmt: skip
+) -> None:  # fmt: skip
     """Make the label of a placed stage, unless its gradients or a bound rule it out."""
     pool, k, quantum, num_classes = (
         scope.pool, step.costs.device_class, scope.caps.quantum, len(scope.pool.total),
@@ -936,23 +965,21 @@ def add_label(
         exposed_s = sync_s * scope.rules.sync_scale - step.costs.lead
         if exposed_s > scope.caps.sync and exposed_s > 0:
             next_metrics[SYNC] = min(next_metrics[SYNC], exposed_s)
-            return table
+            return
     new = counters[SIZE]
-    if new == len(table.weight):
-        table = grow(table, scope.width)
     # written behind the last label kept; `keep_undominated` moves it to its place
     columns, row = table.columns, new * scope.width
     for other in range(num_classes):
-        columns[row + USED + other] = columns[step.row + USED + other]
+        columns[row + USED + other] = columns[step.behind.row + USED + other]
     columns[row + USED + k] = pool.total[k] - (end - count)
     left = devices_left(columns, row + USED, pool.speed, bound.power)
-    if is_hopeless(step.weight, left, step.weight_cap, bound):
-        return table
+    if is_hopeless(step.weight, left, step.behind.weight_cap, bound):
+        return
     columns[row + IN_FLIGHT] = in_flight if scope.tracks_in_flight else 0
-    columns[row + STAGES], columns[row + FRONT] = step.number, step.front
-    columns[row + REPLICAS] = columns[step.row + REPLICAS] + count
+    columns[row + STAGES], columns[row + FRONT] = step.behind.number, step.behind.front
+    columns[row + REPLICAS] = columns[step.behind.row + REPLICAS] + count
     columns[row + KEY] = key_of(step, k, columns, row + USED, scope)
-    columns[row + PARENT], columns[row + ARC] = step.label, step.costs.arc
+    columns[row + PARENT], columns[row + ARC] = step.behind.label, step.costs.arc
     columns[row + COUNT], columns[row + END] = count, end
     bucket = step.weight
     if quantum > 0:
@@ -963,7 +990,6 @@ def add_label(
     counters[SIZE] = keep_undominated(
         columns, table.weight, table.bucket, begin, new, scope.width, scope.watched
     )
-    return table
 
 
 def key_of(step: Extension, k: int, columns: Integers, used: int, scope: Scope) -> int:
@@ -975,9 +1001,9 @@ def key_of(step: Extension, k: int, columns: Integers, used: int, scope: Scope) 
     if len(scope.pool.total) > 1 and len(scope.pool.groups[0]) > 1:
         key = key * len(scope.pool.total) + k
     if scope.rules.num_stages > 0:
-        key = key * (scope.rules.num_stages + 1) + step.number
+        key = key * (scope.rules.num_stages + 1) + step.behind.number
     if scope.last_pin > 0:
-        key = key * (scope.last_pin + 1) + step.front
+        key = key * (scope.last_pin + 1) + step.behind.front
     return key
 
 
