@@ -112,9 +112,6 @@ class LabelTable(NamedTuple):
 class Scope(NamedTuple):
     """Everything but arcs that stays the same during one search.
 
-    Arcs are passed apart: numba counts the references to all arrays of a NamedTuple at every
-    call, and the functions called for every label need few of them.
-
     Attributes:
         watched: The integer columns in which dominance compares labels.
         residue: Outermost group size of each class but one level, shape (K,).
@@ -475,10 +472,12 @@ def relax_arcs(
     first_arc = int_zeros(num_atoms + 1)
     kept, replicas = int_zeros(len(usable.arc)), int_zeros(len(usable.arc))
     size = 0
+    arc, fewest, last = usable.arc, usable.replicas, usable.last
+    weight, devices = usable.weight, usable.devices
     for i in range(num_atoms):
         first_arc[i] = size
         for index in range(usable.first_arc[i], usable.first_arc[i + 1]):
-            j, w, d = usable.last[index], usable.weight[index], usable.devices[index]
+            j, w, d = last[index], weight[index], devices[index]
             if front_devices[i] + d + back_devices[j] > slack:
                 continue
             if front_weight[i] + w + back_weight[j] > caps.weight:
@@ -487,7 +486,7 @@ def relax_arcs(
                 priced = front_priced[i] + (w + price * d) + back_priced[j]
                 if priced > caps.weight + price * slack:
                     continue
-            kept[size], replicas[size] = usable.arc[index], usable.replicas[index]
+            kept[size], replicas[size] = arc[index], fewest[index]
             size += 1
     first_arc[num_atoms] = size
     return next_metrics, RelaxedArcs(
@@ -501,27 +500,39 @@ def usable_arcs(
 ) -> UsableArcs:
     """Give every arc the fewest replicas it can have, and leave out those that can have none."""
     num_atoms, num_arcs = len(arcs.first_arc) - 1, len(arcs.last)
-    first_arc, size = int_zeros(num_atoms + 1), 0
-    last, kept, replicas = int_zeros(num_arcs), int_zeros(num_arcs), int_zeros(num_arcs)
-    weight, devices = float_zeros(num_arcs), float_zeros(num_arcs)
     needed, link = int_zeros(num_arcs), float_zeros(num_arcs)
     # fewest replicas of any path from each position to the end
     behind = int_zeros(num_atoms + 1)
     for i in range(num_atoms - 1, -1, -1):
         behind[i] = relax_position(i, arcs, pool, rules, caps, behind, needed, link, next_metrics)
-    for i in range(num_atoms):
-        first_arc[i] = size
+    usable = UsableArcs(
+        int_zeros(num_atoms + 1), int_zeros(num_arcs), int_zeros(num_arcs), int_zeros(num_arcs),
+        float_zeros(num_arcs), float_zeros(num_arcs),
+    )  # fmt: skip
+    size = gather_usable(arcs, pool, needed, link, usable)
+    return UsableArcs(
+        usable.first_arc, usable.last[:size], usable.arc[:size], usable.replicas[:size],
+        usable.weight[:size], usable.devices[:size],
+    )  # fmt: skip
+
+
+def gather_usable(
+    arcs: StageArcs, pool: DevicePool, needed: Integers, link: Floats, usable: UsableArcs
+) -> int:
+    """Fill in the arcs that need a positive number of replicas; return how many they are."""
+    size = 0
+    for i in range(len(arcs.first_arc) - 1):
+        usable.first_arc[i] = size
         for arc in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
             if needed[arc] > 0:
-                last[size], kept[size], replicas[size] = arcs.last[arc], arc, needed[arc]
-                weight[size] = arcs.weight[arc] + link[arc]
+                usable.last[size], usable.arc[size] = arcs.last[arc], arc
+                usable.replicas[size] = needed[arc]
+                usable.weight[size] = arcs.weight[arc] + link[arc]
                 speed = pool.speed[arcs.device_class[arc]]
-                devices[size] = occupied(needed[arc], pool.granule) * speed
+                usable.devices[size] = occupied(needed[arc], pool.granule) * speed
                 size += 1
-    first_arc[num_atoms] = size
-    return UsableArcs(
-        first_arc, last[:size], kept[:size], replicas[:size], weight[:size], devices[:size]
-    )
+    usable.first_arc[len(arcs.first_arc) - 1] = size
+    return size
 
 
 def relax_position(
@@ -532,8 +543,6 @@ def relax_position(
 
     Writes replicas (0 for none) to ``needed`` and the least weight of the cut to ``link``.
     """
-    # Functions called for each arc get numbers and few arrays: numba counts the references to
-    # every array of a NamedTuple it passes on, which takes longer than what they compute.
     fewest, offset, lead, is_inner = FAR, arcs.offset[i], arcs.lead[i], True
     for arc in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
         room, j, k = arcs.room[arc], arcs.last[arc], arcs.device_class[arc]
@@ -652,16 +661,17 @@ def shortest_paths(arcs: UsableArcs, per_weight: float, per_device: float) -> tu
     for i in range(num_atoms + 1):
         front[i] = back[i] = math.inf
     front[0] = back[num_atoms] = 0.0
+    first_arc, last, weight, used = arcs.first_arc, arcs.last, arcs.weight, arcs.devices
     for i in range(num_atoms):
         if front[i] < math.inf:
-            for index in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
-                cost = per_weight * arcs.weight[index] + per_device * arcs.devices[index]
-                j = arcs.last[index]
+            for index in range(first_arc[i], first_arc[i + 1]):
+                cost = per_weight * weight[index] + per_device * used[index]
+                j = last[index]
                 front[j] = min(front[j], front[i] + cost)
     for i in range(num_atoms - 1, -1, -1):
-        for index in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
-            cost = per_weight * arcs.weight[index] + per_device * arcs.devices[index]
-            back[i] = min(back[i], cost + back[arcs.last[index]])
+        for index in range(first_arc[i], first_arc[i + 1]):
+            cost = per_weight * weight[index] + per_device * used[index]
+            back[i] = min(back[i], cost + back[last[index]])
     return front, back
 
 
@@ -760,11 +770,13 @@ def extend_to_position(
     """Make the labels of one position: every arc from it, in front of every label at its end."""
     # All that may need a longer table happens here. What is called returns numbers only, and so
     # counts no references to arrays (see `numba_jit`), which would take most of the time.
+    # Names for columns, here and below, because every `relaxed.arc` would count one.
     levels, first_new = len(arcs.metric_link), begin[i]
     feasible, unused = int_zeros(levels), float_zeros(3)
+    remaining, last, capacity = relaxed.arc, arcs.last, len(table.weight)
     for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
-        arc = relaxed.arc[index]
-        low, high = begin[arcs.last[arc]], finish[arcs.last[arc]]
+        arc = remaining[index]
+        low, high = begin[last[arc]], finish[last[arc]]
         if low == high:
             continue
         if counters[LOOKED] > budget:
@@ -778,8 +790,9 @@ def extend_to_position(
                 count, counters[FEWEST] = step.need, 2**60
                 while count > 0:
                     # one count makes a label for each level at most
-                    if counters[SIZE] + levels > len(table.weight):
+                    if counters[SIZE] + levels > capacity:
                         table = grow(table, scope.width)
+                        capacity = len(table.weight)
                     count = try_count(
                         step, count, bound, scope, table, first_new, counters, next_metrics
                     )
