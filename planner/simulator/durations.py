@@ -1,4 +1,4 @@
-"""The durations a pipeline step is simulated with."""
+"""The durations a pipeline step is simulated with, and its messages as arrays."""
 
 from __future__ import annotations
 
