@@ -286,8 +286,8 @@ print(json.dumps({"plan": enter(plan(24)), "post": request()}))
 """
 
 
-def calls(root: Path) -> list[Figure]:
-    """Count the files that a call of `plan` and a ``POST /v1/plans`` enter, in a new process."""
+def trace_calls(root: Path) -> tuple[list[str], list[str]]:
+    """Return the files that a call of `plan` and a ``POST /v1/plans`` enter, in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
     ran = subprocess.run(
         [sys.executable, "-c", PROBE],
@@ -300,9 +300,15 @@ def calls(root: Path) -> list[Figure]:
     if ran.returncode:
         raise SystemExit(f"the calls could not be traced:\n{ran.stderr}")
     entered = json.loads(ran.stdout.splitlines()[-1])
+    return entered["plan"], entered["post"]
+
+
+def calls(root: Path) -> list[Figure]:
+    """Count the files that a call of `plan` and a ``POST /v1/plans`` enter."""
+    plan, post = trace_calls(root)
     return [
-        Figure("files entered by plan()", len(entered["plan"]), 40),
-        Figure("files entered by POST /v1/plans", len(entered["post"]), 65),
+        Figure("files entered by plan()", len(plan), 40),
+        Figure("files entered by POST /v1/plans", len(post), 65),
     ]
 
 

@@ -1,1 +1,1 @@
-"""One module a revision."""
+"""Schema migrations of the store, one module per revision; alembic reads them."""
