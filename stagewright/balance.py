@@ -88,7 +88,7 @@ def balance_profile(
     chunks: int = 1,
     param_scale: float = 2.0,
 ) -> list[int]:
-    """The same from a stored profile: equal profiles give equal answers.
+    """Balance a stored profile; equal profiles give equal answers.
 
     Layers between which no cut is legal stay together.
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from ...core.profile.diff import LayerChange, ProfileDiff, SizeChange, TimeChange
 from ...core.text_table import format_table, sanitize
 from ...core.units import count, format_bytes, format_time
 from ..options.output import JsonFlag
 from ..support.next_steps import command_line
 from ..support.output import emit, say_next
 from ..support.read_documents import read_document
+
+if TYPE_CHECKING:  # pydantic would double the time of --help
+    from ...core.profile.diff import LayerChange, ProfileDiff, SizeChange, TimeChange
 
 
 def command(

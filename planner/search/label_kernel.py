@@ -1006,7 +1006,7 @@ def add_label(
 
 
 def key_of(step: Extension, k: int, columns: Integers, used: int, scope: Scope) -> int:
-    """Number the label's kind: labels of different kinds are not compared."""
+    """Return the number of the label's kind; labels of different kinds are not compared."""
     key = 0
     for other in range(len(scope.residue)):
         left = scope.pool.total[other] - columns[used + other]

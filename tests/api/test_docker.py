@@ -75,4 +75,4 @@ def test_the_images_command_is_one_the_service_takes(dockerfile, tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 4
-    assert f"give it in {TOKEN_VARIABLE}" in done.stderr
+    assert f"Set a token in {TOKEN_VARIABLE}" in done.stderr

@@ -74,5 +74,5 @@ def test_blocks_are_layers_and_dropout_follows_the_mode(build):
 def test_a_cache_that_is_on_is_named_with_its_way_out():
     """Every causal language model has it on by default."""
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
-    with pytest.raises(CaptureError, match="use_cache=False"):
+    with pytest.raises(CaptureError, match="use_cache = False"):
         trace(transformers.LlamaForCausalLM(config), TOKENS)

@@ -12,6 +12,7 @@ import pytest
 
 NOT_YET = {
     "lines of the product",
+    "longest function, lines",
     "files entered by plan()",
     "files entered by POST /v1/plans",
 }

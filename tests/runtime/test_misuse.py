@@ -51,7 +51,7 @@ def test_the_target_is_given_by_name(alone):
     with DistributedPipeline(case.model, plan, loss_fn=case.loss_fn) as pipeline:
         with pytest.raises(InvalidInput, match=r"takes 1 input .* but got 2.*target="):
             pipeline.step(*batch, target)
-        with pytest.raises(InvalidInput, match="got 3 by position and none by name"):
+        with pytest.raises(InvalidInput, match="got 3 by position and none by keyword"):
             pipeline.step(*batch, target, target)
 
 
@@ -156,7 +156,7 @@ def test_a_schedule_of_ones_own_fits_the_plan_and_can_finish(alone):
 
 def test_a_function_is_no_model(alone):
     case = make_case("mlp")
-    with pytest.raises(InvalidInput, match=r"a model is an nn\.Module"):
+    with pytest.raises(InvalidInput, match=r"is a function, not an nn\.Module"):
         DistributedPipeline(case.model.forward, make_plan(case, 1), loss_fn=case.loss_fn)
 
 

@@ -154,7 +154,7 @@ def test_what_is_no_graph_for_this_service_is_named(client, graph, change, point
     ("change", "pointer", "words"),
     [
         ({"profiling": {}, "estimate": {}}, "/profiling", "estimated or measured, not both"),
-        ({"sample": {"inputs": {"x": {"shape": [1]}}}}, "/sample", "a graph carries its own"),
+        ({"sample": {"inputs": {"x": {"shape": [1]}}}}, "/sample", "a graph has its own sample"),
         ({"graph_id": "graph_1"}, "/graph_id", "exactly one of"),
         ({"graph": None, "graph_id": "graph_1"}, "/graph_id", "no graph"),
     ],

@@ -98,7 +98,7 @@ def test_a_family_that_cannot_be_built_here_is_refused_before_anything_is_starte
         assert answer.status_code == 422, answer.text
         (error,) = answer.json()["errors"]
         assert error["pointer"] == "/model/family"
-        assert "installs stagewright[hf]" in error["detail"]
+        assert "install stagewright[hf]" in error["detail"]
 
 
 def test_families_that_need_nothing_but_torch_are_known():

@@ -59,7 +59,7 @@ def test_other_devices_are_refused_and_nothing_is_written(run, tmp_path):
 def test_the_same_file_twice_is_refused(run):
     ran = run("merge", "two.json", "two.json")
     assert (ran.code, ran.stdout) == (2, "")
-    assert "two.json and two.json are one profile" in ran.stderr
+    assert "two.json and two.json are the same profile" in ran.stderr
 
 
 @pytest.mark.usefixtures("files")

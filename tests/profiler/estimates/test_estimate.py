@@ -212,7 +212,7 @@ def test_a_boolean_input_says_nothing_of_the_precision():
 
 def test_a_v100_is_estimated_in_float16_and_never_in_bfloat16():
     assert estimate_spec(MLP, device="V100").inputs[0].dtype == "float16"
-    with pytest.raises(InvalidInput, match="has no bfloat16 products"):
+    with pytest.raises(InvalidInput, match="does not support bfloat16"):
         estimate_spec(MLP, device="V100", precision="bfloat16")
     mixed = estimate_for_cluster(MLP, default_sample(MLP), Cluster.parse("1x80GB,1x16GB"))
     assert mixed.profile.inputs[0].dtype == "float16"

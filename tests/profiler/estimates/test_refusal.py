@@ -38,7 +38,8 @@ class Model(nn.Module):
 
 def test_a_branch_on_data_is_to_be_measured():
     """Cause: the way out named nn.Sequential, which helps no estimate."""
-    said = r"an estimate runs without values, and 'block' \(forward, line \d+\) needs them\."
+    where = r"'block' \(test_refusal.py:\d+ in forward\)"
+    said = rf"an estimate runs without values, and {where} needs them\."
     with pytest.raises(CaptureError, match=said) as caught:
         estimate(Model(Branching), torch.randn(2, 4), device="H100")
     assert "Sequential" not in str(caught.value)

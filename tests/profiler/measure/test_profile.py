@@ -162,9 +162,9 @@ def test_what_is_no_module_is_refused():
         return nn.Linear(4, 4)
 
     for model, said in (
-        (make_model, "make_model is a function.*give the module it returns"),
+        (make_model, "make_model is a function.*give the module that it returns"),
         (nn.Linear, r"Linear is a class.*create an instance: Linear\(...\)"),
-        ("model.pt", "found a str"),
+        ("model.pt", "not a str"),
     ):
         with pytest.raises(InvalidInput, match=said):
             profile(model, torch.randn(2, 4), options=QUICK)
