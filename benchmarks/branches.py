@@ -24,7 +24,7 @@ from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import LayerProfile, Profile, SavedStorage, Timing
 from stagewright.formats.pipedream_graph import read_pipedream_graph, to_profile
-from stagewright.planner.dag.layer_graph import Branches
+from stagewright.planner.dag.layer_graph import LayerGraph
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
 
@@ -95,7 +95,7 @@ def profile_of(count: int, pairs: Pairs, seed: int = 0) -> Profile:
             crossing.append(image)
         boundaries.append(Boundary(after=after, tensors=tuple(crossing)))
     return Profile(
-        model="Branches",
+        model="LayerGraph",
         inputs=(image,),
         layers=tuple(
             LayerProfile(
@@ -154,7 +154,7 @@ class Result:
 def measured(name: str, profile: Profile, num_devices: int, microbatches: int) -> Result:
     cluster = Cluster.uniform(num_devices, memory_bytes=80 * 2**30, bandwidth_bytes_per_s=12e9)
     begin_s = time.perf_counter()
-    table = Branches(profile, PlanOptions(layer_order="any")).stages
+    table = LayerGraph(profile, PlanOptions(layer_order="any")).stages
     table_s = time.perf_counter() - begin_s
     given, given_s = _planned(profile, cluster, microbatches, "given")
     free, any_s = _planned(profile, cluster, microbatches, "any")
