@@ -161,5 +161,5 @@ def test_rows_of_bytes_are_the_pricers(seed):
     for first, last in combinations(range(request.costs.num_atoms + 1), 2):
         for way in product((False, True), (1, 5), (1, 3)):
             needed = cost_model.memory((first, last), *way).total_bytes
-            assert cost_model.room.row(first, *way)[last] == needed
-            assert cost_model.room.table(*way)[first, last] == needed
+            assert cost_model.memory_tables.row(first, *way)[last] == needed
+            assert cost_model.memory_tables.table(*way)[first, last] == needed
