@@ -52,11 +52,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; see `exit_codes`.
-
-    Args:
-        arguments: The words after ``stagewright``; those of this process if `None`.
-    """
+    """Run one command, by default this process's, and return its exit code; see `exit_codes`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # Not standalone: typer would print usage errors and exit with codes of its choice.

@@ -43,15 +43,8 @@ def build_events_request(job_id: str, after: int) -> HttpRequest:
 def follow_events(job_id: str, after: int = 0, limit_s: float | None = None) -> EventStream:
     """Yield every event of a job exactly once, in order, until its final one.
 
-    Args:
-        job_id: The job.
-        after: Number of the last event already seen; 0 for none.
-        limit_s: Longest time to follow; `None` for no limit.
-
-    Raises:
-        NotFound: There is no such job.
-        DeadlineExceeded: The job did not finish within ``limit_s``; it keeps running.
-        StagewrightError: The service was silent for longer than the client's time limit.
+    Events up to number ``after`` are skipped. Raises `DeadlineExceeded` if the job does not finish
+    within ``limit_s``; it keeps running.
     """
     budget = yield from get_retry_budget()
     end = inf if limit_s is None else budget.clock() + limit_s

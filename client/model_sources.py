@@ -68,10 +68,6 @@ def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upl
     """Return the request fields that describe a model.
 
     A module is captured on this machine; only its graph is sent, without weights or code.
-
-    Raises:
-        InvalidInput: ``model`` has none of the accepted forms, or ``sample`` does not suit it.
-        CaptureError: The module cannot be captured, or not without its code.
     """
     if hasattr(model, "named_parameters"):
         return {"graph": to_json_value(capture_graph(model, sample))}
@@ -129,11 +125,7 @@ def _named(name: str | Path) -> dict[str, Any] | Upload:
 
 
 def read_file(path: Path) -> Graph | Profile:
-    """Read a graph or a profile, whichever the file holds.
-
-    Raises:
-        InvalidInput: The file cannot be read, or holds neither.
-    """
+    """Read a graph or a profile, whichever the file holds."""
     try:
         schema = json.loads(path.read_bytes()).get("schema_version", "")
     except OSError as error:
@@ -162,12 +154,7 @@ def _reject_sample(sample: Any, what: object) -> None:
 
 
 def capture_graph(module: Any, sample: Any) -> Graph:
-    """Capture a module as a graph that can be rebuilt without the module's code.
-
-    Raises:
-        InvalidInput: The sample is missing, or the module does not accept it.
-        CaptureError: The module cannot be captured, or not without its code.
-    """
+    """Capture a module as a graph that can be rebuilt without the module's code."""
     if sample is None:
         raise InvalidInput(
             "capturing a module needs a sample: the inputs of one micro-batch", field="/sample"
@@ -186,11 +173,7 @@ def capture_graph(module: Any, sample: Any) -> Graph:
 
 
 def read_pt2_without_weights(path: Path) -> bytes:
-    """Return an exported program without its weights, which the service does not need.
-
-    Raises:
-        InvalidInput: The file cannot be read, or is not such an archive.
-    """
+    """Return an exported program without its weights, which the service does not need."""
     target = io.BytesIO()
     try:
         with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w") as kept:

@@ -25,15 +25,9 @@ def build_get(*path: str, **params: object) -> HttpRequest:
 def build_create(
     *path: str, fields: object, fresh: bool = False, headers: Mapping[str, str] | None = None
 ) -> HttpRequest:
-    """Build a POST that creates something.
+    """Build a POST that creates something; ``fresh`` bypasses the service's caches.
 
     Its idempotency key makes it safe to repeat: the service creates the thing at most once.
-
-    Args:
-        path: Segments below ``/v1``.
-        fields: The body.
-        fresh: Bypass the service's caches.
-        headers: Further headers.
     """
     freshly = {"Cache-Control": "no-cache"} if fresh else {}
     return _post(path, fields, {"Idempotency-Key": uuid4().hex, **freshly, **(headers or {})})
@@ -60,11 +54,7 @@ def _post(path: tuple[str, ...], fields: object, headers: Mapping[str, str]) -> 
 
 
 def api_path(*parts: str) -> str:
-    """Join quoted segments to a path below ``/v1``.
-
-    Raises:
-        InvalidInput: A segment is empty.
-    """
+    """Join quoted segments to a path below ``/v1``; refuse an empty one."""
     if not all(parts):  # "/v1/plans/" + "" would list all plans instead of reading one
         raise InvalidInput("empty id; pass the id of a stored plan, profile, graph, job or key")
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
@@ -78,11 +68,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def json_bytes(fields: object) -> bytes:
-    """Encode fields as JSON.
-
-    Raises:
-        InvalidInput: A value cannot be represented, such as NaN.
-    """
+    """Encode fields as JSON."""
     try:
         return json.dumps(fields, allow_nan=False, default=to_json_value).encode()
     except (TypeError, ValueError) as error:

@@ -31,9 +31,6 @@ def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:
 
     A request is repeated only if it changes nothing, carries an idempotency key, never reached the
     service, or was rejected before any work was done (429).
-
-    Raises:
-        StagewrightError: The service refused it (see `errors`), or it failed or timed out.
     """
     budget = yield from get_retry_budget()
     end = budget.clock() + budget.timeout_s

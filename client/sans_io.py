@@ -27,11 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """An HTTP request to the service.
-
-    Attributes:
-        is_repeatable: Whether sending it twice has the same effect as sending it once.
-    """
+    """An HTTP request; repeatable if sending it twice has the same effect as sending it once."""
 
     method: str
     path: str
@@ -57,11 +53,7 @@ class HttpReply:
         return 200 <= self.status < 300
 
     def read(self, model: type[Model]) -> Model:
-        """Parse the body, ignoring fields that a later release added.
-
-        Raises:
-            StagewrightError: The body does not fit the model.
-        """
+        """Parse the body, ignoring fields that a later release added."""
         try:
             return model.model_validate_json(self.body, extra="ignore")
         except ValidationError as error:
@@ -73,13 +65,7 @@ class HttpReply:
 
 @dataclass(frozen=True)
 class TransportFailure:
-    """A request without a complete response.
-
-    Attributes:
-        reason: The transport's error message.
-        was_sent: Whether the service may have received the request.
-        is_timeout: Whether the time limit expired.
-    """
+    """A request without a complete response; the service may have received it if ``was_sent``."""
 
     reason: str
     was_sent: bool = True
@@ -126,12 +112,8 @@ LONGEST_DELAY_S = 8.0
 class RetryBudget:
     """Time limit of one call, covering all its attempts and the pauses between them.
 
-    Attributes:
-        clock: Monotonic time in seconds.
-        jitter: Returns a number in [0, 1); spreads the retries of clients that failed together.
-        address: The service's URL, for messages.
-        on_wait: Called with a message, once per call, when the service is unreachable and the
-            call is retried.
+    ``jitter`` returns a number in [0, 1) and spreads the retries of clients that failed together.
+    ``on_wait`` is called with a message, once per call, when the service is unreachable.
     """
 
     timeout_s: float

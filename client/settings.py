@@ -24,15 +24,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Address and credentials of a service.
-
-    Attributes:
-        url: Without a trailing slash.
-        token: Sent as a bearer token.
-        timeout_s: Time limit of one call, retries included.
-        clock: Monotonic time in seconds.
-        on_wait: Called with a message when the service is unreachable and a call is retried.
-    """
+    """Address and credentials of a service, and the time limit of one call, retries included."""
 
     url: str
     token: str | None = None
@@ -49,11 +41,7 @@ class ClientSettings:
         environment: Mapping[str, str] = os.environ,
         on_wait: Callable[[str], None] | None = None,
     ) -> ClientSettings:
-        """Combine the given settings with the environment, which supplies what is `None`.
-
-        Raises:
-            InvalidInput: The URL is invalid, or the time limit is not positive.
-        """
+        """Combine the given settings with the environment, which supplies what is `None`."""
         found = url or environment.get(SERVER_VARIABLE) or DEFAULT_SERVER
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s is {timeout_s}; give a positive number of seconds")

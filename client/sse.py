@@ -23,11 +23,7 @@ class EventParser:
         self._fields: dict[str, str] = {}
 
     def feed(self, text: str) -> Iterator[JobEvent]:
-        """Yield the events that a chunk of text completes.
-
-        Raises:
-            StagewrightError: The stream does not consist of a job's events.
-        """
+        """Yield the events that a chunk of text completes."""
         *lines, self._rest = (self._rest + text).split("\n")
         if len(self._rest) > MAX_PENDING_CHARACTERS:
             raise StagewrightError("the service's event stream has an overlong line")

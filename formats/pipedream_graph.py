@@ -33,16 +33,7 @@ FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "p
 
 @dataclass(frozen=True)
 class PipeDreamNode:
-    """One module or operation.
-
-    Attributes:
-        node_id: Its name, e.g. ``node12``.
-        description: What it is, e.g. ``ReLU(inplace)``.
-        forward_time_s: For one minibatch.
-        backward_time_s: For one minibatch.
-        activation_bytes: Its output; what a module returns in several parts is added up.
-        parameter_bytes: Its weights.
-    """
+    """One module or operation; times are for one minibatch, activations are its output's bytes."""
 
     node_id: str
     description: str
@@ -54,12 +45,7 @@ class PipeDreamNode:
 
 @dataclass(frozen=True)
 class PipeDreamGraph:
-    """A profile as written, in the file's order.
-
-    Attributes:
-        nodes: At least one, with distinct ids.
-        edges: Ids of source and target; acyclic, an edge given twice is kept twice.
-    """
+    """A profile as written, in the file's order; acyclic, an edge given twice is kept twice."""
 
     nodes: tuple[PipeDreamNode, ...]
     edges: tuple[tuple[str, str], ...]
@@ -205,9 +191,6 @@ def drop_inputs_and_unused(graph: PipeDreamGraph) -> PipeDreamGraph:
 
     Sources whose description begins with ``Input`` go first; of what is left, the sinks whose
     description begins with ``__getitem__``.
-
-    Raises:
-        InvalidInput: Nothing is left.
     """
     targets = {target for _, target in graph.edges}
     kept = _without(

@@ -25,14 +25,7 @@ def measure_apart(
 ) -> Profile:
     """Measure what a request describes in a process of its own, which a crash ends alone.
 
-    Args:
-        request: What to measure.
-        progress: Called with layers done, layers in all, and the layer's name.
-        command: How to start the process; for tests.
-
-    Raises:
-        StagewrightError: What the process says went wrong.
-        MeasurementError: It ended without saying so.
+    Raises what the process says went wrong, or `MeasurementError` if it ended without a word.
     """
     with tempfile.TemporaryFile("w+b") as given, tempfile.TemporaryFile("w+b") as answer:
         given.write(request.model_dump_json().encode())

@@ -66,11 +66,7 @@ def announcement(error: StagewrightError) -> dict[str, object]:
 
 
 def read_request(text: str) -> MeasureRequest:
-    """Parse the request read from standard input.
-
-    Raises:
-        InvalidInput: It is not a `MeasureRequest`.
-    """
+    """Parse the request read from standard input."""
     try:
         return MeasureRequest.model_validate_json(text)
     except ValidationError as error:
@@ -82,10 +78,6 @@ def measure(request: MeasureRequest, progress: Progress | None = None) -> Profil
 
     Models are measured here: that seeds torch's random generator, and sets the allocator of the
     process. Graphs are measured in a process of their own, see `child_process.measure_apart`.
-
-    Args:
-        request: What to measure, on the CPU unless it names a device.
-        progress: Called with layers done, layers in all, and the layer's name.
 
     Raises:
         InvalidInput: The device is not here, the model does not take the sample, or the graph
@@ -184,11 +176,7 @@ def _build(
 
 
 def _check_names(model: nn.Module, inputs: dict[str, Tensor], spec: ModelSpec) -> None:
-    """Refuse names that ``forward`` does not list, also where its ``**kwargs`` would take them.
-
-    Raises:
-        InvalidInput: There is one.
-    """
+    """Refuse names that ``forward`` does not list, also where its ``**kwargs`` would take them."""
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind not in open_ended]

@@ -54,17 +54,7 @@ def main() -> int:
 def measure_foreign(
     request: MeasureRequest, allowed: argparse.Namespace, progress: Progress | None = None
 ) -> Profile:
-    """Measure what a registered factory or the request's code makes.
-
-    Args:
-        request: Its ``factory`` or ``code`` says what.
-        allowed: What the command line allows.
-        progress: Called with layers done, layers in all, and the layer's name.
-
-    Raises:
-        InvalidInput: It is not allowed, or the model does not take the sample.
-        MeasurementError: The code failed.
-    """
+    """Measure what a registered factory or the request's code makes."""
     import torch
 
     from .machine.device_check import check_device
@@ -137,11 +127,7 @@ def _from_code(code: ModelCode) -> Callable[..., Any]:
 
 
 def _run(what: str, run: Callable[[], Any]) -> Any:
-    """Run a client's code and report whatever it raises.
-
-    Raises:
-        MeasurementError: It raised something.
-    """
+    """Run a client's code and report whatever it raises."""
     try:
         return run()
     except (Exception, SystemExit) as error:  # it may raise anything

@@ -38,16 +38,9 @@ def build_plan_view(
 ) -> PlanView:
     """Build everything there is to see of a plan.
 
-    Args:
-        plan: The plan to show.
-        profile: The profile it was made from; without it, layers have only names.
-        cluster: The cluster it was made for; without it, assumptions about links are left out.
-        with_step: Whether to simulate the step for boxes and curves; lanes are idle without.
-        with_layers: Whether to list the layers' costs and fold them by module.
-        searched: Whether the plan is the result of a search; if not, its bound means nothing.
-
-    Raises:
-        InvalidInput: The profile is of another model or in another layer order.
+    Without its profile, layers have only names; without its cluster, assumptions about links are
+    left out. ``with_step`` simulates the step for boxes and curves; ``with_layers`` lists the
+    layers' costs and folds them by module. Unless ``searched`` for, a plan's bound means nothing.
     """
     if profile is not None:
         profile = _of_plan(plan, profile)

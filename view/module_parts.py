@@ -39,11 +39,9 @@ class ModulePart:
 
 
 class ModuleParts:
-    """Builds the tree of a model; a module that runs in two separate pieces has two nodes.
+    """Builds the tree of a model from its layers' dotted paths and, where known, cost classes.
 
-    Args:
-        names: Of the layers, as dotted paths of modules.
-        classes: Cost class of each layer, empty where not known; none if empty.
+    A module that runs in two separate pieces has two nodes.
     """
 
     def __init__(self, names: Sequence[str], classes: Sequence[str] = ()) -> None:

@@ -23,13 +23,9 @@ MAX_LANES = 64
 
 
 def gantt_text(view: PlanView, width: int) -> Text:
-    """Draw the lanes of a step as wide as the terminal.
+    """Draw the lanes of a step as wide as the terminal, ``width`` characters with labels.
 
     A character has the colour and letter of the work that takes most of its time; ``.`` is idle.
-
-    Args:
-        view: The view to draw.
-        width: Characters in a line, labels included.
     """
     labels = [
         f"{'+'.join(map(str, lane.stages))} {sanitize(lane.device)}"[:16] for lane in view.lanes

@@ -40,10 +40,7 @@ Column = tuple[str, ...]
 def fit_plan_table(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> str:
     """Write what ``print(plan)`` shows in lines of at most ``width`` characters.
 
-    Args:
-        plan: What is printed.
-        width: Characters in a line.
-        spelled: What is done to each sentence before it is wrapped.
+    Each sentence is ``spelled`` before it is wrapped.
     """
     sentences = map(spelled, format_summary(plan))
     return _written(build_plan_columns(plan), PLAN_COLUMNS, sentences, width)

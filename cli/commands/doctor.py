@@ -32,13 +32,8 @@ LINKS_LARGEST_BYTES = 16 * 2**20
 class MachineReport:
     """Software, processor, memory and devices found here.
 
-    Attributes:
-        cores: Processors this process may run on.
-        memory_bytes: Physical memory, or the container's limit if that is lower.
-        torch: `None` if torch is not installed.
-        missing: Packages that are not installed, by extra.
-        processor: Model name of the processor.
-        free_memory_bytes: Memory available to new processes; `None` if unknown.
+    Memory and cores are those this process may use, in a container perhaps fewer than there are.
+    There is no ``torch`` if it is not installed; ``missing`` lists packages by extra.
     """
 
     stagewright: str

@@ -120,11 +120,7 @@ def _find_projects(store: Store, name: str | None) -> Sequence[Project]:
 
 
 def _resolve_project(store: Store, name: str, *, create: bool = False) -> Project:
-    """Return the project with this name or id, created first if requested.
-
-    Raises:
-        InvalidInput: It does not exist, or already exists and should be created.
-    """
+    """Return the project with this name or id, created first if requested."""
     if create:
         return store.projects.create(name)
     for project in store.projects.list():

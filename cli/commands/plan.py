@@ -93,15 +93,9 @@ def command(
 
 
 def build_options(given: Mapping[str, Any], *, num_devices: int, is_model: bool) -> PlanOptions:
-    """Build planning options from the parameters of `command`.
+    """Build planning options from the parameters of `command`; errors name the flag.
 
-    Args:
-        given: Values by name of the parameter.
-        num_devices: Devices to plan for.
-        is_model: True for a model's name, whose defaults suit models too large to profile here.
-
-    Raises:
-        InvalidInput: A value is not accepted; the message names its flag.
+    For a model's name (``is_model``) the defaults suit models too large to profile here.
     """
     from ...core.plan.plan import PlanOptions
 

@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanDrawings:
-    """Drawings of a plan to make, by the file each goes to.
-
-    Attributes:
-        svg: Timeline as an SVG picture.
-        trace: Timeline as a Chrome trace.
-        html: Page with everything known of the plan.
-        gantt: Timeline in the terminal.
-    """
+    """Files for a plan's timeline (SVG, Chrome trace) and page; ``gantt`` draws in the terminal."""
 
     svg: Path | None = None
     trace: Path | None = None
@@ -198,14 +191,7 @@ def _read_costs(
 def write_drawings(
     plan: Plan, drawings: PlanDrawings, profile: Profile | None, *, quiet: bool
 ) -> None:
-    """Write a plan's drawings to their files.
-
-    Args:
-        plan: The plan to draw.
-        drawings: The drawings to write.
-        profile: Costs of the layers, for the page.
-        quiet: Do not report the files written.
-    """
+    """Write a plan's drawings; the page shows layer costs if the profile is given."""
     from ...formats.chrome_trace import chrome_trace
     from ...formats.svg import timeline_svg
     from ...planner.simulator.plan_timeline import plan_timeline

@@ -31,11 +31,7 @@ ConfigFlag = Annotated[
 
 
 def resolve_database(given: str | None, config: Path | None = None) -> str:
-    """Return the database given, or else the one a server started here would use.
-
-    Raises:
-        InvalidInput: The settings are invalid, or the password file cannot be read.
-    """
+    """Return the database given, or else the one a server started here would use."""
     from ...api.settings.load import configure
 
     # Not strict: trouble with settings that have nothing to do with the database is no

@@ -13,11 +13,7 @@ from ..support.read_documents import build_record, read_json, read_json_file, sc
 
 
 def read_request(path: Path) -> MeasureRequest:
-    """Read a request, or a captured graph to be measured, from a JSON file.
-
-    Raises:
-        InvalidInput: The file is missing or holds neither.
-    """
+    """Read a request, or a captured graph to be measured, from a JSON file."""
     text = read_json_file(path)
     try:
         is_graph = (schema_version(text) or "").startswith("stagewright.graph/")
@@ -32,17 +28,7 @@ def read_request(path: Path) -> MeasureRequest:
 def build_family_request(
     family: str, config: str, inputs: list[str], target: str | None
 ) -> MeasureRequest:
-    """Build a request for a model of a family.
-
-    Args:
-        family: Name of the family, e.g. ``gpt2``.
-        config: The family's configuration as JSON.
-        inputs: ``NAME=TENSOR`` each, see `parse_tensor`.
-        target: Tensor the loss is taken against.
-
-    Raises:
-        InvalidInput: An argument cannot be read.
-    """
+    """Build a request for a family's model; each input is ``NAME=TENSOR``, see `parse_tensor`."""
     spec = read_family(family, config)
     if not inputs:
         raise InvalidInput("--family requires its inputs: --input NAME=SHAPE:DTYPE:FILL")
@@ -60,9 +46,6 @@ def parse_tensor(text: str) -> SampleTensor:
     """Parse a synthetic tensor from ``SHAPE[:DTYPE[:FILL[:LOW:HIGH]]]``.
 
     For example ``8x3x224x224``, or ``1x128:int64:randint:0:50257``.
-
-    Raises:
-        InvalidInput: The text has another form, or its parts contradict each other.
     """
     shape, *rest = text.split(":")
     fields = dict(zip(("dtype", "fill", "low", "high"), rest, strict=False))
@@ -76,10 +59,6 @@ def parse_tensor(text: str) -> SampleTensor:
 
 
 def override_options(base: ProfilingOptions, **given: object) -> ProfilingOptions:
-    """Return the options with every value replaced that is not `None`.
-
-    Raises:
-        InvalidInput: A value is not accepted.
-    """
+    """Return the options with every value replaced that is not `None`."""
     replaced = {name: value for name, value in given.items() if value is not None}
     return build_record(ProfilingOptions, **{**base.model_dump(), **replaced})

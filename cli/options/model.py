@@ -44,16 +44,7 @@ def read_named_request(
 ) -> MeasureRequest | None:
     """Return the request if the model is a family or in a file; `None` if code builds it.
 
-    Args:
-        model: The MODEL argument.
-        family: ``--family``.
-        config: ``--config``.
-        inputs: Every ``--input``.
-        target: ``--target``, which is also allowed with a family.
-        code_options: Values of the options that name Python objects, by option name.
-
-    Raises:
-        InvalidInput: Options exclude each other, or one cannot be read.
+    ``code_options`` are the values of options that name Python objects, refused in either case.
     """
     from .measure import build_family_request, read_request  # imports pydantic
 

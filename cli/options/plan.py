@@ -205,11 +205,7 @@ Output = Annotated[Path | None, _option(RESULT, "Write the plan to this file.", 
 
 
 def parse_max_replicas(text: str) -> int | None:
-    """Parse a number of replicas; return `None` for ``any``.
-
-    Raises:
-        InvalidInput: The text is neither a number nor ``any``.
-    """
+    """Parse a number of replicas; return `None` for ``any``."""
     if text == "any":
         return None
     try:
@@ -221,11 +217,7 @@ def parse_max_replicas(text: str) -> int | None:
 
 
 def parse_together(text: str) -> tuple[str, str]:
-    """Parse the first and last of layers that share a stage, from ``FIRST:LAST``.
-
-    Raises:
-        InvalidInput: The text is not two names.
-    """
+    """Parse the first and last of layers that share a stage, from ``FIRST:LAST``."""
     first, colon, last = text.partition(":")
     if not (first and colon and last) or ":" in last:
         raise InvalidInput(
@@ -235,11 +227,7 @@ def parse_together(text: str) -> tuple[str, str]:
 
 
 def parse_pin(text: str) -> Pin:
-    """Parse the stage or kind of device a layer is pinned to.
-
-    Raises:
-        InvalidInput: The text is neither ``LAYER=STAGE`` nor ``LAYER=@KIND``.
-    """
+    """Parse the stage or kind a layer is pinned to, from ``LAYER=STAGE`` or ``LAYER=@KIND``."""
     from ...core.plan.plan import Pin
 
     # The last "=" separates: a layer's name may hold one, a stage and a kind cannot.

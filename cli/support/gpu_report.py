@@ -21,15 +21,8 @@ QUERY_TIMEOUT_S = 10.0
 class CudaDevice:
     """CUDA device as torch sees it; unknown values are `None` or empty.
 
-    Attributes:
-        memory_bytes: Total memory.
-        free_bytes: Memory not held by any process now.
-        capability: CUDA compute capability, such as ``9.0``.
-        driver: Version of NVIDIA's driver.
-        clock_mhz: Current clock of the multiprocessors; low while the device is idle.
-        max_clock_mhz: Highest clock of the multiprocessors.
-        pcie: PCIe generation and lanes in use, such as ``gen 5 x16``; lower while idle.
-        peers: Other devices whose memory it accesses directly, by NVLink or PCIe.
+    Clock and PCIe link are those of now, lower while the device is idle. It accesses the memory of
+    its ``peers`` directly, by NVLink or PCIe.
     """
 
     index: int

@@ -23,13 +23,7 @@ WORKER = "stagewright.cli.support.train_worker"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Losses and times of a training run.
-
-    Attributes:
-        losses: Mean loss of each step's batch.
-        step_times_s: Duration of each step's forward, backward and gradient synchronisation.
-        timeline: Timeline of an additional step, if requested.
-    """
+    """Each step's mean loss and seconds, and the timeline of an additional step if requested."""
 
     losses: tuple[float, ...]
     step_times_s: tuple[float, ...]
@@ -53,20 +47,9 @@ def train(
 ) -> TrainingResult:
     """Train a plan's model on synthetic data, with one process per device or unsplit in one.
 
-    Args:
-        plan: A plan of a model family.
-        steps: Number of training steps.
-        whole: Train the unsplit model instead.
-        seed: Seed of weights and data; with equal seeds, split and unsplit losses are comparable.
-        timeout_s: Longest time a rank waits for another.
-        records: Take and record one additional step.
-
-    Raises:
-        InvalidInput: The plan names no model family.
-        PlanMismatch: The plan has features that processes cannot run, or is for another model.
-        RankFailed: A process died; the message names its rank.
-        MemoryError: A process ran out of memory.
-        RuntimeError: A process raised an unexpected error; the message names its rank.
+    With equal seeds, split and ``whole`` losses are comparable. Whatever ends a process is raised
+    here with its rank, as `MemoryError` if memory ran out; a rank waits ``timeout_s`` for another.
+    With ``records``, an additional step is recorded.
     """
     check_trainable(plan)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
@@ -93,12 +76,7 @@ def train(
 
 
 def check_trainable(plan: Plan) -> None:
-    """Check that processes can run the plan and build its model without the user's code.
-
-    Raises:
-        InvalidInput: The plan names no model family.
-        PlanMismatch: The plan has features that processes cannot run.
-    """
+    """Check that processes can run the plan and build its model without the user's code."""
     check_runnable(plan)
     if plan.spec is None:
         raise InvalidInput(

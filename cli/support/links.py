@@ -36,18 +36,7 @@ def profile_links(
 ) -> None:
     """Measure the links and write the cluster; under ``torchrun`` as one of its ranks.
 
-    Args:
-        ranks: Number of CPU ranks to start; `None` for one rank per device.
-        device: ``cpu`` or ``cuda``; `None` for CUDA where available.
-        budget_s: Approximate measuring time.
-        timeout_s: Longest time a rank waits for another.
-        output: File for the cluster.
-        as_json: Print the report with all times as JSON instead of a table.
-        give_up: Ends a rank under torchrun that is stuck in a call that never returns.
-
-    Raises:
-        InvalidInput: Options exclude each other.
-        RankFailed: A rank stopped answering; the message says which waited for which.
+    ``give_up`` ends a rank under torchrun that is stuck in a call that never returns.
     """
     from ...profiler.links.records import LinkOptions
 

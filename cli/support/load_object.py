@@ -11,11 +11,7 @@ from ...core.errors import InvalidInput
 
 
 def load_object(target: str) -> Any:
-    """Import the object named ``package.module:name``; the current directory is searched first.
-
-    Raises:
-        InvalidInput: The text has another form, or the import fails.
-    """
+    """Import the object named ``package.module:name``; the current directory is searched first."""
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
         raise InvalidInput(f"cannot read {target!r}; write package.module:name")
@@ -34,11 +30,7 @@ def load_object(target: str) -> Any:
 
 
 def call_object(target: str) -> Any:
-    """Call the function named ``package.module:name`` without arguments and return its result.
-
-    Raises:
-        InvalidInput: It cannot be imported, is not callable, or raises.
-    """
+    """Call the function named ``package.module:name`` without arguments and return its result."""
     factory = load_object(target)
     if not callable(factory):
         raise InvalidInput(f"{target} is a {type(factory).__name__}, not a function")
@@ -49,11 +41,7 @@ def call_object(target: str) -> Any:
 
 
 def load_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
-    """Return the user's module and sample; ``model`` may name a module or its factory.
-
-    Raises:
-        InvalidInput: A name is missing, a call fails, or the result is not a module.
-    """
+    """Return the user's module and sample; ``model`` may name a module or its factory."""
     if model is None or sample is None:
         raise InvalidInput(
             "name a model and its sample (MODEL --sample package.module:function), "

@@ -27,11 +27,7 @@ class LocalService:
 
 @contextlib.contextmanager
 def running_service(database: Path) -> Iterator[LocalService]:
-    """Start a service on a free loopback port and stop it at the end of the block.
-
-    Raises:
-        StagewrightError: The service did not start.
-    """
+    """Start a service on a free loopback port and stop it at the end of the block."""
     # Through the environment: other users of the machine can read a command line.
     token = secrets.token_urlsafe(32)
     command = ["serve", "--port", "0", "--database", str(database)]

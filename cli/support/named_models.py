@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def find_model_name(arguments: Sequence[str]) -> str | None:
-    """Return the model's name if one was given; `None` if all arguments are files.
-
-    Raises:
-        InvalidInput: Several arguments, one of which is not a file.
-    """
+    """Return the model's name if one was given; `None` if all arguments are files."""
     names = [text for text in arguments if not _is_file(text)]
     if not names:
         return None
@@ -45,11 +41,7 @@ def is_stored_id(name: str) -> bool:
 
 
 def read_family(family: str, config: str) -> ModelSpec:
-    """Return the model of a family with this configuration, in JSON.
-
-    Raises:
-        InvalidInput: There is no such family, or the configuration does not fit it.
-    """
+    """Return the model of a family with this configuration, in JSON."""
     from ...core.models.families import ModelSpec
 
     try:
@@ -63,17 +55,7 @@ def read_family(family: str, config: str) -> ModelSpec:
 def read_model(
     name: str, config: str | None, microbatch: int, sequence: int | None
 ) -> tuple[ModelSpec, Sample]:
-    """Return a model and a sample of one micro-batch for it.
-
-    Args:
-        name: Name of a published model; with ``config``, of a family.
-        config: The family's configuration as JSON.
-        microbatch: Samples in a micro-batch.
-        sequence: Tokens per sample; the published length if `None`.
-
-    Raises:
-        InvalidInput: There is no such model, or a number is too small.
-    """
+    """Return a published model, or a family's with ``config``, and a sample of one micro-batch."""
     from ...core.requests.default_samples import default_sample
     from ...core.requests.presets import find_preset
 
@@ -97,11 +79,7 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def read_precision(text: str | None) -> Precision | None:
-    """Return the precision with this short or long name, such as ``bf16`` or ``bfloat16``.
-
-    Raises:
-        InvalidInput: There is no such precision.
-    """
+    """Return the precision with this short or long name, such as ``bf16`` or ``bfloat16``."""
     if text is None:
         return None
     for short, precision in PRECISIONS.items():
@@ -119,15 +97,7 @@ def lengthen_dtype(text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class EstimateFlags:
-    """Flags of ``plan`` that say how to estimate a named model; `None` where not given.
-
-    Attributes:
-        microbatch: Samples in a micro-batch.
-        sequence: Tokens per sample.
-        precision: A precision's short or long name.
-        kind: The accelerator to estimate for, by its name in the catalogue.
-        calibrate: Files of measured profiles.
-    """
+    """Flags of ``plan`` that say how to estimate a named model; `None` where not given."""
 
     microbatch: int | None = None
     sequence: int | None = None
@@ -148,11 +118,7 @@ class EstimateFlags:
                 raise InvalidInput(f"{option} requires a model name; a profile already fixes it")
 
     def estimate(self, name: str, cluster: Cluster) -> ClusterEstimate:
-        """Estimate a published model's costs on a cluster's devices.
-
-        Raises:
-            InvalidInput: A name, a number or a file is invalid.
-        """
+        """Estimate a published model's costs on a cluster's devices."""
         from ...core.cluster.accelerators import get_accelerator
         from ...core.profile.profile import Profile
 

@@ -22,11 +22,7 @@ MIN_WIDTH = 40
 
 
 def emit(text: str) -> None:
-    """Print a result to stdout; a reader that closed the pipe (``| head``) is not an error.
-
-    Raises:
-        InvalidInput: Writing failed, for example because the disk is full.
-    """
+    """Print a result to stdout; a reader that closed the pipe (``| head``) is not an error."""
     try:
         typer.echo(text)
     except OSError as error:
@@ -58,11 +54,7 @@ def say_next(command: str, *, quiet: bool = False) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check an output path before the work whose result goes there.
-
-    Raises:
-        InvalidInput: The folder is missing or read-only, or the path is not a regular file.
-    """
+    """Check an output path before the work whose result goes there."""
     if not path.parent.is_dir():
         raise InvalidInput(f"cannot write {path}: folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):

@@ -19,11 +19,7 @@ DISPLAY_DELAY_S = 0.7
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
-    """Yield a callback ``(done, total, what)`` that draws a bar, or `None` without a terminal.
-
-    Args:
-        quiet: Draw nothing even on a terminal; commands pass their ``--json``.
-    """
+    """Yield a callback ``(done, total, what)`` that draws a bar, or `None` without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -44,12 +40,7 @@ def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
 def planning_progress(
     objective: Objective, *, quiet: bool
 ) -> Iterator[Callable[[PlanningProgress], None] | None]:
-    """Yield a callback for `plan` that shows the best plan so far, or `None` without a terminal.
-
-    Args:
-        objective: Determines the unit of the value shown.
-        quiet: Show nothing even on a terminal; commands pass their ``--json``.
-    """
+    """Yield a callback for `plan` that shows the best plan so far, or `None` without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -13,14 +13,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class RankErrorRecord(BaseModel):
-    """Error that ended a rank, as JSON.
-
-    Attributes:
-        rank: Number of the rank.
-        error: Name of the error's class, or `OUT_OF_MEMORY`.
-        message: Text of the error.
-        trace: Traceback; empty for a `StagewrightError`.
-    """
+    """Error that ended a rank: its class or `OUT_OF_MEMORY`, and a trace unless it is ours."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -20,11 +20,7 @@ RecordT = TypeVar("RecordT", bound="BaseModel")
 
 
 def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
-    """Read a file that holds one of several kinds of document, told apart by schema version.
-
-    Raises:
-        InvalidInput: The file is missing, not JSON, of none of these kinds, or invalid.
-    """
+    """Read a file that holds one of several kinds of document, told apart by schema version."""
     text = read_json_file(path)
     try:
         found = schema_version(text)
@@ -49,23 +45,14 @@ def read_json_file(path: Path) -> bytes:
 
 
 def schema_version(text: bytes) -> str | None:
-    """Return a JSON document's schema version; `None` if it names none.
-
-    Raises:
-        ValueError: The text is not JSON.
-        RecursionError: The JSON is nested too deeply.
-    """
+    """Return a JSON document's schema version; `None` if it names none."""
     data = json.loads(text)
     found = data.get("schema_version") if isinstance(data, dict) else None
     return found if isinstance(found, str) else None
 
 
 def read_devices(text: str) -> Cluster:
-    """Read a cluster from a file, or from shorthand such as ``4x24GB`` or ``8xH200``.
-
-    Raises:
-        InvalidInput: The text is neither shorthand nor a readable cluster file.
-    """
+    """Read a cluster from a file, or from shorthand such as ``4x24GB`` or ``8xH200``."""
     from ...core.cluster.cluster import Cluster
     from ...core.cluster.shorthand import parse_devices
 
@@ -82,11 +69,7 @@ def read_devices(text: str) -> Cluster:
 
 
 def build_record(kind: type[RecordT], **fields: object) -> RecordT:
-    """Build a record from command-line options.
-
-    Raises:
-        InvalidInput: A field is invalid; the message names its flag and the values accepted.
-    """
+    """Build a record from command-line options; errors name the flag and the values accepted."""
     from pydantic import ValidationError
 
     from ...core.document import to_invalid_input
@@ -99,11 +82,7 @@ def build_record(kind: type[RecordT], **fields: object) -> RecordT:
 
 
 def read_json(kind: Any, text: str | bytes, what: str) -> Any:
-    """Read a value of any type pydantic knows, unions such as `ModelSpec` included, from JSON.
-
-    Raises:
-        InvalidInput: The text is not JSON, or a field is invalid.
-    """
+    """Read a value of any type pydantic knows, unions such as `ModelSpec` included, from JSON."""
     from pydantic import TypeAdapter, ValidationError
 
     from ...core.document import to_invalid_input

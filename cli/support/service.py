@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 
 def open_client(server: str | None, token: str | None, *, quiet: bool) -> Client:
-    """Return a client for a service; ``STAGEWRIGHT_SERVER`` names it where ``server`` is `None`.
-
-    Args:
-        server: URL of the service.
-        token: Its token; ``STAGEWRIGHT_TOKEN`` if `None`.
-        quiet: Do not announce retries and waiting on stderr.
-    """
+    """Return a client for a service; ``STAGEWRIGHT_SERVER`` names it where ``server`` is `None`."""
     from ...client.sync_client import Client
 
     return Client(server, token, on_wait=None if quiet else say)
@@ -40,13 +34,7 @@ def open_client(server: str | None, token: str | None, *, quiet: bool) -> Client
 def fetch_document(
     server: str, token: str | None, identifier: str, *, quiet: bool
 ) -> Plan | Profile | Graph:
-    """Fetch a document from a service by its id.
-
-    Raises:
-        InvalidInput: The text is not the id of a document.
-        NotFound: The service has no such document.
-        Infeasible: The id is that of a planning request without a feasible plan.
-    """
+    """Fetch a document from a service by its id."""
     kind = identifier.partition("_")[0]
     with open_client(server, token, quiet=quiet) as client:
         if kind == "plan":
@@ -85,19 +73,7 @@ def profile_on_service(
 ) -> Profile:
     """Have a service measure and store a profile; a model built by code is captured here.
 
-    Args:
-        server: URL of the service.
-        token: Its token, if not in the environment.
-        request: The model as data; `None` if code builds it.
-        options: Profiling options.
-        model: Object that builds the module, see `load_model`.
-        sample: Function that returns its inputs.
-        quiet: Print nothing.
-        not_sent: Options of a user's own model that a captured graph does not carry, by name.
-
-    Raises:
-        CaptureError: The module cannot be sent without its code.
-        StagewrightError: The service refuses the request, or measuring fails.
+    ``not_sent`` are options of a user's own model that a captured graph does not carry, by name.
     """
     with open_client(server, token, quiet=quiet) as client:
         if request is not None:
@@ -124,22 +100,9 @@ def plan_on_service(
     *,
     quiet: bool,
 ) -> Plan:
-    """Have a service make and store a plan.
+    """Have a service make and store a plan of files or, by ``name``, of a model or stored document.
 
-    Args:
-        server: URL of the service.
-        token: Its token, if not in the environment.
-        files: Profiles, or a single captured graph or exported program.
-        name: A published model, or the id of a stored profile or graph, instead of files.
-        estimate: Settings of the estimate, for a model that was not measured.
-        cluster: The devices to plan for.
-        options: Planning options.
-        deadline_s: Longest time to search.
-        quiet: Print nothing but the plan.
-
-    Raises:
-        InvalidInput: Files and options exclude each other, or the service rejects them.
-        Infeasible: No plan is feasible.
+    Files are profiles, or a single captured graph or exported program.
     """
     if name is None:
         model, sample = _read_model_files(files, estimate), None

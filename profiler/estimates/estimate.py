@@ -43,13 +43,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True)
 class EstimateTarget:
-    """Target of an estimate: device, precision and threads.
-
-    Attributes:
-        device: From the catalogue.
-        precision: Of parameters, activations and products.
-        num_threads: CPU cores at work; counts for the CPU alone.
-    """
+    """Target of an estimate: a device, a precision, and threads, which count on a CPU alone."""
 
     device: Accelerator
     precision: Precision
@@ -64,11 +58,7 @@ class EstimateTarget:
 def target(
     device: str | Accelerator, precision: Precision | None = None, num_threads: int | None = None
 ) -> EstimateTarget:
-    """Build a target; defaults are 16 bits on GPUs, float32 and all cores on a CPU.
-
-    Raises:
-        InvalidInput: The catalogue has no such device, or the device no such precision.
-    """
+    """Build a target; defaults are 16 bits on GPUs, float32 and all cores on a CPU."""
     found = get_accelerator(device) if isinstance(device, str) else device
     is_cpu = found.backend == "cpu"
     if precision is not None:
@@ -137,18 +127,7 @@ def estimate_spec(
 ) -> Profile:
     """Estimate a model of a named family with its usual loss, built on the meta device.
 
-    Args:
-        spec: Family and configuration.
-        sample: One micro-batch; `core.default_samples` if not given. Without a target the loss is
-            left out.
-        device: See `estimate`.
-        precision: See `estimate`.
-        num_threads: See `estimate`.
-        calibrate_by: See `estimate`.
-
-    Raises:
-        InvalidInput: See `estimate`.
-        MeasurementError: The family needs a package that is not installed.
+    Arguments and errors are those of `estimate`; the loss is left out of a sample without a target.
     """
     wanted = target(device, precision, num_threads)
     work = spec_work(spec, sample or default_sample(spec), wanted)
@@ -179,12 +158,7 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelW
 
 
 def rates_for(wanted: EstimateTarget, profiles: Sequence[Profile]) -> DeviceRates:
-    """Return the device's usual rates, calibrated by measured profiles if any are given.
-
-    Raises:
-        InvalidInput: A profile was not measured, is of another kind of device or with other
-            settings, or of a model that is not of a family and so cannot be built again.
-    """
+    """Return the device's usual rates, calibrated by measured profiles if any are given."""
     start = default_rates(wanted.device, wanted.precision, wanted.num_threads)
     if not profiles:
         return start
@@ -343,15 +317,7 @@ def _layer(
 
 @contextmanager
 def measured_instead(model: str) -> Iterator[None]:
-    """Offer to measure a model that does not run without values.
-
-    Args:
-        model: Its class, for the message.
-
-    Raises:
-        CaptureError: It branches on data, recomputes at random or does something else that
-            tensors without values cannot follow; the message says to measure it.
-    """
+    """Turn the error of a model that does not run without values into advice to measure it."""
     try:
         yield
     except (CaptureError, MeasurementError) as error:

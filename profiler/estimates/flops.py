@@ -98,13 +98,8 @@ def cost_of(
 ) -> Cost | None:
     """Return the cost of a call of an operation; `None` if nothing is computed.
 
-    Args:
-        operation: An ATen operator, as a dispatch mode sees it.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        result: What it returned.
-        winograd: Whether 3 x 3 filters are applied by Winograd's algorithm, as cuDNN does with
-            float32 products outside tensor cores.
+    With ``winograd``, 3 x 3 filters are applied by Winograd's algorithm, as cuDNN does with float32
+    products outside tensor cores.
     """
     name = operation._schema.name.rpartition("::")[2]
     if name in FREE or _is_view(operation):

@@ -53,17 +53,9 @@ def estimate_for_cluster(
 ) -> ClusterEstimate:
     """Estimate a model of a family for a cluster, capturing it once.
 
-    Args:
-        spec: Family and configuration.
-        sample: One micro-batch.
-        cluster: Its devices' kinds are names of the catalogue, names drivers report, or tell
-            nothing; then a device with that memory is taken.
-        kind: Take all devices for this one of the catalogue instead.
-        precision: Of all devices; if not given, what GPUs of every kind have.
-        calibrate_by: Measured profiles on the first kind of device.
-
-    Raises:
-        InvalidInput: A kind is not in the catalogue, or lacks the precision.
+    A device's kind is a name of the catalogue or one that a driver reports; if it is neither, a
+    catalogue device with that memory is taken, and with ``kind`` all are taken for that one. The
+    precision is one that all of them have. Calibration is by profiles on the first kind of device.
     """
     return _estimate(
         lambda wanted: spec_work(spec, sample, wanted),
@@ -80,15 +72,7 @@ def estimate_graph_for_cluster(
 ) -> ClusterEstimate:
     """Estimate a rebuildable graph for a cluster's devices, run on meta tensors alone.
 
-    Args:
-        graph: Captured with ``rebuildable`` set; its tensors' types decide the precision.
-        cluster: See `estimate_for_cluster`.
-        kind: See `estimate_for_cluster`.
-        precision: ``tf32`` for products of a float32 graph; else what its tensors are of.
-
-    Raises:
-        InvalidInput: See `estimate_for_cluster` and `graphs.captured.rebuild_captured`; or the
-            graph's tensors are of another type than ``precision`` says.
+    Its tensors' types decide the precision; ``tf32`` is for the products of a float32 graph.
     """
     return _estimate(
         lambda wanted: graph_work(graph, wanted),

@@ -17,14 +17,7 @@ from .settings_match import FLOATING, TENSORS
 
 
 def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision | None:
-    """Return the precision of a graph's estimate, which its operations fix.
-
-    Returns:
-        What was asked for; else what most of its floating state is of, `None` without any.
-
-    Raises:
-        InvalidInput: It was asked for at another precision than its tensors are of.
-    """
+    """Return the precision asked for if the graph's floating state is of it, else that state's."""
     types = Counter(tensor.dtype for tensor in graph.state if tensor.dtype in FLOATING)
     if not types:
         return asked
@@ -41,11 +34,7 @@ def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision |
 
 
 def graph_work(graph: Graph, wanted: EstimateTarget) -> ModelWork:
-    """Count the work of a graph's layers for one micro-batch, without the unknown loss.
-
-    Raises:
-        InvalidInput: It cannot be rebuilt, or contradicts itself; see `rebuild_captured`.
-    """
+    """Count the work of a graph's layers for one micro-batch, without the unknown loss."""
     captured = rebuild_captured(graph, META).captured
     shapes = {tensor.name: tensor for tensor in graph.inputs}
     flat = [

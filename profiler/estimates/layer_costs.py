@@ -35,13 +35,8 @@ Operations = tuple[Cost, ...]
 class LayerWork:
     """One layer (or the loss) for one micro-batch.
 
-    Attributes:
-        forward: Operations of its forward.
-        backward: Operations of its whole backward, gradients summed into existing ones.
-        backward_input: Those of a backward that computes gradients of inputs alone.
-        saved_bytes: Distinct storages kept for the backward.
-        output_bytes: What later layers read.
-        workspace_bytes: See `memory_run.MemoryRun`.
+    ``backward`` sums gradients into existing ones; ``backward_input`` computes those of inputs
+    alone. ``saved_bytes`` are of distinct storages; for ``workspace_bytes`` see `MemoryRun`.
     """
 
     forward: tuple[Cost, ...] = ()
@@ -83,21 +78,7 @@ def model_work(
     loss_fn: LossFunction | None = None,
     target: Tensor | None = None,
 ) -> ModelWork:
-    """Capture a model on the meta device and find what its layers do.
-
-    Args:
-        model: All its parameters and buffers on the meta device; gradients are put on it, and if
-            it is in evaluation mode, it is put in training mode.
-        sample: One micro-batch, also on the meta device.
-        backend: Whose kernels the operations are.
-        winograd: See `flops.cost_of`.
-        loss_fn: ``loss_fn(output, target)``, if its cost is wanted.
-        target: What the loss is taken against, on the meta device.
-
-    Raises:
-        CaptureError: The model cannot be traced.
-        InvalidInput: The sample does not fit, or there is a loss without a target.
-    """
+    """Capture a model on the meta device, in training mode, and find what its layers do."""
     if not model.training:
         model.train()  # as `profile` does; a frozen part of a model in training stays frozen
     structure, flat = read_sample(model, sample)
@@ -116,16 +97,7 @@ def captured_work(
     winograd: bool = False,
     loss: Loss | None = None,
 ) -> ModelWork:
-    """Count the work of the layers of a captured model.
-
-    Args:
-        captured: Its operations and layers.
-        model: Its parameters and buffers, on the meta device; gradients are put on it.
-        flat: Its inputs in order, also on the meta device.
-        backend: Whose kernels the operations are.
-        winograd: See `flops.cost_of`.
-        loss: What follows the last layer, if its cost is wanted.
-    """
+    """Count the work of a captured model's layers on the meta device; it is given gradients."""
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
     groups = members_of(classes)

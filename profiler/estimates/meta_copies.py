@@ -21,10 +21,6 @@ def without_values(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Copy a model to the meta device without allocating; tied parameters stay tied.
 
     Floating tensors are of that type, those included that modules hold as plain attributes.
-
-    Raises:
-        InvalidInput: It is no module, or a lazy one that has not met a sample yet, so that it has
-            no shapes.
     """
     check_module(model)
     # `deepcopy` takes what the memo has by `id` instead of copying it: values are never copied,

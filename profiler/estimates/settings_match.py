@@ -21,16 +21,7 @@ FLOATING = DIFFERENTIABLE - {"complex64", "complex128"}
 
 
 def check_settings(profile: Profile, precision: Precision, num_threads: int | None) -> None:
-    """Insist that a profile may calibrate an estimate at that precision.
-
-    Args:
-        profile: Measured on the right kind of device.
-        precision: Of the estimate.
-        num_threads: Of the estimate, if it is for a CPU.
-
-    Raises:
-        InvalidInput: Precision, autocast, compilation or threads differ; the message names both.
-    """
+    """Insist that a profile may calibrate an estimate at that precision (and threads, on a CPU)."""
     found = profile.provenance
     if found.autocast:
         _refuse(profile, f"under autocast to {found.autocast}", f"at {precision} throughout")

@@ -39,11 +39,7 @@ def main() -> int:
 
 
 def read_request(text: str) -> EstimateRequest:
-    """Parse the request read from standard input.
-
-    Raises:
-        InvalidInput: It is not an `EstimateRequest`.
-    """
+    """Parse the request read from standard input."""
     try:
         return EstimateRequest.model_validate_json(text)
     except ValidationError as error:
@@ -51,13 +47,7 @@ def read_request(text: str) -> EstimateRequest:
 
 
 def estimate(request: EstimateRequest) -> Estimated:
-    """Estimate what a request describes.
-
-    Raises:
-        InvalidInput: A device is not in the catalogue, or the graph cannot be put together;
-            ``field`` points at what to change.
-        StagewrightError: See `estimate_for_cluster` and `estimate_graph_for_cluster`.
-    """
+    """Estimate what a request describes."""
     from .for_cluster import estimate_for_cluster, estimate_graph_for_cluster
 
     kind, precision = request.estimate.device, request.estimate.precision

@@ -32,13 +32,8 @@ MAX_HELD_BYTES = 2**32
 class BoundaryValues:
     """Makes up what each layer reads.
 
-    Args:
-        rebuilt: The graph.
-        runs: Its layers.
-        device: Where values are made.
-        generator: Of random numbers, on that device.
-        budget_bytes: Of the values computed, and the model's inputs, at once; what does not fit is
-            made up when a layer reads it.
+    The values computed and the model's inputs take at most ``budget_bytes`` at once; what does not
+    fit is made up when a layer reads it.
     """
 
     def __init__(

@@ -76,11 +76,7 @@ class Skeleton:
 
 
 def skeleton(graph: Graph, device: torch.device) -> Skeleton:
-    """Put a graph together for a device.
-
-    Raises:
-        InvalidInput: It cannot be rebuilt, or its parts do not fit together.
-    """
+    """Put a graph together for a device."""
     if not graph.rebuildable:
         raise InvalidInput(_why_not(graph), field="/rebuildable")
     return _Builder(graph, device).build()
@@ -309,11 +305,7 @@ def _insist_free(parent: nn.Module, own: str, name: str) -> None:
 
 
 def function_of(operation: Operation) -> Any:
-    """Return the function that an operation of kind ``function`` calls.
-
-    Raises:
-        InvalidInput: This installation has no such operator.
-    """
+    """Return the function that an operation of kind ``function`` calls."""
     if operation.target == GETITEM:
         return operator.getitem
     library, name, overload = operation.target.split(".")
@@ -434,11 +426,7 @@ def _reorder(module: fx.GraphModule, names: Sequence[str]) -> None:
 
 
 def _nested(values: Sequence[Any], paths: Sequence[Sequence[str | int]]) -> Any:
-    """Put flat values where their paths say.
-
-    Raises:
-        InvalidInput: The paths do not describe one nested value.
-    """
+    """Put flat values where their paths say."""
     if len(paths) == 1 and not paths[0]:
         return values[0]
     branches: dict[str | int, tuple[list[Any], list[Sequence[str | int]]]] = {}

@@ -30,12 +30,9 @@ from .saved_storages import Kept, LayerTable
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """Measurements of one layer.
+    """Measurements of one layer; ``on_its_own`` if the device works while the host issues more.
 
-    Attributes:
-        forward_bytes: See `MemoryRun`.
-        backward_bytes: See `MemoryRun`; without gradients that wait for layers in front.
-        on_its_own: Whether the device works while the host issues more, as CUDA does.
+    Bytes are those of `MemoryRun`, without gradients that wait for layers in front.
     """
 
     samples: Samples
@@ -56,16 +53,7 @@ def measure_layer(
 ) -> MeasuredLayer:
     """Give a layer weights and inputs, run it for memory, then for time.
 
-    Args:
-        rebuilt: The graph it belongs to.
-        run: The layer.
-        inputs: Makes up what it reads.
-        options: Precision, whether to compile it, and whether neighbours keep the device busy.
-        budget_s: To spend on repeats beyond the least number.
-        generator: Of random weights; its device is where the layer is measured.
-
-    Raises:
-        MeasurementError: It failed, or ran out of memory.
+    The budget is for repeats beyond the least number; the generator's device is where it runs.
     """
     device, segment = generator.device, run.segment
     assert segment is not None, "the loss is no layer"

@@ -84,12 +84,7 @@ def _leading_to(nodes: list[fx.Node], wanted: set[fx.Node]) -> list[fx.Node]:
 
 
 def least_bytes(run: LayerRun, held: Iterable[fx.Node] = ()) -> int:
-    """Sum a layer's inputs, outputs, parameters, their gradients, buffers and constants.
-
-    Args:
-        run: The layer.
-        held: Values that are there beside it.
-    """
+    """Sum a layer's inputs, outputs, parameters, gradients, buffers and constants, and ``held``."""
     values = HeldBytes()
     for node in (*held, *run.reads, *run.writes):
         if node is not None:

@@ -123,15 +123,9 @@ def _groups(
 
 
 def _check_fits(run: LayerRun, device: torch.device, held: Sequence[fx.Node] = ()) -> int:
-    """Refuse a layer that cannot fit, before the system ends the process over it.
+    """Return the bytes a layer leaves; refuse one before the system ends the process over it.
 
-    Args:
-        run: The layer.
-        device: Where it is to be measured.
-        held: Values that have yet to be made and are there beside it.
-
-    Returns:
-        Bytes that are left for others.
+    Values ``held`` have yet to be made and are there beside it.
     """
     if device.type == "cuda":
         available: int | None = torch.cuda.mem_get_info(device)[0]

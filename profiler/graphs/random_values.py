@@ -24,13 +24,7 @@ def meta_tensor(entry: StateTensor) -> Tensor:
 
 
 def made_up(entry: StateTensor, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Return a state tensor with random values for parameters, else as its fill says.
-
-    Args:
-        entry: What is wanted.
-        device: Where the tensor is to be.
-        generator: Of random numbers, on that device.
-    """
+    """Return a state tensor with random values for parameters, else as its fill says."""
     tensor = _empty(entry, device)
     fill = entry.fill
     with torch.no_grad():

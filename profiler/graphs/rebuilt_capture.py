@@ -45,12 +45,7 @@ class Rebuilt:
 
 
 def rebuild_captured(graph: Graph, device: torch.device) -> Rebuilt:
-    """Put a graph together for a device, and find the shape and memory layout of every value.
-
-    Raises:
-        InvalidInput: It cannot be rebuilt, or its shapes, layers or boundaries do not follow from
-            its operations.
-    """
+    """Put a graph together for a device, and find the shape and memory layout of every value."""
     parts = skeleton(graph, device)
     structure = _structure(graph)
     program = Program(

@@ -75,13 +75,7 @@ def storage_table(
     kept: Sequence[Sequence[Kept]],
     resident: frozenset[int],
 ) -> tuple[SavedStorage, ...]:
-    """Build the storage table: each storage once, with all layers that save it.
-
-    Args:
-        runs: The layers.
-        kept: What each keeps, by place.
-        resident: Storages of the model's inputs and state, as the nodes' values hold them.
-    """
+    """Build the storage table: each storage once, with all layers that save it."""
     sizes: dict[object, int] = {}
     layers: dict[object, list[int]] = {}
     for index, (run, entries) in enumerate(zip(runs, kept, strict=True)):

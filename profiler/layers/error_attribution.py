@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def blamed(*runs: LayerRun) -> Iterator[None]:
-    """Name one layer, or the whole model if several, in whatever goes wrong inside.
-
-    Raises:
-        MeasurementError: Something did; where memory ran out, the message says what was needed.
-    """
+    """Name one layer, or the whole model if several, in whatever goes wrong inside."""
     try:
         yield
     except StagewrightError:

@@ -22,14 +22,7 @@ ADVICE = (
 def notes_on_numbers(
     captured: Captured, values: Values, losses: Sequence[LayerRun], context: Context
 ) -> tuple[str, ...]:
-    """Return notes if the output holds NaN, or the loss is NaN or infinite.
-
-    Args:
-        captured: The model.
-        values: What its nodes produced on the sample.
-        losses: The loss, if there is one.
-        context: Made anew around every forward, e.g. autocast.
-    """
+    """Return notes if the output holds NaN, or the loss is NaN or infinite."""
     outputs = [node for node in captured.program.flat_outputs if isinstance(node, fx.Node)]
     tensors = tensors_of([values[node] for node in outputs if node in values])
     if any(_holds_nan(tensor) for tensor in tensors):

@@ -44,15 +44,8 @@ def first_run(
 ) -> FirstRun:
     """Run every layer once, forwards and backwards, and fill in ``saved_bytes`` of each.
 
-    Args:
-        model: Whose parameters and buffers are there anyway; trainable ones have gradients.
-        runs: Its layers, the loss last if there is one.
-        inputs: Values of the model's own inputs.
-        num_layers: How many of the runs are layers of the model.
-        context: Made anew around every forward, e.g. autocast.
-
-    Raises:
-        MeasurementError: A layer failed or ran out of memory.
+    The model's trainable parameters have gradients by now. Of the runs the first ``num_layers`` are
+    its layers; the loss follows them if there is one.
     """
     table = StorageTable(model, inputs.values())
     values: dict[fx.Node, Any] = dict(inputs)

@@ -16,11 +16,7 @@ LossFunction = Callable[[Any, Tensor], Tensor]
 
 
 class Loss:
-    """``loss_fn(output, target)`` with its target.
-
-    Raises:
-        InvalidInput: There is no target, or it is no tensor.
-    """
+    """``loss_fn(output, target)`` with its target."""
 
     def __init__(self, loss_fn: LossFunction, target: Tensor | None, device: torch.device) -> None:
         if target is None:
@@ -30,11 +26,7 @@ class Loss:
         self._loss_fn, self._target = loss_fn, target.to(device)
 
     def __call__(self, output: Any) -> Tensor:
-        """Compute the loss of the model's output in its own structure.
-
-        Raises:
-            InvalidInput: What the function returns is not one number.
-        """
+        """Compute the loss of the model's output in its own structure."""
         loss = self._loss_fn(output, self._target)
         if not isinstance(loss, Tensor):
             raise InvalidInput(

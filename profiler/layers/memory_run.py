@@ -42,15 +42,7 @@ def memory_run(
     device: torch.device,
     context: Callable[[], AbstractContextManager[object]],
 ) -> MemoryRun:
-    """Run a layer on the values it receives in the model; its gradients must exist already.
-
-    Args:
-        run: The layer.
-        values: What it is given, by node.
-        table: Told which copies stand for which storages.
-        device: Where it runs.
-        context: Around the forward, e.g. autocast.
-    """
+    """Run a layer on the values it receives in the model; its gradients must exist already."""
     leaves = run.leaves(values)
     given, made = _given(run, leaves, table)
     peak = PeakMemory(device)

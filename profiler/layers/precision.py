@@ -18,13 +18,9 @@ def forward_context(
 ) -> Context:
     """Return the context of every forward: ``torch.autocast`` if asked for.
 
-    Made anew for each layer, so each converts its own weights, as every stage does.
-
-    Args:
-        options: The precision.
-        device: Where the forward runs.
-        cached: Whether a weight used twice inside is converted once. Not where a model is captured,
-            whose forwards with and without gradients would share what was converted.
+    Made anew for each layer, so each converts its own weights, as every stage does. A weight used
+    twice inside is converted once if ``cached``; not where a model is captured, whose forwards with
+    and without gradients would share what was converted.
     """
     if options.autocast is None:
         return nullcontext
@@ -45,11 +41,7 @@ def _autocast(device: torch.device, dtype: torch.dtype, cached: bool) -> Iterato
 
 @contextmanager
 def as_in_training(device: torch.device) -> Iterator[None]:
-    """Gradients on and autocast off, whatever the caller has around the measurement.
-
-    Raises:
-        InvalidInput: The caller is in inference mode, which gradients cannot be turned on in.
-    """
+    """Gradients on and autocast off, whatever the caller has around the measurement."""
     if torch.is_inference_mode_enabled():
         raise InvalidInput(
             "a model cannot be profiled in inference mode, which has no backward; call it outside "

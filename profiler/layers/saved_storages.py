@@ -95,10 +95,6 @@ class GraphWatch:
     elsewhere); `kept` is asked when the graph is gone too. What is gone then, or has fewer users,
     was kept by the graph: however it was saved, by autograd, as an attribute of a custom
     function's context, or in the closure of a block to be computed again.
-
-    Args:
-        outside: Inputs and outputs of the run, as others hold them.
-        made: Storages made during the run.
     """
 
     def __init__(self, outside: Iterable[Tensor], made: Mapping[int, Storage]) -> None:

@@ -26,21 +26,9 @@ def traced(
     context: Context,
     tracing: Context,
 ) -> Captured:
-    """`capture.capture.trace`, which runs the whole model to check what it traced.
+    """Trace and check a model in the precision it is measured in, by which its Python may branch.
 
-    In the precision it is measured in, on which its types depend and its Python may branch.
-
-    Args:
-        model: The model.
-        structure: How it is called.
-        flat: With what.
-        context: Around the forward of each layer, where memory runs out.
-        tracing: Around the capture: the same precision.
-
-    Raises:
-        InvalidInput: The sample does not fit the model.
-        CaptureError: The model cannot be traced.
-        OutOfMemory: Memory ran out; the message names the layer and what it needs.
+    If memory runs out, ``context`` is put around each layer's forward to find the layer to name.
     """
     try:
         with tracing():
@@ -60,11 +48,7 @@ def _name_the_layer(
     tracing: Context,
     error: StagewrightError,
 ) -> NoReturn:
-    """Run layer by layer what did not fit as a whole.
-
-    Raises:
-        OutOfMemory: Always.
-    """
+    """Run layer by layer what did not fit as a whole."""
     try:
         with tracing():
             # Unchecked: the check runs the whole model, which is what ran out of memory.
@@ -86,11 +70,7 @@ def _name_the_layer(
 
 
 def make_gradients(runs: Sequence[LayerRun]) -> None:
-    """Zeros for every trainable parameter, to be accumulated into as in training.
-
-    Raises:
-        MeasurementError: They do not fit.
-    """
+    """Zeros for every trainable parameter, to be accumulated into as in training."""
     for run in runs:
         with blamed(run):
             for parameter in run.parameters:

@@ -36,16 +36,10 @@ NO_LIMIT = 1e30
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Fit latency in seconds and bandwidth in bytes/s of one-way messages.
+    """Fit latency in seconds and bandwidth in bytes/s of one-way messages of at least two sizes.
 
     Weighted least squares of ``latency + bytes / bandwidth`` in relative errors; no latency below
     zero.
-
-    Args:
-        points: Bytes and seconds, of at least two sizes.
-
-    Raises:
-        MeasurementError: Fewer sizes.
     """
     if len({size for size, _ in points}) < 2:
         raise MeasurementError("links need messages of at least two sizes; allow more time")
@@ -68,11 +62,6 @@ def fit_levels(
 
     The bandwidth of all-reduces is the one with which `Cluster.all_reduce_time_s` comes nearest to
     the all-reduces measured, those over inner levels included.
-
-    Args:
-        levels: Innermost first.
-        cluster: The devices; its own levels do not matter.
-        shared_from: See `SHARED_FROM`.
     """
     fits: list[LevelFit] = []
     for found in levels:
@@ -116,11 +105,9 @@ def _with_all_reduce(
 def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
     """Fit the slope of ``base + slope * bytes`` that is nearest to the times, relatively.
 
-    An all-reduce counts by the share of its time that its bytes take: of the small ones the
-    latency is nearly all, which messages have already told and which one ring models badly.
-
-    Args:
-        points: Bytes moved, base and time of each.
+    Points are bytes moved, base and time. An all-reduce counts by the share of its time that its
+    bytes take: of the small ones the latency is nearly all, which messages have already told and
+    which one ring models badly.
     """
     large = sorted(points)[len(points) * 2 // 3 :]
     slope = median((time_s - base_s) / moved for moved, base_s, time_s in large)

@@ -28,17 +28,7 @@ STARTING_S = 60.0
 
 
 def measure_local_links(num_ranks: int, *, kind: str = "cpu", budget_s: float = 6.0) -> Cluster:
-    """Measure the loopback link between CPU ranks; return them as a cluster.
-
-    Args:
-        num_ranks: Processes to start; no link is measured for one.
-        kind: Of the devices.
-        budget_s: Seconds to spend, about, beyond starting the processes.
-
-    Raises:
-        RankFailed: The processes could not talk to each other.
-        MeasurementError: See `measure_links_here`.
-    """
+    """Measure the loopback link between CPU ranks; return them as a cluster."""
     if num_ranks < 2:
         return Cluster.uniform(num_ranks, kind=kind)
     options = LinkOptions(device="cpu", budget_s=budget_s)
@@ -57,15 +47,7 @@ def measure_links_here(
 ) -> LinkReport:
     """Start ranks on this machine, each a process, and measure the links between them.
 
-    Args:
-        num_ranks: At least two; on CUDA at most one a device.
-        options: How to measure.
-        progress: Called with steps done, steps in all, and the step's name.
-
-    Raises:
-        InvalidInput: Fewer than two ranks.
-        RankFailed: A rank died or stopped answering; the message says which waited for which.
-        MeasurementError: The ranks could not measure.
+    At least two ranks; on CUDA at most one per device. A `RankFailed` says which waited for which.
     """
     if num_ranks < 2:
         raise InvalidInput(f"links join at least two ranks, not {num_ranks}")

@@ -74,13 +74,8 @@ def list_probes(num_ranks: int, size: int) -> list[Pair]:
 def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> list[RankLevel]:
     """Find the levels of a cluster, innermost first.
 
-    Hosts are a level of their own; inside a host, and among hosts, further levels are found where
-    the times of messages fall clearly apart.
-
-    Args:
-        num_ranks: In all.
-        size: Ranks of a host.
-        times_s: Of equal messages between the pairs of `list_probes`.
+    Hosts of ``size`` ranks are a level of their own; inside a host, and among hosts, further levels
+    are found where the times of equal messages between the pairs of `list_probes` fall apart.
     """
     if num_ranks < 2:
         return []

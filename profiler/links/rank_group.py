@@ -44,10 +44,6 @@ class RankGroup:
         options: Device and timeout.
         on_silence: Called from a thread, with the ranks concerned, once this rank has waited
             beyond the timeout in a call that torch does not end; it must end the process.
-
-    Raises:
-        InvalidInput: This process was not started as a rank, or there is no device for it.
-        RankFailed: Other ranks did not join in time.
     """
 
     def __init__(self, options: LinkOptions, on_silence: Silent) -> None:
@@ -112,11 +108,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def waiting_for(self, ranks: Sequence[int], what: str) -> Iterator[None]:
-        """Name the ranks waited for in any error raised inside.
-
-        Raises:
-            RankFailed: A wait failed, or took too long.
-        """
+        """Name the ranks waited for in any error raised inside."""
         others = tuple(one for one in ranks if one != self.rank)
         who = f"rank {self.rank} waited for {_names(others)} {what}"
         too_long = f"{who}: no answer in {self.options.timeout_s:g} s. {ADVICE}"
@@ -187,11 +179,7 @@ class RankGroup:
         return self._beats.find_out().ranks if self._beats is not None else ()
 
     def _joined_store(self) -> Any:
-        """Return the store once all ranks have joined it.
-
-        Raises:
-            RankFailed: Some are not; the message names them.
-        """
+        """Return the store once all ranks have joined it."""
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         with self.waiting_for([0], "to open the store that all ranks meet at"):
             store = self._connect(is_host=self.rank == 0 and not agent)
@@ -234,11 +222,7 @@ def cuda_devices() -> int:
 
 
 def _device(wanted: str | None) -> torch.device:
-    """Return this rank's device.
-
-    Raises:
-        InvalidInput: There is none for it.
-    """
+    """Return this rank's device."""
     count = torch.cuda.device_count()
     if wanted == "cpu" or (wanted is None and not count):
         return torch.device("cpu")

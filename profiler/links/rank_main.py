@@ -23,9 +23,6 @@ def join(options: LinkOptions, on_silence: Silent) -> RankGroup:
     """Join the others as the rank this process was started as.
 
     Sets threads and allocator of the process, which should be its own.
-
-    Raises:
-        StagewrightError: See `RankGroup`.
     """
     torch.set_num_threads(1)
     keep_freed_memory()

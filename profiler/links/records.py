@@ -13,14 +13,7 @@ from ...core.document import Record
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Options of a link measurement.
-
-    Attributes:
-        device: ``cpu`` or ``cuda``; `None` for CUDA where there is any.
-        budget_s: Seconds to spend, about.
-        timeout_s: How long a rank waits for another before it gives up.
-        largest_bytes: Of a message.
-    """
+    """Options of a link measurement; without a device, CUDA is measured where there is any."""
 
     device: str | None = None
     budget_s: float = 20.0
@@ -29,16 +22,9 @@ class LinkOptions:
 
 
 class RankDevice(Record):
-    """One rank: where it runs and on what.
+    """One rank: where it runs and on what; `None` for what its launcher does not say.
 
-    Attributes:
-        host: The machine's name.
-        group_rank: The launcher's number of the machine; `None` if it gave none.
-        local_rank: The rank's number on its machine.
-        local_ranks: Ranks on its machine, as the launcher says; `None` if it does not.
-        device: ``cpu`` or ``cuda:N``.
-        kind: ``cpu``, or the GPU's name.
-        memory_bytes: Of the GPU; of the machine for a CPU rank.
+    The memory is the GPU's, or the machine's for a CPU rank.
     """
 
     host: str
@@ -51,15 +37,10 @@ class RankDevice(Record):
 
 
 class LinkTime(Record):
-    """The median time of one size of message, or of one all-reduce.
+    """The median time of one size of message, or of one all-reduce, and the fastest run.
 
-    Attributes:
-        what: ``message`` from the first of ``ranks`` to the second, or ``all_reduce`` of all.
-        ranks: Who took part.
-        size_bytes: Of the message; on every rank of an all-reduce.
-        time_s: One way; of an all-reduce the slowest rank's.
-        least_s: The fastest run.
-        repeats: Runs the median is of.
+    A message goes one way, from the first of ``ranks`` to the second; the time of an all-reduce is
+    that of its slowest rank.
     """
 
     what: Literal["message", "all_reduce"]
@@ -88,13 +69,8 @@ class LevelTimes(Record):
 class LevelFit(Record):
     """A level of the cluster and how well it predicts what it was fitted to.
 
-    Attributes:
-        level: As in the cluster.
-        message_error: Median of abs(predicted - measured) / measured over messages.
-        all_reduce_error: The same over all-reduces of 1 MiB and more, which gradients are; smaller
-            ones only where there is no other.
-        worst_error: The largest of all, whatever the size.
-        measured: What it was fitted to.
+    Errors are medians of abs(predicted - measured) / measured, for all-reduces over those of 1 MiB
+    and more (which gradients are) unless there are only smaller ones; the worst is over all sizes.
     """
 
     level: LinkLevel

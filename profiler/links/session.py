@@ -31,12 +31,7 @@ MOST_CROWDED = 8
 
 @dataclass
 class LinkSession:
-    """This rank's part of a measurement.
-
-    Args:
-        group: This rank and its means to reach the others.
-        progress: Called on every rank with steps done, steps in all, and the step's name.
-    """
+    """This rank's part of a measurement."""
 
     group: RankGroup
     progress: Progress | None = None
@@ -45,13 +40,7 @@ class LinkSession:
     _total: int = 0
 
     def report(self) -> LinkReport:
-        """Return the measured cluster, equal on every rank.
-
-        Raises:
-            InvalidInput: Ranks were started with different options.
-            RankFailed: A rank stopped answering; the message says which rank waited for which.
-            MeasurementError: Times make no sense.
-        """
+        """Return the measured cluster, equal on every rank."""
         ranks = self._gather_devices()
         size, remark = host_size(number_hosts(ranks))
         levels = self._levels(len(ranks), size)

@@ -11,14 +11,11 @@ _M_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> bool:
-    """Stop glibc from handing every large tensor back to the system when it is freed.
+    """Stop glibc from handing freed tensors back to the system; return False without glibc.
 
     By default each allocation of more than a few megabytes is mapped afresh and its pages are
     zeroed by the kernel at first touch, in every step. For the rest of this process, memory once
     taken is used again. Meant for programs that own their process, such as training workers.
-
-    Returns:
-        Whether it took effect; `False` where the C library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -34,12 +34,9 @@ class Clock:
 
     On CUDA a mark is an event in the current stream: nothing is synchronised until `seconds`
     is asked for. On the CPU it is the wall clock, but no more than the processor time this process
-    used: slices of time that other programs took are not the model's. (Several threads use more
-    processor time than the wall clock shows, so theirs is the wall clock alone.)
-
-    Args:
-        device: Where the work is done.
-        shared: Whether cores are shared on purpose, so that waiting for one counts.
+    used: slices of time that other programs took are not the model's, unless cores are ``shared``
+    on purpose. (Several threads use more processor time than the wall clock shows, so theirs is the
+    wall clock alone.)
     """
 
     def __init__(self, device: torch.device, *, shared: bool = False) -> None:

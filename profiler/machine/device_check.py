@@ -8,14 +8,7 @@ from ...core.errors import InvalidInput
 
 
 def check_device(device: str) -> str:
-    """Return the device if this torch can use it.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-
-    Raises:
-        InvalidInput: torch sees no such device here.
-    """
+    """Return the device if this torch can use it, else raise `InvalidInput`."""
     if not device.startswith("cuda"):
         return device
     if not torch.cuda.is_available():

@@ -29,11 +29,7 @@ MISSING = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler found
 
 
 def compile_layers(runs: Sequence[LayerRun], values: Values, context: Context) -> None:
-    """Replace each layer's function by its compiled one, already compiled in both directions.
-
-    Raises:
-        MeasurementError: There is no compiler, or a layer cannot be compiled.
-    """
+    """Replace each layer's function by its compiled one, already compiled in both directions."""
     for run in runs:
         if run.segment is None:
             continue

@@ -33,15 +33,7 @@ def worth_repeating(
 
     The errors of layers add up as their squares; that of a layer that stands for ``count`` equal
     ones counts so many times. Those with the largest share are chosen until what the others
-    contribute is at most half of what is allowed.
-
-    Args:
-        samples: Durations, a sequence a layer.
-        counts: How many layers each stands for.
-        error: Allowed standard error of the total, relative to it.
-
-    Returns:
-        Indices, ascending.
+    contribute is at most half of the allowed standard error, which is relative to the total.
     """
     # Variances of independent layers add up; a layer that stands for `count` equal ones has one
     # sample for all of them, so its errors are fully correlated and count squared.

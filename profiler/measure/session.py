@@ -32,13 +32,7 @@ often as the least, repeats stop there: most of the saving is kept."""
 class Measuring:
     """Session that fills the samples of every layer class and times the whole model between.
 
-    Args:
-        passes: Over the layers.
-        whole: The whole model.
-        classes: Layers that cost the same, a list each; the loss is one by itself.
-        samples: Of each layer; those of a class share theirs.
-        names: Of the layers, for progress.
-        progress: Called with layers done, layers planned so far, and the layer's name.
+    Layers of a class cost the same and share their samples; the loss is a class by itself.
     """
 
     def __init__(
@@ -59,13 +53,10 @@ class Measuring:
         """Time the recorded passes took, with everything around them."""
 
     def run(self, budget_s: float, *, split: bool = True) -> None:
-        """Measure until the total is certain enough or the budget is spent.
+        """Measure until the total is certain enough or the budget for passes is spent.
 
-        The minimum of passes is made in any case.
-
-        Args:
-            budget_s: For passes over layers.
-            split: Take gradients of inputs and parameters apart in some of them.
+        The minimum of passes is made in any case; with ``split``, some take gradients of inputs
+        and parameters apart.
         """
         every = range(len(self._classes))
         split_passes = MIN_SPLIT_PASSES if split else 0

@@ -26,12 +26,7 @@ Phase = Literal["forward", "backward", "backward_input", "backward_weight"]
 
 @dataclass
 class Samples:
-    """Times of one layer in seconds by phase, one number per repeat.
-
-    Attributes:
-        device_s: Time on the device.
-        dispatch_s: Wall-clock time until the host had issued the work.
-    """
+    """Seconds of one layer by phase, one per repeat: of the device, and until all was issued."""
 
     device_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
     dispatch_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -63,14 +58,9 @@ class _Span:
 
 
 class Passes:
-    """Runs passes over layers and gathers samples.
+    """Runs passes over layers and gathers samples; layers that share a list of them are one.
 
-    Args:
-        runs: Every layer in the model's order, the loss last if there is one.
-        values: What every node produced; inputs of layers whose producers are left out of a pass.
-        clock: Of the device.
-        context: Made anew around every forward, e.g. autocast.
-        samples: Where each layer's samples go; layers that share a list are one.
+    A layer whose producer is left out of a pass reads the producer's entry in ``values``.
     """
 
     def __init__(
@@ -97,15 +87,11 @@ class Passes:
         keep: bool = True,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Run one pass over the chosen layers in ascending order.
+        """Run one pass over the chosen layers in ascending order; one that is not kept warms up.
 
-        Args:
-            chosen: Indices of layers.
-            split: Take gradients of inputs and of parameters in two goes, as zero-bubble schedules
-                do: first all inputs' with the graphs kept, then all parameters'. Each goes through
-                the layer again, so together they cost more than the whole backward.
-            keep: Record the samples; not those of a cold run.
-            tell: Called before each layer's forward.
+        With ``split``, gradients of inputs and of parameters are taken in two goes, as zero-bubble
+        schedules do: first all inputs' with the graphs kept, then all parameters'. Each goes
+        through the layer again, so together they cost more than the whole backward.
         """
         kept = self._forward(chosen, tell)
         if split:

@@ -27,10 +27,7 @@ from .whole_model import WholeModel
 class Measurements:
     """Everything a profile is made of; sequences have an entry a layer, the loss last if any.
 
-    Attributes:
-        cost_classes: Of the layers.
-        notes: Of the measurement; those of the capture come first.
-        on_its_own: Whether the device works while the host issues more, as CUDA does.
+    ``on_its_own``: the device works while the host issues more, as CUDA does.
     """
 
     captured: Captured

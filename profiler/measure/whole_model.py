@@ -20,13 +20,8 @@ from ..machine.clock import Clock
 class WholeModel:
     """Runs a model forwards and backwards, loss included if there is one.
 
-    Args:
-        call: The model on fresh copies of its inputs, then the loss; its output, nested or not.
-            `None` if there is nothing to hold the layers against; then nothing is run.
-        runs: Its layers, to say in an error what they need.
-        inputs: Flat; copied for every run, which may change them in place.
-        clock: Of the device.
-        context: Made anew around every forward, e.g. autocast.
+    Without a ``call`` there is nothing to hold the layers against, and nothing is run. Inputs are
+    copied for every run, which may change them in place.
     """
 
     def __init__(

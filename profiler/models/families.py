@@ -29,11 +29,7 @@ LossFunction = Callable[[Any, Tensor], Tensor]
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """Build a model with random weights, in training mode.
-
-    Raises:
-        MeasurementError: The family needs a package that is not installed.
-    """
+    """Build a model with random weights, in training mode."""
     if isinstance(spec, MLPSpec):
         return _mlp(spec.config)
     if isinstance(spec, ResNetSpec):

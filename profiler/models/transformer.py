@@ -23,11 +23,7 @@ TransformersSpec = GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec | T
 
 
 def build_transformer(spec: TransformersSpec) -> nn.Module:
-    """Build a model with random weights, in training mode, on the current default device.
-
-    Raises:
-        InvalidInput: ``transformers`` is not installed.
-    """
+    """Build a model with random weights, in training mode, on the current default device."""
     try:
         import transformers
     except ImportError as error:
