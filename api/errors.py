@@ -6,7 +6,6 @@
     ├── AccessDenied
     │   ├── Unauthorized
     │   ├── Forbidden
-    │   │   └── CodeNotAllowed
     │   ├── MissingOrigin
     │   ├── TooManyWrongTokens
     │   └── IdentityProviderUnreachable
@@ -48,10 +47,6 @@ class Forbidden(AccessDenied):
     def __init__(self, message: str, *, scope: str | None = None) -> None:
         super().__init__(message)
         self.scope = scope
-
-
-class CodeNotAllowed(Forbidden):
-    """This server runs no code that clients send."""
 
 
 class MissingOrigin(AccessDenied):

@@ -18,15 +18,15 @@ from .jobs.service import JobOptions, JobService
 from .jobs.worker_resources import measuring_place
 from .jobs.workers import WorkerBackend
 from .middleware.graceful_shutdown import GracefulShutdown
-from .model_sources.custom_code import ForeignModels
 from .model_sources.estimator import Estimator
-from .model_sources.measure import check_confinement
+from .model_sources.factories import Factories, read_factories
 from .model_sources.pt2_upload import ProgramReader
 from .page.plan_views import Views
 from .planning.service import Planning
 from .planning.solver_pool import Solver
 from .routes.health import ReadinessCheck
 from .routes.metrics import watch
+from .sandbox.bubblewrap import find_sandbox
 from .settings.settings import ServerSettings
 from .store.records import Retention
 from .store.store import Store
@@ -46,7 +46,7 @@ class Services:
     planning: Planning
     runner: JobRunner
     jobs: JobService
-    foreign: ForeignModels
+    factories: Factories
     program_reader: ProgramReader
     authenticator: Authenticator
     audit: AuditWriter
@@ -72,16 +72,16 @@ def build_services(
 ) -> Services:
     """Build the services; see `app.create_app` for the arguments and errors."""
     # First all that may refuse the settings, before the database is opened.
-    foreign = ForeignModels.from_settings(settings)
-    if is_local(settings.scheduler):
-        check_confinement(settings)
+    factories = read_factories(settings.factories_file)
+    if is_local(settings.scheduler) and settings.sandbox == "required":
+        find_sandbox()
     store = Store(settings.database) if store is None else store
     workers = build_workers(settings) if workers is None else workers
     shutdown = GracefulShutdown() if shutdown is None else shutdown
     metrics = Metrics()
     solver = Solver(settings.plan_processes, metrics.worked)
     watch(metrics, store, solver, shutdown)
-    planning = build_planning(settings, store, solver, workers, foreign)
+    planning = build_planning(settings, store, solver, workers, factories)
     notifications = JobNotifications()
     # Streams of events and requests that wait for jobs end when shutdown begins to refuse work.
     shutdown.on_refusing(notifications.stop)
@@ -100,7 +100,7 @@ def build_services(
         planning=planning,
         runner=runner,
         jobs=JobService(store, planning, runner, notifications, options),
-        foreign=foreign,
+        factories=factories,
         program_reader=ProgramReader(settings.sandbox),
         authenticator=build_authenticator(settings, store, sessions),
         audit=AuditWriter(store),
@@ -114,7 +114,7 @@ def build_planning(
     store: Store,
     solver: Solver,
     workers: WorkerBackend,
-    foreign: ForeignModels,
+    factories: Factories,
 ) -> Planning:
     """Build the planning service; without local workers, estimates are theirs as well."""
     local = is_local(settings.scheduler)
@@ -129,7 +129,7 @@ def build_planning(
         estimator,
         solver,
         deadline_s=settings.plan_deadline_s,
-        foreign=foreign,
+        factories=factories,
         builds_here=local,
     )
 

@@ -20,7 +20,7 @@ from ..core.models.families import ModelSpec
 from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
 from ..core.requests.presets import find_preset
-from ..core.requests.requests import FactoryCall, ModelCode
+from ..core.requests.requests import FactoryCall
 from ..core.service.documents import StoredGraph, StoredProfile
 from ..core.service.stored import Stored
 from .request_builders import drop_none, to_json_value
@@ -40,7 +40,6 @@ ModelLike: TypeAlias = (
     | Sequence[Profile]
     | ModelSpec
     | FactoryCall
-    | ModelCode
     | Stored
     | Mapping[str, Any]
     | str
@@ -83,9 +82,8 @@ def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upl
         return drop_none(model=dict(model), sample=_sample(sample))
     if isinstance(model, BaseModel) and hasattr(model, "family"):
         return drop_none(model=to_json_value(model), sample=_sample(sample))
-    if isinstance(model, FactoryCall | ModelCode):
-        name = "factory" if isinstance(model, FactoryCall) else "code"
-        return drop_none(**{name: to_json_value(model)}, sample=_sample(sample))
+    if isinstance(model, FactoryCall):
+        return drop_none(factory=to_json_value(model), sample=_sample(sample))
     _reject_sample(sample, type(model).__name__)
     return _document(model)
 

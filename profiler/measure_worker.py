@@ -95,8 +95,7 @@ def measure_here(request: MeasureRequest, progress: Progress | None = None) -> P
         return _measure_graph(request.graph, request.profiling, progress)
     if request.model is None:
         raise InvalidInput(
-            "a factory and code are measured by a service that allows them, not here",
-            field="/code" if request.factory is None else "/factory",
+            "a factory is measured by a service that registers it, not here", field="/factory"
         )
     assert request.sample is not None, "a request checks that"
     return _measure_model(request.model, request.sample, request.profiling, progress)

@@ -1,4 +1,4 @@
-"""Scopes: the six rights of a key, and which of them a request needs.
+"""Scopes: the five rights of a key, and which of them a request needs.
 
 No scope includes another. A path that is not listed here needs ``admin``, so that a forgotten
 route is closed to keys that only read and plan.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Scope = Literal["read", "plan", "measure", "admin", "metrics", "code"]
+Scope = Literal["read", "plan", "measure", "admin", "metrics"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -18,7 +18,6 @@ MEANING: dict[Scope, str] = {
     "measure": "run a model on the server's devices or its workers', cancel jobs",
     "admin": "make, list and revoke the project's keys; read its audit log",
     "metrics": "read the server's metrics, which count all projects together",
-    "code": "have its own code measured, where the server allows that (with 'measure')",
 }
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/sign-in", "/sign-out"})

@@ -26,7 +26,6 @@ from ...core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ...core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ...core.service.problems import ProblemDocument as ProblemDocument
 from ..errors import (
-    CodeNotAllowed,
     Forbidden,
     IdentityProviderUnreachable,
     MeasuringUnavailable,
@@ -49,7 +48,6 @@ UNKNOWN = "extra_forbidden"
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
-    (CodeNotAllowed, 403, "code-not-allowed"),
     (Forbidden, 403, "forbidden"),
     (MissingOrigin, 403, "foreign-origin"),
     (TooManyWrongTokens, 429, "too-many-wrong-tokens"),

@@ -13,6 +13,12 @@ from pydantic import TypeAdapter
 from .field_errors import DISCRIMINATORS
 
 REF = "#/$defs/"
+
+CODE_IS_NOT_RUN = (
+    "this service runs no code that it is sent: capture the model where its code is ('stagewright "
+    "capture', or the Python client), and send the graph, or its .pt2 file to /v1/graphs/pt2"
+)
+
 Schema = Mapping[str, Any]
 
 
@@ -28,6 +34,9 @@ def suggest_field(request: Request, pointer: str, body: object) -> str:
     schemas = whole.get("$defs", {})
     *parents, name = [_unescaped(part) for part in pointer.split("/")[1:]] or [""]
     found = list(_forms(whole, body, schemas))
+    # Earlier releases could run a "code" beside their models; its sender needs the way out.
+    if pointer == "/code" and "factory" in whole.get("properties", {}):
+        return CODE_IS_NOT_RUN
     for parent in parents:
         body = _part(body, parent)
         found = [form for schema in found for form in _below(schema, parent, body, schemas)]

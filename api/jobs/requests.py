@@ -11,11 +11,11 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.sample import Sample
 from ...core.models.families import ModelSpec
-from ...core.requests.requests import FactoryCall, ModelCode, ProfilingOptions
+from ...core.requests.requests import FactoryCall, ProfilingOptions
 from ..model_sources.graph_limits import check_graph, check_rebuilt
 from ..planning.requests import check_sample_size, inside
 
-SOURCES = ("model", "graph", "graph_id", "factory", "code")
+SOURCES = ("model", "graph", "graph_id", "factory")
 
 
 class ProfileJobRequest(Record):
@@ -27,7 +27,6 @@ class ProfileJobRequest(Record):
         graph: Instead, a captured model, which carries its own sample.
         graph_id: A graph the service has stored.
         factory: A model that is registered on the server by name; takes a ``sample`` too.
-        code: A model's code, where the server allows it; takes a ``sample`` too.
         profiling: How to measure, and on which sort of device.
         device_kind: The kind of GPU it has to be, such as ``H200``; any if not given.
     """
@@ -37,7 +36,6 @@ class ProfileJobRequest(Record):
     graph: Graph | None = None
     graph_id: str | None = Field(None, max_length=80)
     factory: FactoryCall | None = None
-    code: ModelCode | None = None
     profiling: ProfilingOptions | None = None
     device_kind: str | None = Field(None, pattern=r"^[\w.+-]{1,40}$")
 

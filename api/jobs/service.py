@@ -216,7 +216,6 @@ class JobService:
             sample=request.sample,
             graph=graph,
             factory=request.factory,
-            code=request.code,
             profiling=request.profiling or ProfilingOptions(),
         )
 

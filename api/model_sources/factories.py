@@ -57,12 +57,14 @@ class Factory(Record):
 Factories = Mapping[str, Factory]
 
 
-def read_factories(file: Path) -> Factories:
-    """Read the factories registered in a file.
+def read_factories(file: Path | None) -> Factories:
+    """Read the factories registered in a file; without one there are none.
 
     Raises:
         InvalidInput: The file cannot be read, or an entry is invalid.
     """
+    if file is None:
+        return {}
     try:
         read = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -11,30 +11,23 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from ...core.errors import InvalidInput, MeasurementError, Refused, StagewrightError
+from ...core.errors import MeasurementError, Refused, StagewrightError
 from ...core.profile.profile import Profile
 from ...core.requests.requests import MeasureRequest
 from ..sandbox.bubblewrap import Sandbox, find_sandbox
 from ..sandbox.child import OnProgress, run_confined
 from ..sandbox.limits import ChildLimits, default_memory_bytes
-from ..sandbox.self_test import Cell, proven_cell
 from .factories import Factories, check_call, read_factories
 
 if TYPE_CHECKING:
     from ..settings.settings import ServerSettings
 
-FOREIGN_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.untrusted_worker")
-"""Program that measures registered factories and clients' code."""
+FACTORY_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.factory_worker")
+"""Program that measures what registered factories make."""
 
 SandboxChoice = Literal["auto", "required", "off"]
 
 _log = logging.getLogger(__name__)
-
-
-CODE_IS_OFF = (
-    "this server does not run clients' code; send a graph made by 'stagewright capture', or have "
-    "the server started with --allow-code"
-)
 
 
 class MeasuringFailed(StagewrightError):
@@ -51,7 +44,6 @@ class MeasuringSetup:
         memory_bytes: Its memory limit; `None` for `default_memory_bytes` of the worker's machine.
         sandbox: Whether children are put into a sandbox: if there is one, always, or never.
         factories: Registered factories by name.
-        allow_code: Whether clients' code is measured, which always takes a tested cell.
     """
 
     command: tuple[str, ...]
@@ -59,7 +51,6 @@ class MeasuringSetup:
     memory_bytes: int | None = None
     sandbox: SandboxChoice = "auto"
     factories: Factories = field(default_factory=dict)
-    allow_code: bool = False
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> MeasuringSetup:
@@ -68,8 +59,7 @@ class MeasuringSetup:
             deadline_s=settings.measure_deadline_s,
             memory_bytes=settings.child_memory_bytes,
             sandbox=settings.sandbox,
-            factories=read_factories(settings.factories_file) if settings.factories_file else {},
-            allow_code=settings.allow_code,
+            factories=read_factories(settings.factories_file),
         )
 
     def limits(self) -> ChildLimits:
@@ -93,57 +83,38 @@ def measure_confined(
 
     Raises:
         Refused: A sandbox is required, and there is none.
-        MeasuringFailed: The child's answer is not a profile although no foreign code ran.
+        MeasuringFailed: The child's answer is not a profile although no factory ran.
         StagewrightError: See `run_confined`.
     """
-    command, cell = _command(request, setup)
+    command, sandbox = _command(request, setup)
     output = run_confined(
         command,
         request.model_dump_json().encode(),
         setup.limits(),
-        sandbox=cell.sandbox,
-        cgroups=cell.cgroups,
+        sandbox=sandbox,
         on_progress=on_progress,
         stopped=stopped,
     )
     try:
         return Profile.model_validate_json(output)
     except ValidationError as error:
-        # Foreign code can exit the child with status 0 at any moment.
-        if request.code is not None or request.factory is not None:
+        # A factory can exit the child with status 0 at any moment.
+        if request.factory is not None:
             raise MeasurementError("the model ended its process before it was measured") from None
         raise MeasuringFailed(f"the child returned no valid profile: {error}") from None
 
 
-def check_confinement(settings: ServerSettings) -> None:
-    """Check that this machine can confine children as the settings require.
+def _command(
+    request: MeasureRequest, setup: MeasuringSetup
+) -> tuple[tuple[str, ...], Sandbox | None]:
+    """Return the program that measures a request, and its sandbox.
 
     Raises:
-        Refused: It cannot; the message says which probe escaped, or what is missing.
+        InvalidInput: The factory is not registered here.
     """
-    if settings.allow_code:
-        try:
-            proven_cell()
-        except Refused as error:
-            raise Refused(f"clients' code cannot be run here (allow_code): {error}") from None
-    if settings.sandbox == "required":
-        find_sandbox()
-
-
-def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str, ...], Cell]:
-    """Return the program that measures a request, and its confinement.
-
-    Raises:
-        InvalidInput: The factory is not registered here, or code is not allowed.
-    """
-    if request.code is not None:
-        if not setup.allow_code:
-            raise InvalidInput(CODE_IS_OFF, field="/code")
-        # Always in a tested cell, even where the setup says that children need no sandbox.
-        return (*FOREIGN_COMMAND, "--code"), proven_cell()
     sandbox = choose_sandbox(setup.sandbox)
     if request.factory is None:
-        return setup.command, Cell(sandbox, None)
+        return setup.command, sandbox
     # Again after the server's check, because a worker measures by its own setup.
     check_call(request.factory, setup.factories)
     factory = setup.factories[request.factory.name]
@@ -153,7 +124,7 @@ def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str,
     if sandbox is not None:
         # Besides what every child sees, it needs the folders that the factory is imported from.
         sandbox = sandbox.with_paths(factory.path)
-    return (*FOREIGN_COMMAND, *words), Cell(sandbox, None)
+    return (*FACTORY_COMMAND, *words), sandbox
 
 
 def choose_sandbox(choice: SandboxChoice) -> Sandbox | None:

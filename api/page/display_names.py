@@ -38,7 +38,8 @@ def job_words(request_json: str) -> str:
     elif measure.factory is not None:
         name = measure.factory.name
     else:
-        name = "a model of code" if measure.model is None else measure.model.family
+        assert measure.model is not None, "a request checks that"
+        name = measure.model.family
     return f"Measure {_shorten(name)}" + (" and plan it" if work.plan is not None else "")
 
 

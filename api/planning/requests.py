@@ -25,7 +25,6 @@ from ...core.requests.requests import (
     EstimateRequest,
     FactoryCall,
     MeasureRequest,
-    ModelCode,
     ProfilingOptions,
 )
 from ...core.units import format_bytes
@@ -36,7 +35,7 @@ MAX_SHORTHAND_DEVICES = 65_536
 """A short request must not cause much work: a body of 16 MiB holds about as many devices as a
 document. 200 layers over this many devices were planned in 3 s of processor time."""
 
-SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id", "factory", "code")
+SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id", "factory")
 
 PACKAGES = ("torch", "transformers", "numpy")
 """Packages whose versions change profiles and plans."""
@@ -68,7 +67,6 @@ class PlanRequest(Record):
             weights.
         graph_id: A graph stored in this service.
         factory: A model that the server registers by name; it is measured.
-        code: A model's code, if the server allows it; it is measured.
         sample: The inputs of one micro-batch; estimates of a ``model`` have a default.
         estimate: Estimate costs from the device catalogue; the default for a graph.
         profiling: How to measure; a ``model`` is measured unless ``estimate`` is given.
@@ -86,7 +84,6 @@ class PlanRequest(Record):
     graph: Graph | None = None
     graph_id: str | None = Field(None, max_length=80)
     factory: FactoryCall | None = None
-    code: ModelCode | None = None
     sample: Sample | None = None
     estimate: EstimateOptions | None = None
     profiling: ProfilingOptions | None = None
@@ -98,10 +95,10 @@ class PlanRequest(Record):
     def _check(self) -> Self:
         given = [name for name in SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
-            *others, factory, code = map(repr, SOURCES)
+            *others, factory = map(repr, SOURCES)
             raise InvalidInput(
-                f"give exactly one of {', '.join(others)}, or where the server accepts them "
-                f"{factory} or {code}; found {' and '.join(map(repr, given)) or 'none'}",
+                f"give exactly one of {', '.join(others)}, or where the server accepts it "
+                f"{factory}; found {' and '.join(map(repr, given)) or 'none'}",
                 field=f"/{given[-1]}" if given else None,
             )
         self._check_costs(given[0])
@@ -118,21 +115,20 @@ class PlanRequest(Record):
             "model": {"sample", "estimate", "profiling"},
             "graph": {"estimate", "profiling"},
             "factory": {"sample", "profiling"},
-            "code": {"sample", "profiling"},
         }.get(source.removesuffix("_id"), set())
         for name in ("sample", "profiling", "estimate"):
             if getattr(self, name) is None or name in accepted:
                 continue
             if source.startswith("graph"):
                 why = f"{name!r} goes with a 'model': a graph has its own sample"
-            elif source in ("factory", "code"):
+            elif source == "factory":
                 why = f"the model of a {source!r} is measured, not estimated; remove {name!r}"
             else:
                 why = f"{name!r} goes with a 'model', which is not given"
             raise InvalidInput(why, field=f"/{name}")
         if self.estimate is not None and self.profiling is not None:
             raise InvalidInput("a model is estimated or measured, not both", field="/profiling")
-        if source in ("model", "factory", "code") and self.is_measured and self.sample is None:
+        if source in ("model", "factory") and self.is_measured and self.sample is None:
             way_out = ", or 'estimate' it" if source == "model" else ""
             raise InvalidInput(
                 f"a model is measured with a sample; give one{way_out}", field="/sample"
@@ -143,8 +139,8 @@ class PlanRequest(Record):
         """Return True if something has to be measured before planning."""
         if self.graph is not None or self.graph_id is not None:
             return self.profiling is not None
-        models = (self.model, self.factory, self.code)
-        return self.estimate is None and any(model is not None for model in models)
+        has_model = self.model is not None or self.factory is not None
+        return self.estimate is None and has_model
 
     def measure_request(self, graph: Graph | None = None) -> MeasureRequest | None:
         """Return the measurement to be made before planning; `None` if there is none.
@@ -159,7 +155,6 @@ class PlanRequest(Record):
             sample=self.sample,
             graph=self.graph or graph,
             factory=self.factory,
-            code=self.code,
             profiling=self.profiling or ProfilingOptions(),
         )
 

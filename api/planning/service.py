@@ -21,8 +21,8 @@ from ..auth.principal import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
 from ..http.threads import in_busy_thread
-from ..model_sources.custom_code import ForeignModels
 from ..model_sources.estimator import Estimator
+from ..model_sources.factories import Factories, check_call
 from ..model_sources.families import check_buildable
 from ..model_sources.graph_limits import check_graph, check_rebuilt
 from ..store.errors import RecordNotFound
@@ -94,7 +94,7 @@ class Planning:
         estimator: Estimates profiles.
         solver: Runs searches.
         deadline_s: Longest search of one request.
-        foreign: Models of others that this server runs; none if not given.
+        factories: Registered model factories; none if not given.
         builds_here: Whether models are built on this machine, rather than by workers elsewhere.
     """
 
@@ -105,11 +105,11 @@ class Planning:
         solver: Solver,
         *,
         deadline_s: float,
-        foreign: ForeignModels | None = None,
+        factories: Factories | None = None,
         builds_here: bool = True,
     ) -> None:
         self._builds_here = builds_here
-        self._foreign = foreign or ForeignModels()
+        self._factories = factories or {}
         self._store = store
         self._estimator = estimator
         self._solver = solver
@@ -183,10 +183,13 @@ class Planning:
         """Refuse a measurement that this server does not make, or not for this principal.
 
         Raises:
-            InvalidInput, Problem: See `ForeignModels.check`; or a family cannot be built here.
+            Forbidden: The principal may not measure.
+            InvalidInput: A factory is not registered or its arguments do not fit, or a family
+                cannot be built here.
         """
         principal.require("measure", "measuring a model")
-        self._foreign.check(principal, measure)
+        if measure.factory is not None:
+            check_call(measure.factory, self._factories)
         if self._builds_here:
             check_buildable(measure.model)
 

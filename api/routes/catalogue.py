@@ -33,7 +33,7 @@ from ..http.field_errors import FieldError, clip
 from ..http.problems import Problem
 from ..http.strict_requests import StrictRoute
 from ..jobs.backends import is_local
-from ..model_sources.custom_code import ForeignModels
+from ..model_sources.factories import Factories
 from ..model_sources.families import why_not_buildable
 from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS
 from ..model_sources.measure import choose_sandbox
@@ -92,7 +92,7 @@ def get_model_family(settings: TheSettings, family: str) -> ModelFamily:
 
 @router.get("/capabilities")
 def get_capabilities(
-    settings: TheSettings, foreign: Annotated[ForeignModels, from_state("foreign")]
+    settings: TheSettings, registered: Annotated[Factories, from_state("factories")]
 ) -> Capabilities:
     """Return what this server accepts, its limits and its formats."""
     try:
@@ -101,14 +101,14 @@ def get_capabilities(
         sandbox = None
     return Capabilities(
         version=__version__,
-        models=_tiers(foreign, settings.scheduler),
+        models=_tiers(registered, settings.scheduler),
         factories=tuple(
             FactoryEntry(
                 name=name,
                 description=factory.description,
                 arguments_schema=factory.schema_of_arguments(),
             )
-            for name, factory in sorted(foreign.factories.items())
+            for name, factory in sorted(registered.items())
         ),
         sandbox="none" if sandbox is None else "bubblewrap",
         objectives=get_args(Objective),
@@ -158,12 +158,11 @@ def _families(builds_here: bool) -> dict[str, ModelFamily]:
     return found
 
 
-def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
-    """Return the ways to name a model, in order of the trust they need: from numbers to code."""
+def _tiers(registered: Factories, scheduler: str) -> tuple[Tier, ...]:
+    """Return the ways to name a model, in order of the trust they need."""
     has_torch = importlib.util.find_spec("torch") or not is_local(scheduler)  # or workers have it
     torch = "" if has_torch else "torch is not installed on this server"
-    factories = "" if foreign.factories else "none is registered (factories_file)"
-    code = "" if foreign.allow_code else "off; the server has to be started with --allow-code"
+    factories = "" if registered else "none is registered (factories_file)"
     pt2 = "an exported program, of which its JSON is read"
     tiers: tuple[tuple[str, str, CodeOf, str], ...] = (
         ("profile", "numbers, inline or by profile_id", "nobody", ""),
@@ -171,7 +170,6 @@ def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
         ("graph", "operations and shapes, inline or by graph_id", "nobody", torch),
         ("POST /v1/graphs/pt2", pt2, "nobody", ""),
         ("factory", "a registered name and its arguments", "the administrator's", factories),
-        ("code", "Python that makes the model, in a sandbox", "the sender's", code),
     )
     return tuple(
         Tier(name=name, description=what, runs_code=whose, available=not reason, reason=reason)

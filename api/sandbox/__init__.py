@@ -1,4 +1,4 @@
-"""Child processes confined in memory, time, files and network, and the probes that try to escape.
+"""Child processes confined in memory, time, files and network.
 
 It knows nothing of models, jobs or HTTP.
 """

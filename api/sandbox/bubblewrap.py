@@ -27,6 +27,9 @@ CONFIGURED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/
               "/etc/localtime")  # fmt: skip
 """Parts of ``/etc``: how libraries are found and the time zone; no users and no host names."""
 
+KERNEL = ("/proc/sys", "/proc/irq", "/proc/bus")
+"""Settings of the kernel, which a new ``/proc`` lets root write, even without capabilities."""
+
 GRAPHICS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 NOBODY = "65534"
 TEMPORARY_BYTES = 2**30
@@ -68,6 +71,8 @@ class Sandbox:
         for path in SYSTEM:
             words += _system(path)
         words += ["--proc", "/proc", "--dev", "/dev"]
+        for path in KERNEL:
+            words += ["--ro-bind-try", path, path]
         for place in ("/tmp", "/dev/shm"):
             words += ["--size", str(TEMPORARY_BYTES), "--tmpfs", place]
         for path in (*CONFIGURED, *self.readable):  # after /tmp, which would hide paths below it

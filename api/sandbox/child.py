@@ -10,15 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from ...core.errors import Cancelled, DeadlineExceeded, MeasurementError, OutOfMemory
 from ...core.units import format_bytes
 from .bubblewrap import Sandbox
-from .cgroups import Cgroup, CgroupParents
 from .child_messages import error_of, progress_of
 from .limits import ChildLimits
 from .process_tree import descendants, end_all, memory_bytes
@@ -43,7 +41,6 @@ def run_confined(
     limits: ChildLimits,
     *,
     sandbox: Sandbox | None = None,
-    cgroups: CgroupParents | None = None,
     on_progress: OnProgress | None = None,
     stopped: threading.Event | None = None,
 ) -> bytes:
@@ -59,7 +56,6 @@ def run_confined(
         limits: Limits on the child. Memory is checked 20 times a second and may be exceeded in
             between.
         sandbox: Removes the network and all files but those Python needs to read.
-        cgroups: Limit memory and processes by the kernel, which cannot be evaded.
         on_progress: Called in this thread with ``done``, ``total``, ``layer``.
         stopped: Ends the child when set.
 
@@ -72,9 +68,11 @@ def run_confined(
     """
     environment = child_environment()
     inner = list(command) if sandbox is None else sandbox.around(command, environment)
-    with _as_file(request) as stdin, _group(cgroups, limits) as group:
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(request)
+        stdin.seek(0)
         process = subprocess.Popen(
-            [*LAUNCH, str(os.getpid()), ":".join(group.folders), *inner],
+            [*LAUNCH, str(os.getpid()), *inner],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -90,12 +88,9 @@ def run_confined(
         finally:
             end_all(process.pid)
             process.wait()
-        # The exit code first: a child that answered was not hurt by an OOM kill among its own.
-        if process.returncode == 0:
-            return bytes(output.answer)
-        if group.ran_out():
-            raise _out_of_memory(output.layer, limits.memory_bytes, limits)
-        raise error_of(process.returncode, bytes(output.stderr))
+    if process.returncode == 0:
+        return bytes(output.answer)
+    raise error_of(process.returncode, bytes(output.stderr))
 
 
 async def run_confined_async(
@@ -231,14 +226,6 @@ def _check_limits(
         raise _out_of_memory(layer, used_bytes, limits)
 
 
-@contextmanager
-def _as_file(request: bytes) -> Iterator[IO[bytes]]:
-    with tempfile.TemporaryFile() as file:
-        file.write(request)
-        file.seek(0)
-        yield file
-
-
 def _out_of_memory(layer: str | None, used_bytes: int, limits: ChildLimits) -> OutOfMemory:
     where = f" at layer {layer!r}" if layer else ""
     return OutOfMemory(
@@ -249,10 +236,6 @@ def _out_of_memory(layer: str | None, used_bytes: int, limits: ChildLimits) -> O
         required_bytes=used_bytes,
         available_bytes=limits.memory_bytes,
     )
-
-
-def _group(cgroups: CgroupParents | None, limits: ChildLimits) -> AbstractContextManager[Cgroup]:
-    return nullcontext(Cgroup(())) if cgroups is None else cgroups.group(limits.memory_bytes)
 
 
 PASSED_VARIABLES = (

@@ -1,8 +1,8 @@
 """Launcher of a child: ties the process to its parent, then executes the child's command.
 
-``launch.py PARENT_PID CGROUPS COMMAND...``, run by path, with the standard library alone. The
-process dies with its parent, writes no core file, is the OOM killer's first choice, adopts
-orphaned descendants, and joins control groups (folders separated by colons) before the command.
+``launch.py PARENT_PID COMMAND...``, run by path, with the standard library alone. The
+process dies with its parent, writes no core file, is the OOM killer's first choice, and adopts
+orphaned descendants.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    parent, cgroups, *command = sys.argv[1:]
+    parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -29,9 +29,6 @@ def main() -> None:
     if os.getppid() != int(parent):  # the parent ended before prctl, so no signal would come
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for cgroup in filter(None, cgroups.split(":")):
-        with open(f"{cgroup}/cgroup.procs", "w") as members:
-            members.write(str(os.getpid()))
     os.execvp(command[0], command)
 
 

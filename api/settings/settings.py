@@ -136,11 +136,6 @@ class ServerSettings(Record):
         None,
         description="TOML file with models available by name; see docs/service.md.",
     )
-    allow_code: bool = Field(
-        False,
-        description="Measure code sent with the scope `code`, in a sandbox that is tested first; "
-        "if the test fails, the server does not start.",
-    )
     scheduler: str = Field(
         "embedded",
         min_length=1,

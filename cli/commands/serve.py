@@ -39,14 +39,6 @@ def command(
         Path | None,
         Option(help="Settings file, in TOML; see 'stagewright config show'."),
     ] = None,
-    allow_code: Annotated[
-        bool | None,
-        Option(
-            "--allow-code",
-            help="Run code sent with keys that have the scope 'code', in a sandbox; the server "
-            "refuses to start if the sandbox is not secure here.",
-        ),
-    ] = None,
     scheduler: Annotated[
         str | None,
         Option(
@@ -66,5 +58,5 @@ def command(
 
     serve(
         host=host, port=port, database=database, token=token, config=config,
-        scheduler=scheduler, allow_code=allow_code,
+        scheduler=scheduler,
     )  # fmt: skip

@@ -47,7 +47,7 @@ def plan(
             weights or code. Or a `Graph`; one or several `Profile`; a family
             (``{"family": "gpt2"}``) or the name of a published model; a stored profile or graph,
             or its id; the path of a ``.pt2`` file, or of a ``.json`` with a graph or profile. If
-            the service accepts them, a `FactoryCall` or `ModelCode`.
+            the service accepts them, a `FactoryCall`.
         sample: For a module, the inputs of one micro-batch: a tensor, a tuple or a dict. For a
             family, a `Sample`.
         cluster: Devices and links, or shorthand such as ``4x24GB``.

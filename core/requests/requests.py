@@ -50,18 +50,6 @@ class FactoryCall(Record):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class ModelCode(Record):
-    """A model as Python source, for a service that permits it.
-
-    Attributes:
-        source: Text of a Python module.
-        entry: Name of its function that returns the model, an ``nn.Module``.
-    """
-
-    source: str = Field(min_length=1, max_length=2**18)
-    entry: str = Field("build", pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
-
-
 class MeasureRequest(Record):
     """Input of the measuring process: a model and its sample, or a graph.
 
@@ -70,19 +58,17 @@ class MeasureRequest(Record):
         sample: Its inputs.
         graph: A rebuildable graph, instead of a model and a sample; it has its own sample.
         factory: A registered model factory, instead of ``model``.
-        code: The model's code, instead of ``model``.
     """
 
     model: ModelSpec | None = None
     sample: Sample | None = None
     graph: Graph | None = None
     factory: FactoryCall | None = None
-    code: ModelCode | None = None
     profiling: ProfilingOptions = ProfilingOptions()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        models = [m for m in (self.model, self.factory, self.code) if m is not None]
+        models = [m for m in (self.model, self.factory) if m is not None]
         if self.graph is not None and (models or self.sample is not None):
             raise ValueError("give a graph alone, or a model and its sample")
         if self.graph is None and (len(models) != 1 or self.sample is None):

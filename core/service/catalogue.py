@@ -9,7 +9,7 @@ from ..document import Record
 from ..graph.sample import Sample
 from ..models.families import ModelSpec
 
-CodeOf = Literal["nobody", "this release's own families", "the administrator's", "the sender's"]
+CodeOf = Literal["nobody", "this release's own families", "the administrator's"]
 """The party whose code runs on the service."""
 
 

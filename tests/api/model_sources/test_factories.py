@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from stagewright.api.model_sources import measure
 from stagewright.api.model_sources.factories import read_factories
 from stagewright.api.model_sources.measure import MeasuringSetup, measure_confined
+from stagewright.api.sandbox.bubblewrap import find_sandbox
 from stagewright.api.settings.settings import ServerSettings
-from stagewright.core.errors import InvalidInput, MeasurementError
+from stagewright.core.errors import InvalidInput, MeasurementError, Refused
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.requests import FactoryCall, MeasureRequest
-from stagewright.profiler.untrusted_worker import measure_foreign
+from stagewright.profiler.factory_worker import measure_factory
+from stagewright.profiler.measure_worker import measure_here
 
 CORP = """
 from torch import nn
@@ -135,25 +138,70 @@ def test_what_does_not_fit_its_registration_is_refused(
 
 
 def test_it_is_built_and_measured(setup):
-    """In this process; `test_code_tier` has the same child in its sandbox."""
+    """In this process; `test_it_is_measured_in_the_sandbox` has the same child in its sandbox."""
     target = {"ranker": setup.factories["ranker"].target}
-    allowed = argparse.Namespace(
-        code=False, factory=target, path=list(setup.factories["ranker"].path)
-    )
+    allowed = argparse.Namespace(factory=target, path=list(setup.factories["ranker"].path))
     before = [*sys.path]
     try:
-        profile = measure_foreign(asking(num_layers=3), allowed)
+        profile = measure_factory(asking(num_layers=3), allowed)
         allowed.factory = {"ranker": "corp_models.ranking:broken"}
         with pytest.raises(MeasurementError, match="'ranker' raised RuntimeError: no licence"):
-            measure_foreign(asking(), allowed)
+            measure_factory(asking(), allowed)
         allowed.factory = {"ranker": "corp_models.nonesuch:ranker"}
         with pytest.raises(MeasurementError, match="ModuleNotFoundError"):
-            measure_foreign(asking(), allowed)
+            measure_factory(asking(), allowed)
     finally:
         sys.path[:] = before
         for name in [name for name in sys.modules if name.startswith("corp_models")]:
             del sys.modules[name]
     assert [entry.layer.name for entry in profile.layers] == ["0", "1", "2"]
+
+
+def test_it_is_measured_in_the_sandbox(setup):
+    try:
+        find_sandbox()
+    except Refused as error:
+        pytest.skip(f"no sandbox can be had here: {error}")
+    profile = measure_confined(asking(num_layers=2), replace(setup, sandbox="required"))
+    assert [entry.layer.name for entry in profile.layers] == ["0", "1"]
+
+
+def test_what_the_child_answers_instead_of_a_profile_is_the_factorys_fault(setup, monkeypatch):
+    monkeypatch.setattr(measure, "FACTORY_COMMAND", (sys.executable, "-c", "print('{}')"))
+    with pytest.raises(MeasurementError, match="ended its process before it was measured"):
+        measure_confined(asking(num_layers=2), setup)
+
+
+def test_the_child_runs_only_what_its_command_line_allows():
+    allowed = argparse.Namespace(factory={}, path=[])
+    with pytest.raises(InvalidInput, match="not allowed to run"):
+        measure_factory(asking(), allowed)
+    with pytest.raises(InvalidInput, match="by a service that registers it") as caught:
+        measure_here(asking())
+    assert caught.value.field == "/factory"
+
+
+def test_a_factory_that_makes_no_module_is_refused():
+    allowed = argparse.Namespace(factory={"ranker": "builtins:dict"}, path=[])
+    with pytest.raises(InvalidInput, match=r"returned a dict, not an nn\.Module"):
+        measure_factory(asking(), allowed)
+    allowed.factory = {"ranker": "sys:exit"}
+    with pytest.raises(MeasurementError, match="raised SystemExit"):
+        measure_factory(asking(), allowed)
+
+
+def test_code_is_refused_with_what_to_do_instead(client):
+    code = {"source": "raise AssertionError('ran')", "entry": "build"}
+    for path, further in (("/v1/plans", {"cluster": "2xcpu"}), ("/v1/profile-jobs", {})):
+        response = client.post(path, json={"code": code, "sample": SAMPLE, **further})
+        assert response.status_code == 422, response.text
+        (error,) = response.json()["errors"]
+        assert error["pointer"] == "/code"
+        assert (
+            "runs no code that it is sent: capture the model where its code is" in error["detail"]
+        )
+        assert "/v1/graphs/pt2" in error["detail"]
+    assert "code" not in {tier["name"] for tier in client.get("/v1/capabilities").json()["models"]}
 
 
 def test_what_is_imported_stands_on_the_childs_command_line(setup, monkeypatch, profile):
@@ -164,7 +212,7 @@ def test_what_is_imported_stands_on_the_childs_command_line(setup, monkeypatch, 
         "profile['notes'] = [*sys.argv[1:], sys.stdin.read()]\n"
         "json.dump(profile, sys.stdout)"
     )
-    monkeypatch.setattr(measure, "FOREIGN_COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(measure, "FACTORY_COMMAND", (sys.executable, "-c", program))
     *words, request = measure_confined(asking(num_layers=2), setup).notes
     folder = setup.factories["ranker"].path[0]
     assert words == ["--factory", "ranker=corp_models.ranking:ranker", "--path", folder]

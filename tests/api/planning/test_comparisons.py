@@ -114,7 +114,7 @@ def test_families_that_need_nothing_but_torch_are_known():
 def test_capabilities_follow_what_is_installed(client, monkeypatch):
     here = client.get("/v1/capabilities").json()
     off = {tier["name"] for tier in here["models"] if not tier["available"]}
-    assert off == {"factory", "code"}, "what the settings have to allow"
+    assert off == {"factory"}, "what the settings have to register"
     assert here["limits"]["plan_deadline_s"] == 20.0
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     tiers = {tier["name"]: tier for tier in client.get("/v1/capabilities").json()["models"]}

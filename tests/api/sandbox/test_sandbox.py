@@ -16,6 +16,7 @@ import pytest
 from stagewright.api.sandbox.bubblewrap import Sandbox, find_sandbox
 from stagewright.api.sandbox.child import run_confined, run_confined_async
 from stagewright.api.sandbox.limits import ChildLimits, default_memory_bytes
+from stagewright.api.server import serve
 from stagewright.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -276,3 +277,12 @@ def test_why_there_is_no_sandbox_is_said_as_it_is(tmp_path, monkeypatch, program
     with pytest.raises(Refused, match=words) as refused:
         find_sandbox.__wrapped__()
     assert ("user namespaces" in str(refused.value)) == ("Creating" in program)
+
+
+def test_a_server_that_requires_a_sandbox_does_not_start_without(monkeypatch, tmp_path):
+    find_sandbox.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refused, match="install your system's 'bubblewrap'"):
+        serve(port=0, sandbox="required")
+    assert not list(tmp_path.iterdir())

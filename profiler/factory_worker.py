@@ -1,26 +1,22 @@
-"""Measure a model whose code is not ours, in a process of its own that somebody else confines.
+"""Measure what a registered factory makes, in a process of its own that the caller confines.
 
-Reads and writes as `profiler.child` does. What may be imported or run is said on the command line,
-which whoever starts the process writes, and never in the request:
-
-``--factory NAME=package.module:callable`` with ``--path FOLDER`` for where to find it, or
-``--code``, which runs the request's own.
+Reads and writes as `profiler.child` does. What is imported is said on the command line, which
+whoever starts the process writes, and never in the request:
+``--factory NAME=package.module:callable``, with ``--path FOLDER`` for where to find it.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import linecache
 import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
 from ..core.profile.profile import Profile
-from ..core.requests.requests import FactoryCall, MeasureRequest, ModelCode
+from ..core.requests.requests import MeasureRequest
 from .machine.out_of_memory import is_out_of_memory
 from .measure_worker import announcement, read_request, tell
 
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
 
     from ..core.progress import Progress
 
-NAME_OF_CODE = "<the request's code>"
-
 
 def main() -> int:
     """Exit code 0 with a profile on standard output, 1 with an error on standard error."""
@@ -38,7 +32,7 @@ def main() -> int:
     answer = os.dup(1)
     os.dup2(2, 1)  # what the model prints is no part of the answer
     try:
-        profile = measure_foreign(
+        profile = measure_factory(
             read_request(sys.stdin.read()),
             allowed,
             lambda done, total, layer: tell({"done": done, "total": total, "layer": layer}),
@@ -51,10 +45,10 @@ def main() -> int:
     return 0
 
 
-def measure_foreign(
+def measure_factory(
     request: MeasureRequest, allowed: argparse.Namespace, progress: Progress | None = None
 ) -> Profile:
-    """Measure what a registered factory or the request's code makes."""
+    """Measure what a registered factory makes."""
     import torch
 
     from .machine.device_check import check_device
@@ -84,50 +78,21 @@ def measure_foreign(
 def _made(request: MeasureRequest, allowed: argparse.Namespace) -> nn.Module:
     from torch import nn
 
-    if request.code is not None and allowed.code:
-        what, make = "the code", _from_code(request.code)
-        arguments: dict[str, Any] = {}
-    elif request.factory is not None and request.factory.name in allowed.factory:
-        what, make = (
-            f"the factory {request.factory.name!r}",
-            _from_registry(request.factory, allowed),
-        )
-        arguments = request.factory.arguments
-    else:
+    call = request.factory
+    if call is None or call.name not in allowed.factory:
         raise InvalidInput("this process was not allowed to run such a model")
+    what, arguments = f"the factory {call.name!r}", call.arguments
+    sys.path.extend(allowed.path)
+    module, _, name = allowed.factory[call.name].partition(":")
+    make = _run(what, lambda: getattr(importlib.import_module(module), name))
     made = _run(what, lambda: make(**arguments))
     if not isinstance(made, nn.Module):
         raise InvalidInput(f"{what} returned a {type(made).__name__}, not an nn.Module")
     return made
 
 
-def _from_registry(call: FactoryCall, allowed: argparse.Namespace) -> Callable[..., Any]:
-    sys.path.extend(allowed.path)
-    module, _, name = allowed.factory[call.name].partition(":")
-    what = f"the factory {call.name!r}"
-    found: Callable[..., Any] = _run(what, lambda: getattr(importlib.import_module(module), name))
-    return found
-
-
-def _from_code(code: ModelCode) -> Callable[..., Any]:
-    """Return the function a module's text defines, its lines known to tracebacks and torch."""
-    module = ModuleType("the_model")
-    sys.modules[module.__name__] = module
-    lines = code.source.splitlines(keepends=True)
-    linecache.cache[NAME_OF_CODE] = (len(code.source), None, lines, NAME_OF_CODE)
-
-    def run() -> None:
-        exec(compile(code.source, NAME_OF_CODE, "exec"), module.__dict__)
-
-    _run("the code", run)
-    found = getattr(module, code.entry, None)
-    if not callable(found):
-        raise InvalidInput(f"the code has no function {code.entry!r}", field="/code/entry")
-    return found  # type: ignore[no-any-return]  # nobody knows what it returns
-
-
 def _run(what: str, run: Callable[[], Any]) -> Any:
-    """Run a client's code and report whatever it raises."""
+    """Run a factory's code and report whatever it raises."""
     try:
         return run()
     except (Exception, SystemExit) as error:  # it may raise anything
@@ -139,10 +104,9 @@ def _run(what: str, run: Callable[[], Any]) -> Any:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="stagewright.profiler.untrusted_worker")
+    parser = argparse.ArgumentParser(prog="stagewright.profiler.factory_worker")
     parser.add_argument("--factory", action="append", default=[])
     parser.add_argument("--path", action="append", default=[])
-    parser.add_argument("--code", action="store_true")
     arguments = parser.parse_args()
     arguments.factory = dict(entry.split("=", 1) for entry in arguments.factory)
     return arguments

@@ -1,8 +1,4 @@
-"""Self-test of the sandbox on this machine: probes that try to escape from it.
-
-Clients' code runs only where every probe fails. Vulnerabilities of the kernel cannot be tested;
-keep it up to date.
-"""
+"""Attempts to escape from the sandbox on this machine, each by a probe inside of it."""
 
 from __future__ import annotations
 
@@ -16,24 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import Cancelled, MeasurementError, OutOfMemory, Refused, StagewrightError
-from .bubblewrap import Sandbox, find_sandbox
-from .cgroups import MAX_PROCESSES, CgroupParents, find_cgroups
-from .child import PASSED_VARIABLES, run_confined
-from .limits import ChildLimits
+from stagewright.api.sandbox.bubblewrap import Sandbox
+from stagewright.api.sandbox.child import PASSED_VARIABLES, run_confined
+from stagewright.api.sandbox.limits import ChildLimits
+from stagewright.core.errors import Cancelled, MeasurementError, OutOfMemory, StagewrightError
 
 PROBES = Path(__file__).with_name("escape_probes.py")
 MEBIBYTE = 2**20
 ALLOWED_BYTES = 96 * MEBIBYTE
 """Enough for the Python interpreter alone."""
-
-FORKING_BYTES = 4 * 2**30
-"""Large, because shared pages count for every process."""
 
 PROBED_WITHIN_S = 30.0
 GONE_WITHIN_S = 3.0
@@ -42,50 +33,21 @@ VARIABLES = (*PASSED_VARIABLES, "HOME", "TMPDIR", "USER", "LOGNAME", "PWD", "HF_
              "PYTHONDONTWRITEBYTECODE", "LC_CTYPE")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Confinement of a child; clients' code requires both parts.
-
-    Attributes:
-        sandbox: Limits what it can reach.
-        cgroups: Limit what it can consume.
-    """
-
-    sandbox: Sandbox | None
-    cgroups: CgroupParents | None
-
-
-@cache
-def proven_cell() -> Cell:
-    """Return a cell that held against every probe, tested once per process.
-
-    Raises:
-        Refused: There is none; the message says what is missing or which probes escaped.
-    """
-    cell = Cell(find_sandbox(), find_cgroups())
-    escapes = try_to_escape(cell)
-    if escapes:
-        found = "; ".join(f"{probe}: {loot}" for probe, loot in escapes.items())
-        raise Refused(f"the sandbox does not hold on this machine ({found})")
-    return cell
-
-
-def try_to_escape(cell: Cell) -> dict[str, str]:
+def try_to_escape(sandbox: Sandbox | None) -> dict[str, str]:
     """Return the probes that escaped, with what they reached."""
     escapes: dict[str, str] = {}
-    with _bait() as given:
-        given["readable"] = cell.sandbox.readable if cell.sandbox else ()
-        for probe in ("network", "writing", "secrets", "processes", "privileges"):
-            _note(escapes, probe, partial(_answer, cell, probe, given))
-        for way in ("itself", "children", "files"):
+    with bait() as given:
+        given["readable"] = sandbox.readable if sandbox else ()
+        for probe in ("network", "writing", "secrets", "processes", "privileges", "kernel"):
+            note(escapes, probe, partial(answer, sandbox, probe, given))
+        for way in ("itself", "children"):
             wanted = {"way": way, "bytes": 3 * ALLOWED_BYTES, "allowed": ALLOWED_BYTES}
-            _note(escapes, f"memory ({way})", partial(_overstepping, cell, wanted))
-        _note(escapes, "forking", partial(_forking, cell))
-        _note(escapes, "outliving", partial(_left_behind, cell, given["marker"]))
+            note(escapes, f"memory ({way})", partial(overstepping, sandbox, wanted))
+        note(escapes, "outliving", partial(left_behind, sandbox, given["marker"]))
     return escapes
 
 
-def _note(escapes: dict[str, str], probe: str, run: Callable[[], list[str]]) -> None:
+def note(escapes: dict[str, str], probe: str, run: Callable[[], list[str]]) -> None:
     """Run a probe and note an escape; a probe that could not run counts as one."""
     try:
         found = run()
@@ -95,43 +57,36 @@ def _note(escapes: dict[str, str], probe: str, run: Callable[[], list[str]]) -> 
         escapes[probe] = ", ".join(found)[:300]
 
 
-def _answer(
-    cell: Cell,
+def answer(
+    sandbox: Sandbox | None,
     probe: str,
     given: dict[str, Any],
     *,
-    memory_bytes: int = ALLOWED_BYTES,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
     stopped: threading.Event | None = None,
 ) -> list[str]:
-    answer = run_confined(
+    printed = run_confined(
         [sys.executable, "-I", "-S", "-c", PROBES.read_text(encoding="utf-8"), probe],
         json.dumps(given).encode(),
-        ChildLimits(memory_bytes, PROBED_WITHIN_S, MEBIBYTE),
-        sandbox=cell.sandbox,
-        cgroups=cell.cgroups,
+        ChildLimits(ALLOWED_BYTES, PROBED_WITHIN_S, MEBIBYTE),
+        sandbox=sandbox,
         on_progress=on_progress,
         stopped=stopped,
     )
-    return [str(found) for found in json.loads(answer)]
+    return [str(found) for found in json.loads(printed)]
 
 
-def _overstepping(cell: Cell, wanted: dict[str, Any]) -> list[str]:
+def overstepping(sandbox: Sandbox | None, wanted: dict[str, Any]) -> list[str]:
     """Return the escape of a probe that takes too much memory, unless it is stopped."""
     try:
-        return _answer(cell, "memory", wanted)
+        return answer(sandbox, "memory", wanted)
     except OutOfMemory:
         return []
     except MeasurementError as error:  # the kernel may kill any of its processes
         return [] if "SIGKILL" in str(error) else [str(error)]
 
 
-def _forking(cell: Cell) -> list[str]:
-    given = {"many": 2 * MAX_PROCESSES}
-    return _answer(cell, "forking", given, memory_bytes=FORKING_BYTES)
-
-
-def _left_behind(cell: Cell, marker: str) -> list[str]:
+def left_behind(sandbox: Sandbox | None, marker: str) -> list[str]:
     stopped, marker = threading.Event(), marker + "-left"
     has_started = threading.Event()
 
@@ -140,11 +95,11 @@ def _left_behind(cell: Cell, marker: str) -> list[str]:
         stopped.set()
 
     with suppress(Cancelled):
-        _answer(cell, "outliving", {"marker": marker}, on_progress=stop, stopped=stopped)
+        answer(sandbox, "outliving", {"marker": marker}, on_progress=stop, stopped=stopped)
     if not has_started.is_set():
         return ["it left no process to look for"]
     ends_s = time.monotonic() + GONE_WITHIN_S
-    while left := _running(marker):
+    while left := running(marker):
         if time.monotonic() > ends_s:
             for pid in left:
                 os.kill(pid, 9)
@@ -153,7 +108,7 @@ def _left_behind(cell: Cell, marker: str) -> list[str]:
     return []
 
 
-def _running(marker: str) -> list[int]:
+def running(marker: str) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -165,7 +120,7 @@ def _running(marker: str) -> list[int]:
 
 
 @contextmanager
-def _bait() -> Iterator[dict[str, Any]]:
+def bait() -> Iterator[dict[str, Any]]:
     """Yield targets for the probes: a listener, files, a secret, this process's namespaces."""
     marker = f"stagewright-probe-{secrets.token_hex(8)}"
     with (

@@ -110,6 +110,15 @@ def privileges(_: dict[str, Any]) -> Iterable[str]:
         yield "mounted a file system"
 
 
+def kernel(_: dict[str, Any]) -> Iterable[str]:
+    for root in ("/proc/sys", "/proc/irq", "/proc/bus"):
+        for folder, _, names in os.walk(root):
+            for name in names:
+                with suppress(OSError):
+                    os.close(os.open(os.path.join(folder, name), os.O_WRONLY))
+                    yield f"may write {folder}/{name}"
+
+
 def outliving(given: dict[str, Any]) -> Iterable[str]:
     """Leave a process in a new session, under a name to be looked for."""
     if os.fork() == 0:
@@ -127,24 +136,9 @@ def outliving(given: dict[str, Any]) -> Iterable[str]:
 
 def memory(given: dict[str, Any]) -> Iterable[str]:
     """Take more memory than allowed; reaching the end is an escape."""
-    kept = {"itself": _itself, "children": _children, "files": _files}[given["way"]](given["bytes"])
+    kept = {"itself": _itself, "children": _children}[given["way"]](given["bytes"])
     if kept > given["allowed"]:
         yield f"kept {kept} bytes ({given['way']}) with {given['allowed']} allowed"
-
-
-def forking(given: dict[str, Any]) -> Iterable[str]:
-    children: list[int] = []
-    with suppress(OSError):
-        while len(children) < given["many"]:
-            child = os.fork()
-            if child == 0:
-                time.sleep(60)
-                os._exit(0)
-            children.append(child)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-    if len(children) >= given["many"]:
-        yield f"started {len(children)} processes"
 
 
 def _itself(many: int) -> int:
@@ -177,22 +171,6 @@ def _children(many: int) -> int:
     return kept * (many // parts)
 
 
-def _files(many: int) -> int:
-    """Fill files in memory, which no process maps, and then files in ``/tmp``."""
-    kept, held = 0, []
-    with suppress(OSError):
-        for _ in range(0, many, 16 * CHUNK):
-            held.append(os.memfd_create("kept"))
-            for _ in range(16):
-                kept += os.write(held[-1], b"x" * CHUNK)
-    for folder in WRITABLE:
-        with suppress(OSError), open(f"{folder}/kept", "wb", buffering=0) as file:
-            for _ in range(0, many, CHUNK):
-                kept += file.write(b"x" * CHUNK) or 0
-    time.sleep(0.5)
-    return kept
-
-
 def _is_scratch(folder: str, readable: Iterable[str]) -> bool:
     """Return True if a folder is private memory and no mounted readable path."""
     outside = any(folder == place or folder.startswith(place + os.sep) for place in readable)
@@ -208,7 +186,7 @@ def _leads_to(folder: str, name: str, readable: Iterable[str]) -> bool:
 PROBES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     probe.__name__: probe
     for probe in (
-        network, writing, secrets, processes, privileges, outliving, memory, forking,
+        network, writing, secrets, processes, privileges, kernel, outliving, memory,
     )
 }  # fmt: skip
 
