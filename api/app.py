@@ -20,13 +20,12 @@ from .http.strict_requests import refuse_unknown_parameters
 from .http.threads import FOR_DATABASE
 from .jobs.workers import WorkerBackend
 from .middleware.access_log import AccessLog
-from .middleware.compression import Compression
+from .middleware.browser_responses import Compression, Pages
 from .middleware.graceful_shutdown import GracefulShutdown
 from .middleware.load_limits import LoadLimits
 from .middleware.request_checks import RequestChecks
 from .openapi import describe
 from .page import routes_pages, routes_sign_in, routes_views
-from .page.security_headers import Pages
 from .page.templates import error_page, load
 from .routes import (
     audit,

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from .auth.scopes import OPEN_PATHS
+from .auth.access import OPEN_PATHS
 from .http.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"

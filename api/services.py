@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.errors import InvalidInput
-from .auth.audit import AuditWriter
 from .auth.authenticate import Authenticator
 from .auth.jwks import SigningKeys
+from .auth.middleware import AuditWriter
 from .auth.sessions import Sessions
 from .jobs.attempt import RetryPolicy
 from .jobs.backends import build_workers, is_local, local_setup

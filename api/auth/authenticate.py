@@ -28,8 +28,8 @@ from ..errors import (
 from ..store.projects import SECRET_PREFIX
 from ..store.records import ApiKey
 from ..store.store import Store
-from .principal import OPERATOR, Principal
-from .scopes import SAFE_METHODS, SCOPES
+from .access import OPERATOR, SAFE_METHODS, Principal
+from .scopes import SCOPES
 from .sessions import Session, Sessions
 
 if TYPE_CHECKING:  # needs pyjwt, which only servers with an identity provider install

@@ -1,4 +1,4 @@
-"""Authentication middleware: every request passes it before any route sees it.
+"""Authentication middleware, which every request passes first, and the audit log that it writes.
 
 ASGI middleware and not a dependency of routes, so that a forgotten route, or one that the
 framework adds by itself, is closed.
@@ -6,26 +6,29 @@ framework adds by itself, is closed.
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Callable
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import StagewrightError
 from ..http.problems import Problem, problem_of_error
-from ..telemetry.log_context import add
-from .audit import AuditWriter
+from ..store.records import AuditEvent
+from ..store.store import Store
+from ..telemetry.tracing import add, request_id
+from .access import API, COMPUTED, SAFE_METHODS, Principal, is_open, needed_scope
 from .authenticate import Authenticator
-from .principal import Principal
 from .rate_limit import PERIOD_S, RateLimiter, RateStatus
-from .scopes import is_open, needed_scope
 
 
 class AuthMiddleware:
     """Admits requests of a known principal that is within its quota and has the scope needed.
 
-    Routes get the principal by `principal.CurrentPrincipal`. Changes and refusals go into the
+    Routes get the principal by `access.CurrentPrincipal`. Changes and refusals go into the
     audit log. The service has no websockets; all are closed.
 
     Args:
@@ -118,3 +121,95 @@ def _with_headers(send: Send, headers: dict[str, str]) -> Send:
         await send(message)
 
     return send_with_headers
+
+
+DENIALS_PER_MINUTE = 60
+"""Refusals written down. Anyone can provoke them without end, and the log is kept."""
+
+MAX_CHARACTERS = 200
+VERBS = {"POST": "create", "PUT": "replace", "PATCH": "change", "DELETE": "delete"}
+
+_log = logging.getLogger(__name__)
+
+
+class AuditWriter:
+    """Writes admitted changes and refusals to the audit log.
+
+    An entry that cannot be stored goes to the server's log, since the change has happened.
+
+    Args:
+        store: Has the audit log.
+        now: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._denial_rate = RateLimiter(now)
+        self._num_unwritten = 0
+
+    def watch(self, scope: Scope, principal: Principal, send: Send) -> Send:
+        """Return a ``send`` that writes the entry first, so that no answer goes out unlogged."""
+        if scope["method"] in SAFE_METHODS:
+            return send
+
+        async def write_then_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] == 403:  # the route found that the body needs a further scope
+                    await self.write_denied(scope, principal, "forbidden")
+                elif message["status"] < 300 and scope["path"] not in COMPUTED:
+                    location = Headers(raw=message.get("headers", [])).get("location", "")
+                    await self._write(_event(scope, "ok", principal, location))
+            await send(message)
+
+        return write_then_send
+
+    async def write_sign_in(self, scope: Scope, principal: Principal) -> None:
+        """Write that a session was opened with a valid token."""
+        await self._write(_event(scope, "ok", principal))
+
+    async def write_denied(self, scope: Scope, principal: Principal | None, kind: str) -> None:
+        """Write that a request was refused, at most `DENIALS_PER_MINUTE` times a minute."""
+        if self._denial_rate.take("", DENIALS_PER_MINUTE).is_exceeded:
+            self._num_unwritten += 1
+            return
+        details = {"unwritten_before": self._num_unwritten} if self._num_unwritten else {}
+        self._num_unwritten = 0
+        event = _event(scope, kind, principal)
+        await self._write(event.model_copy(update={"details": details}))
+
+    async def _write(self, event: AuditEvent) -> None:
+        try:
+            await run_in_threadpool(self._store.audit.add, event)
+        except StagewrightError as error:
+            _log.error("not in the audit log: %s (%s)", event.model_dump_json(), error)
+
+
+def _event(
+    scope: Scope, outcome: str, principal: Principal | None, location: str = ""
+) -> AuditEvent:
+    client = scope.get("client")
+    action, object_id = audit_name(scope["method"], scope["path"])
+    return AuditEvent(
+        action=action,
+        outcome=outcome,
+        project_id=None if principal is None else principal.project_id,
+        key_id=None if principal is None else principal.id,
+        object_id=object_id or location.rpartition("/")[2] or None,
+        request_id=request_id(),
+        address=client[0] if client else None,
+    )
+
+
+def audit_name(method: str, path: str) -> tuple[str, str | None]:
+    """Return the action a request stands for, and the id of its object.
+
+    ``POST /v1/plans`` is ``plans.create``, ``DELETE /v1/api-keys/key_1`` is ``api-keys.delete``
+    of ``key_1``, ``POST /v1/jobs/job_1/cancel`` is ``jobs.cancel`` of ``job_1``. Any other
+    request is named by its method and path.
+    """
+    parts = path.removeprefix(API).split("/") if path.startswith(API) else []
+    # Paths are the client's text: only plain words become names, or the log could be forged.
+    if 1 <= len(parts) <= 3 and all(re.fullmatch(r"[\w.-]{1,80}", part) for part in parts):
+        verb = parts[2] if len(parts) == 3 else VERBS.get(method, "read")
+        return f"{parts[0]}.{verb}", parts[1] if len(parts) > 1 else None
+    return f"{method} {path}"[:MAX_CHARACTERS], None

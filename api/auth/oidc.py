@@ -12,8 +12,8 @@ from ..errors import Forbidden, Unauthorized
 from ..settings.oidc import OidcSettings
 from ..store.errors import RecordNotFound
 from ..store.store import Store
+from .access import Principal
 from .jwks import SigningKeys
-from .principal import Principal
 from .scopes import SCOPES
 
 LEEWAY_S = 30

@@ -36,7 +36,7 @@ from ..errors import (
     WorkersUnavailable,
 )
 from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
-from ..telemetry.log_context import request_id
+from ..telemetry.tracing import request_id
 from .allowed_methods import Paths, allowed_methods, unknown_path_message
 from .field_errors import FieldError, clip, field_errors
 from .unknown_fields import suggest_field

@@ -19,9 +19,8 @@ from ..store.database import utc_now
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
 from ..store.store import Store
-from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
-from ..telemetry.tracing import span
+from ..telemetry.tracing import bind, span
 from .async_workers import RECONNECT_S, AsyncWorkers
 from .attempt import (
     GIVE_BACK_S,

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.cluster.cluster import Cluster
 from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
-from ..auth.principal import Principal
+from ..auth.access import Principal
 from ..errors import MeasuringUnavailable
 from ..planning.requests import PlanRequest, digest_measurement
 from ..planning.service import MeasurementNeeded, Planning, pointing_at

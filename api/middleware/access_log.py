@@ -11,9 +11,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..http.problems import internal_problem
-from ..telemetry.log_context import REQUEST_ID_HEADER, accepted_request_id, fresh
 from ..telemetry.metrics import Metrics
-from ..telemetry.tracing import PROBES
+from ..telemetry.tracing import PROBES, REQUEST_ID_HEADER, accepted_request_id, fresh
 from .graceful_shutdown import GracefulShutdown
 
 MAX_PATH_CHARACTERS = 200

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.units import format_bytes
-from ..auth.scopes import is_open
+from ..auth.access import is_open
 from ..http.problems import Problem
 
 MAX_DISCARDED_BYTES = 64 * 2**20

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..auth.scopes import SAFE_METHODS
+from ..auth.access import SAFE_METHODS
 from ..http.problems import Problem
 from .graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
 

@@ -17,7 +17,7 @@ from ...core.service.plans import InfeasibleAnswer, StoredPlan
 from ...view.build_plan_view import MAX_ACTIONS, build_plan_view
 from ...view.html import data
 from ...view.plan_view import GraphView, LayerColumns, PlanView
-from ..auth.principal import Principal
+from ..auth.access import Principal
 from ..planning.exports import plan_of
 from ..planning.requests import ClusterInput
 from ..planning.service import Planning

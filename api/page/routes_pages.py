@@ -16,15 +16,15 @@ from ...core.service.plans import StoredPlan
 from ...view.layers import build_profile_layers
 from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
-from ..auth.principal import CurrentPrincipal, Principal
+from ..auth.access import CurrentPrincipal, Principal
 from ..http.pagination import Cursor, Search, cursor_checked
+from ..middleware.browser_responses import SECURITY
 from ..planning.what_if import ComparisonRequest
 from ..routes.dependencies import ThePlanning, TheStore
 from ..store.errors import RecordNotFound
 from ..store.store import Store
 from .display_names import job_words
 from .plan_views import TheViews, place_of_step
-from .security_headers import SECURITY
 from .templates import assets, render
 
 MAX_COMPARED = 8

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from ..auth.audit import AuditWriter
-from ..auth.scopes import is_page
+from ..auth.access import is_page
+from ..auth.middleware import AuditWriter
 from ..auth.sessions import LIFETIME_S, Sessions, cookie_name
 from ..errors import AccessDenied, MissingOrigin
 from ..http.problems import Problem, problem_of_error

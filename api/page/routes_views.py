@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 
 from ...view.plan_view import PlanView
-from ..auth.principal import CurrentPrincipal
+from ..auth.access import CurrentPrincipal
 from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from ..routes.idempotency import TAGGED, IfNoneMatch, of_release, tagged

@@ -17,7 +17,7 @@ from ...core.profile.profile import Profile
 from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
 from ...core.service.plans import PlanRecord, StoredPlan, to_infeasible_answer
 from ...planner.plan import plan, was_cut_short
-from ..auth.principal import Principal
+from ..auth.access import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
 from ..http.threads import in_busy_thread

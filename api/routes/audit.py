@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from ...core.document import Record
-from ..auth.principal import CurrentPrincipal
-from ..auth.scopes import AUDIT
+from ..auth.access import AUDIT, CurrentPrincipal
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..openapi import PROBLEM_RESPONSE
 from ..store.records import AuditEntry

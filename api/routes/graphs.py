@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from ...core.graph.graph import Graph
 from ...core.service.documents import GraphList, StoredGraph
-from ..auth.principal import CurrentPrincipal
+from ..auth.access import CurrentPrincipal
 from ..http.examples import graph_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem

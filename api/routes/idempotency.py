@@ -13,7 +13,7 @@ from fastapi import Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ... import __version__
-from ..auth.principal import Principal
+from ..auth.access import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
 from ..store.errors import StoreUnavailable

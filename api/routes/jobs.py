@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 
 from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
-from ..auth.principal import CurrentPrincipal
+from ..auth.access import CurrentPrincipal
 from ..http.examples import job_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem

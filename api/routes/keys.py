@@ -11,8 +11,8 @@ from pydantic import AwareDatetime, Field
 from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
-from ..auth.principal import CurrentPrincipal
-from ..auth.scopes import KEYS, Scope
+from ..auth.access import KEYS, CurrentPrincipal
+from ..auth.scopes import Scope
 from ..http.examples import key_examples
 from ..http.problems import Problem
 from ..http.strict_requests import StrictRoute

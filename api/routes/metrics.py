@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ...core.errors import StagewrightError
-from ..auth.scopes import METRICS
+from ..auth.access import METRICS
 from ..middleware.graceful_shutdown import GracefulShutdown
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver

@@ -14,7 +14,7 @@ from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.service.documents import PlanList
 from ...core.service.plans import StoredPlan
-from ..auth.principal import CurrentPrincipal, Principal
+from ..auth.access import CurrentPrincipal, Principal
 from ..http.disconnect import while_connected
 from ..http.examples import plan_examples
 from ..http.pagination import Cursor, Limit, Search, cursor_checked

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.profile.profile import Profile
 from ...core.service.documents import ProfileList, StoredProfile
-from ..auth.principal import CurrentPrincipal
+from ..auth.access import CurrentPrincipal
 from ..http.examples import profile_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.strict_requests import StrictRoute

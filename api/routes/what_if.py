@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Response
 
-from ..auth.principal import CurrentPrincipal
+from ..auth.access import CurrentPrincipal
 from ..http.examples import comparison_examples, simulation_examples
 from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE

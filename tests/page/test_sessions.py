@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.auth.principal import Principal
+from stagewright.api.auth.access import Principal
 from stagewright.api.auth.sessions import LIFETIME_S, Sessions
 from stagewright.api.http.examples import example_profile
 from stagewright.api.middleware.load_limits import MAX_OPEN_BYTES

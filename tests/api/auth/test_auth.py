@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from stagewright.api.auth.scopes import OPEN_PATHS, is_open, is_page
+from stagewright.api.auth.access import OPEN_PATHS, is_open, is_page
 from tests.api.app_routes import routes
 
 HIDDEN = {("GET", "/openapi.json")}

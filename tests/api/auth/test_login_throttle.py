@@ -8,15 +8,14 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.auth import authenticate as guessing
-from stagewright.api.auth.audit import AuditWriter
+from stagewright.api.auth.access import OPERATOR
 from stagewright.api.auth.authenticate import (
     SECONDS_EACH,
     WRONG_AT_ONCE,
     Authenticator,
     LoginThrottle,
 )
-from stagewright.api.auth.middleware import AuthMiddleware
-from stagewright.api.auth.principal import OPERATOR
+from stagewright.api.auth.middleware import AuditWriter, AuthMiddleware
 from stagewright.api.errors import Forbidden, IdentityProviderUnreachable, Unauthorized
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stagewright.api.auth import rate_limit as rates
-from stagewright.api.auth.audit import audit_name
-from stagewright.api.auth.middleware import rate_headers, too_many_requests
+from stagewright.api.auth.middleware import audit_name, rate_headers, too_many_requests
 from stagewright.api.auth.rate_limit import RateLimiter
 
 

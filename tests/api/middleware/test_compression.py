@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
-from stagewright.api.middleware.compression import MIN_BYTES, Compression, accepts_gzip
+from stagewright.api.middleware.browser_responses import MIN_BYTES, Compression, accepts_gzip
 
 LARGE = b'{"numbers": [1, 2, 3]}' * 1000
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from stagewright.api.auth.scopes import OPEN_PATHS
+from stagewright.api.auth.access import OPEN_PATHS
 from stagewright.api.settings.load import configure
 from stagewright.api.settings.names import setting_names
 from stagewright.api.settings.settings import ServerSettings

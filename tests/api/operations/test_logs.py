@@ -12,9 +12,9 @@ import pytest
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.store import Store
-from stagewright.api.telemetry.log_context import accepted_request_id, bind
 from stagewright.api.telemetry.logs import configure_logging
 from stagewright.api.telemetry.redaction import Scrubber
+from stagewright.api.telemetry.tracing import accepted_request_id, bind
 
 TOKEN_OF_SERVER = "a-token-for-tests"
 
