@@ -31,11 +31,7 @@ def collect_random_states(rank: int) -> dict[Generator, tuple[str, Tensor]]:
 def allocate_random_states(
     record: Checkpoint, rank: int, num_ranks: int
 ) -> dict[Generator, Tensor]:
-    """Allocate tensors for the saved states of this rank's generators.
-
-    Raises:
-        InvalidInput: States were not saved, or were saved by another number of ranks.
-    """
+    """Allocate tensors for the saved states of this rank's generators."""
     if not record.random:
         raise InvalidInput(
             "the checkpoint has no random state; save with random_state=True, or load without it"

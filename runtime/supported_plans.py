@@ -47,12 +47,7 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
 
 
 def check_schedule(schedule: Schedule, plan: Plan) -> None:
-    """Check that a schedule of the caller's own can be run for this plan.
-
-    Raises:
-        InvalidInput: The schedule can never finish.
-        PlanMismatch: It is for another number of stages or micro-batches.
-    """
+    """Check that a schedule of the caller's own finishes and is for this plan."""
     validate(schedule)
     found = (schedule.num_stages, schedule.num_microbatches)
     expected = (plan.num_stages, plan.num_microbatches)

@@ -218,13 +218,7 @@ def _make_runner(
 
 
 class LocalRunner:
-    """The methods of `DistributedPipeline` that `Training` needs, for a `Pipeline`.
-
-    Args:
-        pipeline: A pipeline with all stages.
-        loss_fn: ``loss_fn(output, target)`` of the whole batch, a mean over its samples.
-        autocast: Run the stages and the loss under ``torch.autocast`` to this dtype.
-    """
+    """The methods of `DistributedPipeline` that `Training` needs, for a `Pipeline`."""
 
     def __init__(
         self, pipeline: Pipeline, loss_fn: LossFunction, autocast: torch.dtype | None = None

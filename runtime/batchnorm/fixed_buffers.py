@@ -43,11 +43,7 @@ class _Snapshot:
 
 
 class FixedBuffers:
-    """Checks that forwards in training leave a stage's buffers unchanged.
-
-    Args:
-        stage: A stage with replicas.
-    """
+    """Checks that forwards in training leave the buffers of a stage with replicas unchanged."""
 
     def __init__(self, stage: nn.Module) -> None:
         self._buffers = [
@@ -65,11 +61,7 @@ class FixedBuffers:
         self._is_first = True
 
     def check_evaluation(self) -> None:
-        """Check that an evaluation will not move running statistics differently on each replica.
-
-        Raises:
-            InvalidInput: It would, because a normalisation layer is in training mode.
-        """
+        """Check that an evaluation will not move running statistics differently on each replica."""
         for path, norm in self._norms:
             if norm.training:
                 raise InvalidInput(
@@ -80,11 +72,7 @@ class FixedBuffers:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Check the forward inside, before anything uses its outputs.
-
-        Raises:
-            InvalidInput: The forward changed a buffer.
-        """
+        """Check the forward inside, before anything uses its outputs."""
         # Values are compared at the first forward only: copies of all buffers cost time, and a
         # module that changes a buffer without being counted does so every time.
         before = [

@@ -39,11 +39,7 @@ BatchStatistics = Literal["microbatch", "deferred", "synchronised"]
 
 
 def check_policy(policy: BatchStatistics) -> BatchStatistics:
-    """Return a policy after checking that it exists.
-
-    Raises:
-        InvalidInput: There is no such policy.
-    """
+    """Return a policy after checking that it exists."""
     if policy not in get_args(BatchStatistics):
         raise InvalidInput(
             f"batch_statistics is {policy!r}; give one of {', '.join(get_args(BatchStatistics))}"
@@ -121,12 +117,8 @@ class RunningStatistics:
     layer computes. From the shares of all micro-batches, on whichever replica they ran, the
     statistics after the step follow.
 
-    Args:
-        stage: The module whose normalisation layers are handled.
-        policy: ``microbatch`` or ``deferred``.
-        num_microbatches: Micro-batches per step.
-        replicas: Number of the stage's ranks; replica k mod ``replicas`` runs micro-batch k.
-        together: The replicas, if there are several.
+    The policy is ``microbatch`` or ``deferred``. Replica k mod ``replicas`` runs micro-batch k;
+    ``together`` are the replicas, if there are several.
     """
 
     def __init__(
@@ -314,12 +306,7 @@ def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> N
     Capture may flatten a module of an unknown class into single operations, to which the hooks
     here cannot be attached.
 
-    Args:
-        program: The captured model.
-        stages: Stages with replicas or deferred statistics.
-
-    Raises:
-        PlanMismatch: Single operations move some; the message names their module.
+    Checked are stages with replicas or deferred statistics.
     """
     held = {path for stage in stages for path, _ in stage.named_modules()}
     for node in program.graph.nodes:

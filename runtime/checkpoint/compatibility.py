@@ -84,11 +84,7 @@ def match_tensors(
 def compare(
     record: Checkpoint, matches: Sequence[TensorMatch], *, with_optimizer: bool, strict: bool
 ) -> StateDifference:
-    """Merge the matches of all ranks.
-
-    Raises:
-        InvalidInput: Model and checkpoint do not match.
-    """
+    """Merge the matches of all ranks; raise `InvalidInput` if model and checkpoint do not match."""
     wrong = _ordered(line for found in matches for line in found.wrong)
     used = {name for found in matches for name in found.names.values()}
     missing = _ordered(name for found in matches for name in found.missing)

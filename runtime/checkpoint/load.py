@@ -132,11 +132,7 @@ class _Load:
         }
 
     def make_room(self) -> None:
-        """Collect or allocate the tensors to read into, by key.
-
-        Raises:
-            InvalidInput: The optimizer cannot hold the saved state.
-        """
+        """Collect or allocate the tensors to read into, by key."""
         for key, name in self.match.names.items():
             self.room[model_key(name)] = self._target.tensors[key]
         if self._optimizer is not None:

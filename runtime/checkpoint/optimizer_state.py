@@ -29,12 +29,7 @@ Hyperparameters = dict[str, JsonValue]
 
 @dataclass(frozen=True)
 class OptimizerPart:
-    """State of one rank's optimizer.
-
-    Attributes:
-        saved: Everything but the tensors' values.
-        tensors: Tensors by key.
-    """
+    """State of one rank's optimizer: everything but the tensors' values, and the tensors by key."""
 
     saved: SavedOptimizer
     tensors: Mapping[str, Tensor]
@@ -43,12 +38,7 @@ class OptimizerPart:
 def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerPart:
     """Read an optimizer's state by parameter name, without copying tensors.
 
-    Args:
-        optimizer: Optimizer whose state belongs to individual parameters.
-        names: Canonical name of each of the model's tensors, by ``id``.
-
-    Raises:
-        InvalidInput: It has parameters unknown to the model, or state of another kind.
+    ``names`` gives the canonical name of each of the model's tensors by ``id``.
     """
     groups: list[Hyperparameters] = []
     parameters: dict[str, SavedState] = {}
@@ -72,12 +62,7 @@ def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerP
 
 
 def merge_optimizers(parts: list[SavedOptimizer]) -> SavedOptimizer:
-    """Merge the optimizers of all ranks.
-
-    Raises:
-        InvalidInput: Ranks that hold the same parameter disagree about it, or use different
-            optimizers.
-    """
+    """Merge the optimizers of all ranks, which must agree about parameters that several hold."""
     groups: list[Hyperparameters] = []
     parameters: dict[str, SavedState] = {}
     kinds = sorted({part.kind for part in parts})
@@ -105,13 +90,7 @@ def check_optimizer(
 ) -> None:
     """Check that an optimizer can hold the saved state, before anything is changed.
 
-    Args:
-        optimizer: The optimizer to load into.
-        saved: The saved state.
-        saved_names: Saved name of each parameter, by ``id``; without parameters not saved.
-
-    Raises:
-        InvalidInput: The optimizer is of another class, or its groups cannot hold the state.
+    ``saved_names`` gives each parameter's saved name by ``id``, for those that were saved.
     """
     kind = type(optimizer).__name__
     if kind != saved.kind:

@@ -56,15 +56,7 @@ def list_summed_files(folder: Path) -> list[str]:
 
 
 def check_sums(folder: Path, names: Iterable[str]) -> None:
-    """Verify the checksums of files; steps saved without checksums are not verified.
-
-    Args:
-        folder: Folder of a step.
-        names: Names of the files.
-
-    Raises:
-        InvalidInput: A file or the checksum file is damaged.
-    """
+    """Verify the checksums of some files of a step, unless it was saved without any."""
     sums = _read(folder)
     for name in names:
         if sums and _try_sum(folder, name) != sums.get(name, ""):

@@ -21,9 +21,7 @@ Outcome = tuple[T | None, Exception | None]
 class RankAgreement:
     """Ranks of a process group, or a single process, that act together.
 
-    Args:
-        group: The process group; the default group, if there is one, if `None`.
-        alone: Ignore process groups.
+    The group is the default group, if there is one, unless given; ``alone`` ignores process groups.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
@@ -50,11 +48,7 @@ class RankAgreement:
         return self.reduce(lambda: None, lambda _: action())
 
     def reduce(self, action: Callable[[], T], combine: Callable[[Sequence[T]], R]) -> R:
-        """Run an action on every rank, combine the results on rank 0, and return that everywhere.
-
-        Raises:
-            InvalidInput: An action or the combination failed; see `each`.
-        """
+        """Run an action on every rank and combine the results on rank 0, for all; see `each`."""
         # An error is a value until both collectives are done: a rank that raised before them would
         # leave the others waiting.
         mine = _attempt(action)
@@ -108,11 +102,7 @@ class RankAgreement:
 
 @contextmanager
 def simplify_errors(doing: str) -> Iterator[None]:
-    """Turn torch's `CheckpointException`, with its many tracebacks, into one error.
-
-    Args:
-        doing: Start of the message, such as ``cannot read step-000100``.
-    """
+    """Turn torch's `CheckpointException`, of many tracebacks, into one error about ``doing``."""
     try:
         yield
     except CheckpointException as error:

@@ -55,13 +55,7 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: RankAgreement)
     Checksums are verified first: several ranks share all files among them, a single process
     verifies those it reads. A disk error after that may leave tensors partly read.
 
-    Args:
-        path: The step's folder.
-        wanted: This rank's tensors, each with its own memory; changed in place.
-        ranks: All ranks that read.
-
-    Raises:
-        InvalidInput: A file is damaged, or was not written by `save_checkpoint`.
+    ``wanted`` are this rank's tensors, each with its own memory; they are changed in place.
     """
     ranks.each(lambda: _check_files(path, wanted, ranks))
     with simplify_errors(f"cannot read {path.name}"), silence_warnings():
@@ -88,11 +82,7 @@ class TensorReader(FileSystemReader):
     """Torch's reader, restricted to checkpoints of tensors and with an untrusted index."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the step's index.
-
-        Raises:
-            InvalidInput: It contains anything but tensors in files of the same folder.
-        """
+        """Read the step's index; refuse anything but tensors in files of the same folder."""
         path = Path(self.path) / INDEX
         try:
             with open(path, "rb") as file:

@@ -50,12 +50,8 @@ def list_steps(folder: Path) -> tuple[int, ...]:
 def find_step(folder: Path, step: int | None = None) -> Saved:
     """Find a step; return its folder and manifest.
 
-    Args:
-        folder: A folder of steps, or the folder of one step.
-        step: Step number; `None` for the latest, or the highest one if that is damaged.
-
-    Raises:
-        InvalidInput: The step does not exist or is damaged; the message lists the others.
+    ``folder`` holds steps or is the folder of one. Without a number the latest is found, or the
+    highest one if that is damaged.
     """
     if (folder / RECORD).exists():
         record = check_step(folder)
@@ -79,11 +75,7 @@ def find_step(folder: Path, step: int | None = None) -> Saved:
 
 
 def check_step(path: Path) -> Checkpoint:
-    """Read a step's manifest and check that all files are complete.
-
-    Raises:
-        InvalidInput: The manifest or a file is missing, truncated or of another kind.
-    """
+    """Read a step's manifest and check that no file is missing, truncated or of another kind."""
     record = Checkpoint.read(path / RECORD)
     for name, size_bytes in record.files.items():
         file = path / name
@@ -107,9 +99,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder if needed, and lock it against saves of other processes.
 
     The kernel releases the lock when the process ends, even if it is killed.
-
-    Raises:
-        InvalidInput: Another process is saving.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Never deleted: two processes could then lock two different files of this name.
@@ -151,10 +140,8 @@ def begin_step(folder: Path, step: int) -> Path:
 def publish_step(started: Path, record: Checkpoint, sums: Sums) -> Path:
     """Give a written step its final name and make it the latest.
 
-    Args:
-        started: Folder created by `begin_step`, with all tensors on disk.
-        record: The step's manifest; its ``files`` are filled in here.
-        sums: Checksums of the files in the folder.
+    ``started`` comes from `begin_step`, with all tensors on disk; the record's ``files`` are filled
+    in here.
     """
     files = {path.name: path.stat().st_size for path in started.iterdir()}
     # The manifest states the size of the checksum file, which in turn contains the manifest's

@@ -14,11 +14,7 @@ from .manifest import SavedTensor
 
 
 def describe(name: str, tensor: Tensor) -> SavedTensor:
-    """Return a tensor's shape and dtype; for one sharded over ranks, those of the whole.
-
-    Raises:
-        InvalidInput: It is sparse, or has an unsupported dtype.
-    """
+    """Return a dense tensor's shape and dtype; for one sharded over ranks, those of the whole."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in ELEMENT_SIZE_BYTES or tensor.layout is not torch.strided:
         raise InvalidInput(
@@ -38,11 +34,7 @@ def is_same_kind(one: torch.dtype, other: torch.dtype) -> bool:
 
 
 def to_json_value(name: str, value: Any) -> JsonValue:
-    """Convert a hyperparameter to JSON: scalar tensors to numbers, tuples to lists.
-
-    Raises:
-        InvalidInput: The value has another type.
-    """
+    """Convert a hyperparameter to JSON: scalar tensors to numbers, tuples to lists."""
     if isinstance(value, Tensor) and value.dim() == 0:
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):

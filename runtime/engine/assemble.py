@@ -66,15 +66,7 @@ def share_weights(
 ) -> WeightSharing:
     """Give all holders of a weight equal values and set up its synchronisation, on every rank.
 
-    Args:
-        pieces: The cut model.
-        stages: This rank's stages by index, on their device. Sharding replaces some of their
-            parameters.
-        plan: The plan the model was cut for.
-        schedule: Assigns stages to ranks.
-        ranks: The pipeline's ranks.
-        chosen: The strategy of each stage whose replicas do not simply sum gradients.
-        device: Where the stages run.
+    ``stages`` are this rank's, on their device; sharding replaces some of their parameters.
     """
     graph = pieces.captured.graph
     stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
@@ -133,19 +125,8 @@ def build_executor(
 ) -> Executor:
     """Build the executor of one rank and connect it to the others; called on every rank.
 
-    Args:
-        pieces: The cut model.
-        stages: This rank's stages by index.
-        plan: The plan, for the shapes of inputs.
-        schedule: The order of work.
-        ranks: The pipeline's ranks.
-        sharing: The weights this rank shares with others.
-        loss: Computes a share of the loss from the last stage's outputs and a target; `None` to
-            only evaluate.
-        device: Where the stages run.
-        batch_statistics: Policy for running statistics.
-        autocast: The dtype that stages and loss are cast to; `None` for none.
-        set_activity: Called with a description of what comes next, for error messages.
+    ``loss`` computes a share of the loss from the last stage's outputs and a target; `None` to only
+    evaluate. ``set_activity`` is called with a description of what comes next, for error messages.
     """
     if batch_statistics == "synchronised":
         check_synchronised(pieces.stages, schedule, sharing.chosen)

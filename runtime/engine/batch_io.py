@@ -25,13 +25,8 @@ LossFunction = Callable[[Any, Tensor], Tensor]
 class BatchOutputs:
     """Losses and outputs of a batch, put together from those of its micro-batches.
 
-    Args:
-        captured: The whole model, for the structure of its output.
-        loss_fn: Maps an output and a target to the mean loss of a micro-batch; `None` for no loss.
-        num_microbatches: Micro-batches per step.
-        device: Where the last stage runs.
-        replicas: Ranks of the last stage; entry k mod length runs micro-batch k.
-        group: The replicas' group if there are several and this rank is one of them.
+    ``replicas`` are the ranks of the last stage, of which entry k mod length runs micro-batch k;
+    ``group`` is theirs if there are several and this rank is one of them.
     """
 
     def __init__(
@@ -50,12 +45,8 @@ class BatchOutputs:
     def compute_loss_share(self, flat: Any, target: Any) -> Tensor:
         """Compute a micro-batch's share of the batch's mean loss.
 
-        Args:
-            flat: The stage's outputs.
-            target: The micro-batch's target; a `PartialTarget` if some of its samples are padding.
-
-        Raises:
-            InvalidInput: ``loss_fn`` returned anything but one number.
+        ``flat`` are the stage's outputs; the target is a `PartialTarget` if some samples are
+        padding.
         """
         assert self._loss_fn is not None
         # Stages send tensors only; constants of the model's output are put back in between.
@@ -82,12 +73,7 @@ class BatchOutputs:
         return loss
 
     def join_batch_output(self, made: dict[int, list[Any]], microbatch_size: int) -> Any:
-        """Return the model's output for the whole batch.
-
-        Args:
-            made: The outputs computed here, by micro-batch.
-            microbatch_size: Samples per micro-batch.
-        """
+        """Return the whole batch's output; ``made`` are those computed here, by micro-batch."""
         outputs = self._gather_outputs(made)
         sizes = [microbatch_size] * len(outputs)
         return self._captured.unflatten_output(join_outputs(outputs, sizes))
@@ -126,11 +112,7 @@ class BatchOutputs:
 
 
 def as_scalar_loss(loss: Any) -> Tensor:
-    """Return a loss as a tensor without dimensions.
-
-    Raises:
-        InvalidInput: The loss is not a single number.
-    """
+    """Return a loss without dimensions; raise `InvalidInput` unless it is a single number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise InvalidInput(
@@ -141,13 +123,7 @@ def as_scalar_loss(loss: Any) -> Tensor:
 
 
 class BatchInputs:
-    """The micro-batches of the arguments that a model is called with.
-
-    Args:
-        plan: The number and shapes of micro-batches.
-        structure: The structure of the model's arguments.
-        device: Where the first stage runs.
-    """
+    """The micro-batches of the arguments that a model is called with."""
 
     def __init__(self, plan: Plan, structure: CallStructure, device: torch.device) -> None:
         self._plan, self._structure, self._device = plan, structure, device
@@ -165,11 +141,7 @@ class BatchInputs:
     def microbatches(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
     ) -> list[tuple[Tensor, ...]]:
-        """Return the flat inputs of every micro-batch, on the device.
-
-        Raises:
-            InvalidInput: The batch does not have the plan's shapes or dtypes.
-        """
+        """Check the batch and return the flat inputs of every micro-batch, on the device."""
         if len(args) == len(self._structure.names) + 1 and not kwargs:
             raise InvalidInput(
                 f"this model takes {count(len(args) - 1, 'input')} "

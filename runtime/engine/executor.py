@@ -37,15 +37,8 @@ emulated in one process are resumed in turn, as soon as what they wait for is th
 class Executor:
     """Executor of the stages of one rank.
 
-    Args:
-        schedule: The actions of all ranks.
-        rank: This rank.
-        routes: The routes of tensors between stages.
-        stages: This rank's stages by index.
-        transport: Carries messages to and from the other ranks.
-        replication: What this rank shares with other ranks.
-        set_activity: Called with a description of what comes next, for error messages.
-        observer: Called after every action; `None` to skip the measurement.
+    ``stages`` are this rank's by index. ``set_activity`` is called with a description of what comes
+    next, for error messages.
     """
 
     def __init__(
@@ -77,17 +70,11 @@ class Executor:
         sums_gradients: bool = True,
         dropout_key: tuple[int, int] | None = None,
     ) -> list[Tensor]:
-        """Run one training step.
+        """Run one training step; return the shares of the batch's mean loss computed on this rank.
 
-        Args:
-            inputs: Flat inputs of each micro-batch; read on ranks of the first stage.
-            targets: Target of each micro-batch; read on ranks of the last stage.
-            loss_scale: Factor on all gradients.
-            sums_gradients: Whether gradients of shared weights are summed over their ranks.
-            dropout_key: Seed and step; see `keyed_dropout`.
-
-        Returns:
-            The shares of the batch's mean loss computed on this rank.
+        ``inputs`` are the flat inputs of each micro-batch, read on ranks of the first stage;
+        ``targets`` are read on those of the last. ``sums_gradients`` sums those of shared weights
+        over their ranks; ``dropout_key`` is the seed and step of `keyed_dropout`.
         """
         for stage in self._stages.values():
             stage.loss_scale, stage.dropout_key = loss_scale, dropout_key

@@ -17,15 +17,8 @@ def split_batch(
 ) -> list[tuple[Tensor, ...]]:
     """Split a batch into micro-batches along the first dimension.
 
-    Args:
-        flat: Tensors of equal first dimension.
-        num_microbatches: The largest number of micro-batches.
-        size: Samples per micro-batch, for models captured at a fixed size; `None` splits as evenly
-            as possible, into fewer pieces if there are fewer samples.
-        names: Names of the inputs, for error messages.
-
-    Raises:
-        InvalidInput: The first dimensions differ, or are not the captured size times the number.
+    ``size`` is the number of samples per micro-batch for a model captured at a fixed size; `None`
+    splits as evenly as possible, into fewer pieces if there are fewer samples.
     """
     lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in flat]
     if len(set(lengths)) != 1 or not lengths[0]:
@@ -51,16 +44,9 @@ def split_batch(
 def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[Any, ...]:
     """Join the flat outputs of micro-batches.
 
-    Args:
-        outputs: One tuple per micro-batch.
-        sizes: Samples of each micro-batch.
-
-    Returns:
-        Tensors concatenated along their first dimension, scalars averaged with samples as weights,
-        and anything else as it is, if all micro-batches agree.
-
-    Raises:
-        InvalidInput: A tensor's first dimension is not its micro-batch, or constants disagree.
+    Tensors are concatenated along their first dimension, which must be the micro-batch's samples;
+    scalars are averaged with ``sizes``, the samples of each micro-batch, as weights; anything else
+    must be equal in all.
     """
     joined: list[Any] = []
     for position, column in enumerate(zip(*outputs, strict=True)):
@@ -83,11 +69,7 @@ def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[
 
 
 def split_target(target: Any, num_microbatches: int) -> list[Any]:
-    """Split a batch's target, a tensor or a nest of tensors, by micro-batch.
-
-    Raises:
-        InvalidInput: A tensor's first dimension does not divide into the micro-batches.
-    """
+    """Split a batch's target, a tensor or a nest of tensors, by micro-batch."""
     leaves, spec = pytree.tree_flatten(target)
     columns: list[Any] = []
     for leaf in leaves:

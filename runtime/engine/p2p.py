@@ -27,11 +27,7 @@ to be used. More would take memory that the plan does not count."""
 class Message:
     """The tensors that one action sends to another stage.
 
-    Attributes:
-        route: The stages it goes between.
-        is_gradient: True for a backward's message to the earlier stage, false for a forward's to
-            the later one.
-        microbatch: Index of the micro-batch.
+    A forward's goes to the later stage of its route, a backward's, with gradients, to the earlier.
     """
 
     route: TensorRoute
@@ -77,14 +73,7 @@ def messages_received_by(action: Action, routes: TensorRoutes) -> list[Message]:
 def list_incoming(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes, rank: int
 ) -> list[list[Message]]:
-    """Return, for each rank, its messages to ``rank`` in the order in which it sends them.
-
-    Args:
-        actions: The actions of every rank.
-        schedule: Assigns stages to ranks.
-        routes: The routes between stages.
-        rank: The receiver.
-    """
+    """Return, for each rank, its messages to ``rank`` in the order in which it sends them."""
     return [
         [
             message
@@ -129,11 +118,8 @@ class P2PChannels:
     Senders never wait for a message to be taken. Therefore no order of work that a `Schedule`
     allows can end in a deadlock.
 
-    Args:
-        rank: This rank.
-        channels: The process group of each channel this rank is an end of.
-        global_ranks: The rank in the default group of each rank of the pipeline.
-        device: Where received tensors are allocated.
+    ``channels`` are those this rank is an end of; ``global_ranks`` holds the rank in the default
+    group of each rank of the pipeline.
     """
 
     def __init__(
@@ -160,11 +146,7 @@ class P2PChannels:
                 dist.recv(byte, self._global_ranks[sender], group=group)
 
     def begin(self, expected: Sequence[Sequence[Message]]) -> None:
-        """Post the first receives of a step.
-
-        Args:
-            expected: The messages of each rank to this one, from `list_incoming`.
-        """
+        """Post the first receives of a step, whose messages `list_incoming` found."""
         # A step that an error interrupted leaves messages behind; a new step starts from nothing.
         self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
         self._posted = {rank: deque() for rank in self._expected}
@@ -173,11 +155,7 @@ class P2PChannels:
             self._post_receives(rank)
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
-        """Send a message without waiting for the receiver.
-
-        Raises:
-            InvalidInput: A tensor has another shape or dtype than the receiver expects.
-        """
+        """Send a message without waiting for the receiver."""
         check_message(message, tensors)
         # The queue keeps tensors alive while the transport reads them. Completed sends are dropped
         # here rather than at the end of the step, so that their memory is freed early.
@@ -237,9 +215,6 @@ def check_message(message: Message, tensors: Sequence[Tensor]) -> None:
     """Check that tensors have the shapes and dtypes for which the receiver allocated memory.
 
     Transports do not compare the two ends: NCCL would deliver garbage, or wait for the rest.
-
-    Raises:
-        InvalidInput: The message names the first tensor that differs.
     """
     for tensor, spec in zip(tensors, message.tensors, strict=True):
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
@@ -270,9 +245,7 @@ def make_channel_groups(ranks: ProcessGroups, pairs: Sequence[Pair]) -> ChannelG
     posted ahead would block a send behind it, whose receiver may be what that receive waits for:
     a deadlock. So each pair gets a group of its own.
 
-    Args:
-        ranks: The pipeline's ranks.
-        pairs: Every pair with messages between them, identical on every rank.
+    ``pairs`` are all pairs with messages between them, identical on every rank.
     """
     if not pairs:
         return {}

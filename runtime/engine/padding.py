@@ -28,11 +28,7 @@ class PartialTarget:
 
 
 def check_evaluation_mode(module: nn.Module) -> None:
-    """Check that padding cannot affect batch statistics.
-
-    Raises:
-        InvalidInput: The module is in training mode.
-    """
+    """Check that a module is in evaluation mode, where padding cannot affect batch statistics."""
     if module.training:
         raise InvalidInput(
             "pad=True is for evaluation mode, in which samples do not affect each other; call "
@@ -49,11 +45,7 @@ def count_samples(values: Any) -> int | None:
 
 
 def pad_samples(values: Any, size: int) -> Any:
-    """Pad every tensor of a nest to ``size`` samples with copies of its last one.
-
-    Raises:
-        InvalidInput: A tensor has no sample, or more than ``size``.
-    """
+    """Pad every tensor of a nest to ``size`` samples with copies of its last one."""
 
     def pad(tensor: Tensor) -> Tensor:
         here = len(tensor) if tensor.dim() else 0
@@ -68,11 +60,7 @@ def pad_samples(values: Any, size: int) -> Any:
 
 
 def trim_padding(values: Any, size: int, samples: int) -> Any:
-    """Return the first ``samples`` of ``size`` samples of every tensor of a nest.
-
-    Raises:
-        InvalidInput: A tensor does not have ``size`` samples, so padding has become part of it.
-    """
+    """Return the first ``samples`` of ``size`` samples of every tensor of a nest."""
 
     def trim(tensor: Tensor) -> Tensor:
         if not tensor.dim() or len(tensor) != size:
@@ -88,13 +76,7 @@ def trim_padding(values: Any, size: int, samples: int) -> Any:
 def split_partial_target(
     target: Any, num_microbatches: int, size: int
 ) -> list[PartialTarget | None]:
-    """Split a smaller batch's target by micro-batch; `None` for micro-batches of padding only.
-
-    Args:
-        target: A tensor or a nest of tensors, with one entry per sample.
-        num_microbatches: The plan's number of micro-batches.
-        size: Samples per micro-batch.
-    """
+    """Split a smaller batch's target by micro-batch; `None` for micro-batches of padding only."""
     samples = count_samples(target)
     lengths = {
         len(t) if t.dim() else 0 for t in pytree.tree_leaves(target) if isinstance(t, Tensor)

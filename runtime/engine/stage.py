@@ -95,12 +95,8 @@ class StageRunner:
     ) -> list[Any]:
         """Run the stage on a micro-batch and return its outputs without a graph.
 
-        Args:
-            microbatch: Index of the micro-batch.
-            inputs: Tensors whose gradients nothing else uses.
-            target: Target for the last stage's loss.
-            recomputed: Keep only the inputs; `recompute` must come before the backward.
-            trains: Whether a backward will follow.
+        If ``recomputed``, only the inputs are kept, and `recompute` must come before the backward.
+        ``trains`` says whether a backward will follow.
         """
         if not trains:
             with (
@@ -158,13 +154,9 @@ class StageRunner:
     ) -> list[Tensor]:
         """Run a micro-batch's backward, accumulating gradients of weights in ``.grad``.
 
-        Args:
-            microbatch: Index of the micro-batch.
-            gradients: Gradients of the outputs marked ``requires_grad``; none on the last stage.
-            split: Leave gradients of weights to `backward_weight` where possible.
-
-        Returns:
-            Gradients of the inputs marked ``requires_grad``.
+        ``gradients`` are those of the outputs marked ``requires_grad``, none on the last stage;
+        returned are those of the inputs marked so. ``split`` leaves gradients of weights to
+        `backward_weight` where possible.
         """
         self.recompute(microbatch)
         kept = self._in_flight[microbatch]

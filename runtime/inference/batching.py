@@ -31,11 +31,7 @@ class BatchSplit:
     padding: int = 0
 
     def join(self, outputs: list[Values]) -> Values:
-        """Join the flat outputs of the micro-batches, without the padding.
-
-        Raises:
-            InvalidInput: The first dimension of an output is not the batch.
-        """
+        """Join the flat outputs of the micro-batches, without the padding."""
         if not self.padding:
             return outputs[0] if len(outputs) == 1 else join_outputs(outputs, self.sizes)
         for position, value in enumerate(outputs[0]):
@@ -54,11 +50,9 @@ class BatchSplit:
 class BatchSplitter:
     """Splits batches along their first dimension into micro-batches of at most the planned size.
 
-    Args:
-        captured: The model. If captured by ``torch.export``, for training or for evaluation, it
-            accepts micro-batches of a single shape only.
-        specs: Its inputs at the plan's micro-batch size; empty if the plan does not record them.
-        pad: Pad a batch that does not fill micro-batches of that shape.
+    A model captured by ``torch.export``, for training or for evaluation, accepts micro-batches of a
+    single shape only; ``pad`` fills them up. ``specs`` are its inputs at the plan's micro-batch
+    size, empty if the plan does not record them.
     """
 
     def __init__(self, captured: Captured, specs: Sequence[TensorSpec], *, pad: bool) -> None:
@@ -68,12 +62,7 @@ class BatchSplitter:
         self._size = next((spec.shape[0] for spec in specs if spec.shape), None)
 
     def split(self, flat: Sequence[Tensor]) -> BatchSplit:
-        """Split a batch into micro-batches.
-
-        Raises:
-            InvalidInput: Inputs differ in their first dimension, or do not have the shape that the
-                model was captured at.
-        """
+        """Split a batch into micro-batches."""
         length = next((len(tensor) for tensor in flat if tensor.dim()), 0)
         padding = 0
         if self._one_shape and self._size is not None:

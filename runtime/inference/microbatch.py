@@ -51,9 +51,7 @@ class OrderedQueue:
     They may arrive in any order, since the replicas of the previous stage overtake each other.
     The queue is unbounded; `RequestDispatcher` bounds the micro-batches in flight.
 
-    Args:
-        first: Number of the first micro-batch assigned to this replica.
-        step: Distance to the next one, which is the number of replicas.
+    It takes number ``first`` and every ``step``-th after it, ``step`` being the number of replicas.
     """
 
     def __init__(self, first: int = 0, step: int = 1) -> None:

@@ -25,13 +25,6 @@ class RankWorker:
     A single sending thread keeps the messages of a connection in order, and stages never wait for
     the network.
 
-    Args:
-        schedule: Placement of stages on ranks; its order of actions is not used.
-        rank: This rank.
-        transport: Messages to and from other ranks.
-        set_activity: Called with what this rank does next, for error messages.
-        on_error: Called with the error that ended a thread.
-
     Attributes:
         results: On rank 0, queue of the micro-batches that passed the last stage.
         dismissed: Set once rank 0 no longer needs this rank.
@@ -60,11 +53,7 @@ class RankWorker:
         self._threads: list[threading.Thread] = []
 
     def open(self, runners: Mapping[int, InferenceStage]) -> None:
-        """Start all threads.
-
-        Args:
-            runners: This rank's stages by index.
-        """
+        """Start all threads, those of this rank's stages by index among them."""
         self._workers = [
             QueueWorker(
                 f"stage {index}",
@@ -88,8 +77,7 @@ class RankWorker:
     def close(self, until: Callable[[], bool]) -> None:
         """End the threads on both sides of every connection by a final message.
 
-        Args:
-            until: Returns True to stop waiting, because some threads will never end.
+        ``until`` returns True to stop waiting, because some threads will never end.
         """
         for worker in self._workers:
             worker.end()

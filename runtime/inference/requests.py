@@ -49,13 +49,8 @@ class RequestDispatcher:
     Micro-batches return in the order of their numbers, so that requests complete in the order in
     which they were submitted.
 
-    Args:
-        cut_model: The model, cut into stages.
-        plan: Determines the micro-batch size.
-        feed: Called with each micro-batch, in order, to send it to the first stage.
-        results: Queue of the micro-batches that passed the last stage.
-        max_in_flight: Most micro-batches in flight at once.
-        pad: See `BatchSplitter`.
+    ``feed`` is called with each micro-batch, in order, to send it to the first stage; ``results``
+    gets those that passed the last one.
     """
 
     def __init__(
@@ -87,12 +82,7 @@ class RequestDispatcher:
             return self._numbered, self._delivered
 
     def submit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
-        """Submit a batch; wait while too many micro-batches are in flight.
-
-        Raises:
-            InvalidInput: The batch does not fit the model, or the pipeline is closed.
-            RankFailed: A process is gone.
-        """
+        """Submit a batch; wait while too many micro-batches are in flight."""
         if threading.current_thread() is self._deliverer.thread:
             raise InvalidInput(
                 "submit was called in a result's callback, on the thread that delivers all "
@@ -136,11 +126,7 @@ class RequestDispatcher:
             _settle(request.future, error=self._failure)
 
     def close(self, *, is_abandoned: bool = False) -> None:
-        """Accept no more requests, and wait for those in flight.
-
-        Args:
-            is_abandoned: Cancel them first.
-        """
+        """Accept no more requests and wait for those in flight, cancelled if abandoned."""
         with self._changed:
             self._is_closed = True
             if is_abandoned:

@@ -24,9 +24,6 @@ class InferenceDevice:
 
     Copies to the device use other streams than the computation, so that a stage computes one
     micro-batch while the next one arrives.
-
-    Args:
-        device: Device of the stage.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -42,12 +39,7 @@ class InferenceDevice:
             yield
 
     def move_here(self, values: Values, ready: torch.cuda.Event | None) -> Values:
-        """Move values to this device; call it inside `use_stream`.
-
-        Args:
-            values: Tensors on any device, and other values.
-            ready: Event after which they are computed.
-        """
+        """Move values that are computed once ``ready`` here; call it inside `use_stream`."""
         if ready is not None and not self._on_gpu:
             ready.synchronize()
         return tuple(self._move(v, ready) if isinstance(v, Tensor) else v for v in values)
@@ -119,13 +111,7 @@ def assign_devices(
 
     On a single device replicas gain nothing, and each stage runs once.
 
-    Args:
-        plan: Determines the replicas of each stage.
-        devices: One device, or one per replica, stage by stage; `None` for the model's own.
-        model: The model.
-
-    Raises:
-        InvalidInput: The number of devices is wrong.
+    Given are one device, or one per replica, stage by stage; `None` for the model's own.
     """
     replicas = [stage.replicas for stage in plan.stages]
     given = [default_device(model)] if devices is None else list(devices)
@@ -149,9 +135,6 @@ def place_stages(
     The model's own modules move to the device of their stage. Further replicas are copies, and
     so is a stage that shares a weight with an earlier stage on another device: a module can be
     on one device only.
-
-    Raises:
-        PlanMismatch: Capture froze an operation in training mode.
     """
     homes: dict[int, torch.device] = {}  # device of each tensor, by identity
     placed = []

@@ -17,11 +17,7 @@ from .stage_device import InferenceDevice
 class QueueWorker:
     """Thread that processes the micro-batches of a queue in order until the queue is closed.
 
-    Args:
-        name: Name of the thread.
-        queue: Queue of micro-batches.
-        process: Called for each; an error it raises ends the whole pipeline.
-        on_error: Called with the error that ended the thread.
+    An error ends the thread and the whole pipeline; ``on_error`` is called with it.
     """
 
     def __init__(
@@ -52,12 +48,6 @@ class InferenceStage:
     """Runs one stage on micro-batches, in inference mode and optionally under autocast.
 
     An error of the stage fails its micro-batch only; the next one runs as usual.
-
-    Args:
-        index: Index of the stage.
-        stage: Module that maps flat tensors to a tuple.
-        device: Device and streams of the stage.
-        autocast: Dtype of autocast; `None` for no autocast.
     """
 
     def __init__(

@@ -32,9 +32,7 @@ FOREVER = timedelta(days=365)
 class WireMessage:
     """Micro-batch addressed to a stage; the number of stages addresses the results.
 
-    Attributes:
-        stage: Index of the receiving stage.
-        microbatch: `None` for the last message of a connection.
+    A connection's last message has no micro-batch.
     """
 
     stage: int
@@ -47,21 +45,14 @@ class MicrobatchTransport:
     Tensors travel through CPU memory. Everything else is pickled, since ranks of one job trust
     each other.
 
-    Args:
-        rank: This rank.
-        group: All ranks, with the gloo backend.
-        global_ranks: The number of each rank in the default group.
+    The group is of all ranks, with gloo; ``global_ranks`` are their numbers in the default group.
     """
 
     def __init__(self, rank: int, group: dist.ProcessGroup, global_ranks: Sequence[int]) -> None:
         self._rank, self._group, self._global_ranks = rank, group, global_ranks
 
     def send(self, receiver: int, message: WireMessage) -> None:
-        """Send a message and wait until it has left.
-
-        Raises:
-            RuntimeError: The receiver is gone or does not accept it in time.
-        """
+        """Send a message and wait until it has left; `RuntimeError` if the receiver is gone."""
         microbatch = message.microbatch
         if microbatch is not None and microbatch.ready is not None:
             microbatch.ready.synchronize()

@@ -90,14 +90,8 @@ def checkpoint(
 ) -> tuple[Values, Any]:
     """Run a stage so that only its inputs are kept for backward.
 
-    Args:
-        function: Maps the stage's inputs to its outputs.
-        module: The stage's module.
-        inputs: Tensors and other values.
-        token: See `dependency.fork`; the outputs depend on it.
-
-    Returns:
-        The outputs, and the node for `recompute_before`; `None` if no output requires a gradient.
+    The outputs depend on the token (see `dependency.fork`). Returned with them is the node for
+    `recompute_before`, `None` if no output requires a gradient.
     """
     if token is None:  # without a differentiable input, autograd would skip the parameters
         token = torch.empty(0, requires_grad=True)
@@ -198,10 +192,6 @@ class Recomputation:
 
     The second run draws equal random numbers, uses the same autocast, and changes neither
     buffers nor generators.
-
-    Args:
-        function: Maps the stage's inputs to its outputs.
-        module: Module whose buffers the second run must not change.
     """
 
     def __init__(self, function: Callable[[Values], Values], module: nn.Module) -> None:
@@ -227,11 +217,7 @@ class Recomputation:
         return outputs
 
     def recompute(self, inputs: Values) -> None:
-        """Run with a graph, for `backward`.
-
-        Raises:
-            RuntimeError: The stage changes an input in place, and a second run changes it further.
-        """
+        """Run with a graph, for `backward`."""
         leaves = tuple(_leaf(v, i in self._changed) for i, v in enumerate(inputs))
         with (
             self._modes.activate(),

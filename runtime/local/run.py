@@ -44,18 +44,9 @@ class LocalStage:
 
 
 def run_stages(stages: Sequence[LocalStage], microbatches: Sequence[Values]) -> list[Values]:
-    """Run all micro-batches through all stages.
+    """Run all micro-batches, on any device, through all stages; return each one's outputs.
 
-    Args:
-        stages: Stages in pipeline order.
-        microbatches: Inputs of the first stage, one tuple per micro-batch, on any device.
-
-    Returns:
-        The outputs of the last stage for each micro-batch.
-
-    Raises:
-        Exception: The error of a stage, with a note of where. Its clock cycle is completed, and no
-            other is started.
+    An error of a stage gets a note of where; its clock cycle is completed, and no other is started.
     """
     return _Run(stages, microbatches).run()
 

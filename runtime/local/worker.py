@@ -18,9 +18,6 @@ class DeviceThreads:
     Stages on one device share a thread, since they share its random number generator and would
     otherwise draw from it in an order that changes between runs. With a single device, the
     calling thread runs all tasks.
-
-    Args:
-        devices: Device of each stage.
     """
 
     def __init__(self, devices: Sequence[torch.device | None]) -> None:
@@ -43,14 +40,7 @@ class DeviceThreads:
             thread.shutdown()
 
     def run(self, tasks: Sequence[tuple[int, StageTask]]) -> None:
-        """Run one task for each of some stages, and wait for all of them.
-
-        Args:
-            tasks: Pairs of stage and task.
-
-        Raises:
-            Exception: The error of the first failing task, once all tasks have ended.
-        """
+        """Run a task for each of some stages; raise the first error once all tasks have ended."""
         if self._threads:
             started = [self._threads[self._devices[stage]].submit(task) for stage, task in tasks]
             errors = [future.exception() for future in started]

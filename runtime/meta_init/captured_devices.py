@@ -19,10 +19,7 @@ def replace_device(captured: Captured, device: torch.device, *, instead_of: torc
     Capture records the device on which they were created. A model captured elsewhere, above all on
     the meta device, would create them there and not where its stages run.
 
-    Args:
-        captured: The model before it is cut; changed in place.
-        device: Where the stages will run.
-        instead_of: Where the model was captured.
+    The captured model is changed in place, before it is cut.
     """
     if device == instead_of:
         return
@@ -34,13 +31,9 @@ def replace_device(captured: Captured, device: torch.device, *, instead_of: torc
 
 
 def apply_planned_dtypes(captured: Captured, plan: Plan) -> None:
-    """Give the tensors that cross the plan's cuts the plan's dtypes.
+    """Give the tensors that cross the plan's cuts in an uncut model on meta the plan's dtypes.
 
     Autocast has no effect on the meta device, so values captured there have the weights' dtype.
-
-    Args:
-        captured: A model on the meta device before it is cut; changed in place.
-        plan: A plan made from a profile under the autocast it will run under.
     """
     after = 0
     for count, planned in zip(plan.balance, plan.boundaries, strict=False):

@@ -34,16 +34,8 @@ def initialise(
     Children come before their parents, as in ``nn.Module.apply``. A tied weight is initialised at
     its first slot; its other slots are on the meta device meanwhile.
 
-    Args:
-        model: The model, in which ``wanted`` have memory at their first slots; changed in place.
-        wanted: The tensors to initialise.
-        tensors: All tensors of the model.
-        init: See `Weights`.
-        seed: See `Weights`.
-        device: Where ``wanted`` are.
-
-    Raises:
-        InvalidInput: A wanted tensor was not set, or a module could not be initialised.
+    ``wanted`` have memory at their first slots, on the device; ``tensors`` are all of the model.
+    For ``init`` and ``seed`` see `Weights`.
     """
     # By storage: views that an initialiser takes of a weight count as the weight.
     names = {

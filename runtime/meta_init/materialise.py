@@ -20,14 +20,7 @@ def materialise(
 ) -> None:
     """Allocate and fill the tensors of some stages of a model, leaving the others on meta.
 
-    Args:
-        model: A model on the meta device, except for buffers with values; changed in place.
-        stages: Stages cut from it; changed in place.
-        weights: The source of values.
-        device: Where to allocate.
-
-    Raises:
-        InvalidInput: A tensor has no source of values, or the checkpoint does not fit the model.
+    The model is on meta, except for buffers with values; it and its stages are changed in place.
     """
     stages = list(stages)
     tensors = list_tensors(model)
@@ -40,11 +33,7 @@ def materialise(
 
 
 def materialise_whole(model: nn.Module, weights: Weights, device: torch.device) -> None:
-    """Allocate and fill all tensors of a model, with the values that its stages would get.
-
-    Raises:
-        InvalidInput: See `materialise`.
-    """
+    """Allocate and fill all tensors of a model, with the values that its stages would get."""
     tensors = list_tensors(model)
     materialise_tensors(model, tensors, tensors, weights, device)
 
@@ -56,15 +45,7 @@ def materialise_tensors(
     weights: Weights,
     device: torch.device,
 ) -> None:
-    """Allocate and fill some of a model's tensors.
-
-    Args:
-        model: The model; changed in place.
-        here: The tensors to materialise.
-        tensors: All tensors of the model.
-        weights: The source of values.
-        device: Where to allocate.
-    """
+    """Allocate and fill the tensors ``here``, of all ``tensors`` of a model."""
     bare = [each for each in here if each.tensor.is_meta]
     reader = None
     if weights.checkpoint is not None:

@@ -19,11 +19,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def check_weights(model: nn.Module, weights: Weights | None) -> None:
-    """Check that values are given for a model on meta, and for no other.
-
-    Raises:
-        InvalidInput: They are missing, or the model has values of its own.
-    """
+    """Check that values are given for a model on meta, and for no other."""
     if is_on_meta(model) and weights is None:
         raise InvalidInput(
             "this model is on the meta device; pass weights=Weights(checkpoint=path) to load its "

@@ -25,9 +25,7 @@ class SeededInitMode(TorchDispatchMode):
     draws into it before. For a temporary, which is copied into a parameter afterwards, the name is
     that of the module being initialised.
 
-    Args:
-        seed: Seed of the whole initialisation.
-        names: Names of the model's tensors, with memory and on meta, by `storage_key`.
+    ``names`` are those of the model's tensors, with memory and on meta, by `storage_key`.
 
     Attributes:
         written: Names of the tensors written to so far.

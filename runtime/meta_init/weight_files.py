@@ -38,11 +38,7 @@ class WeightSource(Protocol):
 
 
 def open_weight_source(path: str | Path) -> WeightSource:
-    """Open a checkpoint of any of the formats listed in `Weights`.
-
-    Raises:
-        InvalidInput: It does not exist or is damaged.
-    """
+    """Open a checkpoint of any of the formats listed in `Weights`."""
     path = Path(path)
     if path.suffix == ".safetensors":
         return _Safetensors([path])
@@ -157,16 +153,7 @@ SHOWN = 5
 
 
 class WeightReader:
-    """Reader of a model's tensors from a checkpoint, checked before anything is read.
-
-    Args:
-        path: See `Weights`.
-        tensors: All tensors of the model.
-        strict: See `Weights`.
-
-    Raises:
-        InvalidInput: There is no checkpoint, or it does not fit the model.
-    """
+    """Reader of a model's tensors from a checkpoint, checked to fit before anything is read."""
 
     def __init__(self, path: str | Path, tensors: Sequence[ModelTensor], *, strict: bool) -> None:
         self._source = open_weight_source(path)

@@ -29,9 +29,7 @@ from .routes import TensorRoutes, check_planned, find_routes
 class TiedGroup:
     """A trainable parameter held by several stages, whose gradients must be summed.
 
-    Attributes:
-        names: All its names.
-        stages: The stages that hold it, ascending.
+    It has all its names, and the stages that hold it in ascending order.
     """
 
     names: tuple[str, ...]
@@ -65,14 +63,7 @@ class CutModel:
 def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> CutModel:
     """Cut a model into stages with the given numbers of layers.
 
-    Args:
-        captured: The model.
-        balance: Layers of each stage.
-        direct: Whether values skip stages that do not use them; see `routes`.
-
-    Raises:
-        PlanMismatch: The numbers do not add up to the model's layers; see also `find_routes`.
-        InvalidInput: A cut is not legal; the message says why.
+    ``direct`` lets values skip stages that do not use them; see `routes`.
     """
     if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
         raise PlanMismatch(
@@ -188,11 +179,7 @@ def _check_layers(plan: Plan, captured: Captured) -> None:
 
 @contextmanager
 def _precision_mismatch_named(model: nn.Module, plan: Plan) -> Iterator[None]:
-    """Explain a failed capture if weights and inputs differ in precision.
-
-    Raises:
-        PlanMismatch: Capture failed, and no weight has an input's dtype.
-    """
+    """Explain a failed capture if no weight has the precision of an input."""
     try:
         yield
     except Exception as error:
@@ -241,11 +228,7 @@ def _check_shapes(plan: Plan, captured: Captured) -> None:
 
 
 def _follow_modes(model: nn.Module, stages: Sequence[Segment]) -> None:
-    """Give modules that capture added the training mode of the module they came from.
-
-    Raises:
-        PlanMismatch: The model is in evaluation mode, which the captured one does not support.
-    """
+    """Give modules that capture added the training mode of the module they came from."""
     for stage in stages:
         if not model.training:
             stage.check_mode(False)

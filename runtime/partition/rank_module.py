@@ -15,9 +15,6 @@ class RankModule(nn.Module):
 
     The stages are not children, so that names are those of the model, but they follow changes of
     mode, device and dtype. The module itself is never called.
-
-    Args:
-        stages: A rank's stages, whose parameters and buffers are the model's own objects.
     """
 
     def __init__(self, stages: Sequence[Segment]) -> None:

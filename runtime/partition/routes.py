@@ -82,13 +82,7 @@ def find_routes(
 ) -> TensorRoutes:
     """Return the routes between stages with the given numbers of layers.
 
-    Args:
-        captured: The model; all cuts must be legal.
-        balance: Layers of each stage.
-        direct: Whether values skip the stages that do not use them.
-
-    Raises:
-        PlanMismatch: The model's evaluation graph would need other routes than training.
+    ``direct`` lets values skip the stages that do not use them. All cuts must be legal.
     """
     found = list(_routes(captured, balance, direct))
     if direct and captured.evaluation is not None:
@@ -104,11 +98,7 @@ def find_routes(
 
 
 def check_planned(routes: TensorRoutes, planned: Sequence[DirectSend]) -> None:
-    """Check that the values that skip stages are those the plan was priced with.
-
-    Raises:
-        PlanMismatch: The message names the stages of the first difference.
-    """
+    """Check that the values that skip stages are those the plan was priced with."""
     found = {
         (route.source, route.target): len(route.tensors) for route in routes.all if route.skips
     }

@@ -28,12 +28,7 @@ class ConnectionEnded(RuntimeError):
 class FailureDetector:
     """This rank's heartbeat, and errors that name the rank that failed first.
 
-    Args:
-        store: The process group's store. Keys get a prefix, and the heartbeat a connection of its
-            own.
-        rank: This rank.
-        num_ranks: Number of ranks.
-        group: The ranks' process group; `None` for the default group.
+    The store is the process group's. Keys get a prefix, and the heartbeat a connection of its own.
     """
 
     def __init__(

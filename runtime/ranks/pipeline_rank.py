@@ -18,12 +18,7 @@ from .process_groups import ProcessGroups
 
 
 class PipelineRank:
-    """One rank among those of a pipeline.
-
-    Args:
-        schedule: Assigns stages to ranks.
-        group: The ranks, in order; the default group if `None`.
-        device: Where this rank works.
+    """One rank among those of a pipeline, in the order of a group or of the default group.
 
     Attributes:
         schedule: As given.

@@ -23,12 +23,9 @@ RankSet = tuple[int, ...]
 
 
 class ProcessGroups:
-    """Creates the groups that a pipeline needs.
+    """Creates the groups that a pipeline on some ranks, or on the default group, needs.
 
     Every rank of the pipeline must ask for the same groups in the same order.
-
-    Args:
-        group: The pipeline's ranks; the default group if `None`.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -155,12 +152,7 @@ def end_process(code: int = 0) -> NoReturn:
 
 
 def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-    """Check that the process group has one rank for every device of the schedule.
-
-    Raises:
-        InvalidInput: ``torch.distributed`` is not initialised.
-        PlanMismatch: There are more ranks or fewer.
-    """
+    """Check that the process group has one rank for every device of the schedule."""
     wanted = len(schedule.ranks)
     if not dist.is_initialized():
         raise InvalidInput(

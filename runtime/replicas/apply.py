@@ -33,16 +33,9 @@ def apply_strategies(
     Weights that another stage uses too keep having their gradients summed by `GradientSync`, as do
     those that `select_shardable` leaves out and those that nothing uses.
 
-    Args:
-        chosen: The strategy of each stage whose replicas do not simply sum gradients.
-        stages: This rank's stages, on their device, with equal values on every replica.
-        records: The model's parameters.
-        stage_of: The stage of each layer.
-        schedule: Assigns stages to ranks.
-        groups: The process group of each set of replicas.
-        device: Where the stages run.
-        model: The model they were cut from. Its references to sharded weights are replaced by this
-            rank's shards, so that the memory of the whole weights is freed.
+    ``stages`` are this rank's, on their device, with equal values on every replica. References of
+    ``model``, which they were cut from, to sharded weights are replaced by this rank's shards, so
+    that the memory of the whole weights is freed.
     """
     found: dict[int, StageStrategy] = {}
     for index in sorted(chosen.keys() & stages.keys()):

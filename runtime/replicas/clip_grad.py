@@ -15,12 +15,9 @@ def sum_of_squares(
 ) -> Tensor:
     """Return this rank's part of the squared norm, in double precision.
 
-    Args:
-        parameters: This rank's parameters, each once.
-        holders: By ``id`` of a parameter, the number of ranks that hold it, where more than one do.
-            Each of them contributes its fraction, so that the gradient counts once. Shards are
-            parts of one gradient and are simply added up.
-        device: Where the norm is summed.
+    ``holders`` gives, by ``id`` of a parameter, the number of ranks that hold it, where more than
+    one do. Each of them contributes its fraction, so that the gradient counts once. Shards are
+    parts of one gradient and are simply added up.
     """
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for parameter in parameters:
@@ -39,14 +36,7 @@ def global_norm(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> Tensor:
-    """Return the norm over all ranks, on each of them; infinite or NaN if any gradient is.
-
-    Args:
-        parameters: See `sum_of_squares`.
-        holders: See `sum_of_squares`.
-        group: The pipeline's ranks.
-        device: Where the norm is summed.
-    """
+    """Return the norm over all ranks, on each of them; infinite or NaN if any gradient is."""
     squares = sum_of_squares(parameters, holders, device)
     dist.all_reduce(squares, group=group)
     return squares.sqrt()

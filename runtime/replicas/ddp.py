@@ -22,9 +22,7 @@ class DdpStage(StageStrategy):
     DistributedDataParallel wraps the weights alone and never runs a forward. Its reducer is armed
     before the last backward, as ``torch.distributed.pipelining`` does it too.
 
-    Args:
-        weights: Trainable weights of one stage, in the same order on every replica.
-        group: The stage's replicas.
+    The weights are trainable, of one stage, and in the same order on every replica.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:

@@ -91,11 +91,8 @@ class GradientSync:
 
     Weights may be frozen and unfrozen between steps, provided that all ranks that hold them do so.
 
-    Args:
-        weights: This rank's shared weights. Weights of one set of ranks must be in the same order
-            on all of them: buckets are matched by their order.
-        ranks: The collective of each set of ranks.
-        stages_here: The stages this rank runs.
+    Weights of one set of ranks must be in the same order on all of them: buckets are matched by
+    their order.
     """
 
     def __init__(

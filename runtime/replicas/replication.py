@@ -19,12 +19,7 @@ class StageStrategy:
     """
 
     def begin(self, *, trains: bool, sums: bool) -> None:
-        """Begin a step.
-
-        Args:
-            trains: Whether the step has backwards.
-            sums: Whether its gradients are summed over replicas at the end.
-        """
+        """Begin a step, with backwards if ``trains``, at whose end ``sums`` adds up replicas."""
 
     def action_begins(self, work: Work, *, last: bool) -> None:
         """Prepare for an action whose inputs have arrived; ``last`` marks the last backward."""
@@ -41,13 +36,7 @@ class StageStrategy:
 
 
 class Replication:
-    """The gradient synchronisation and the replica strategies of one rank.
-
-    Args:
-        gradient_sync: Sums gradients of weights that no strategy takes care of; `None` if there
-            are none.
-        stages: The strategy of each of this rank's stages that has one.
-    """
+    """The gradient synchronisation of a rank, if it needs any, and the strategies of its stages."""
 
     def __init__(
         self, gradient_sync: GradientSync | None, stages: Mapping[int, StageStrategy]

@@ -67,12 +67,8 @@ class ShardedStage(StageStrategy):
     Gradients are reduced in every step, even within ``no_sync``, so that no whole gradient remains
     between steps.
 
-    Args:
-        parts: Modules that hold the weights: the stage, and others that read the same ones.
-        names: Names in the first part of the weights to shard; the others stay whole.
-        group: The stage's replicas.
-        device: Where the stage runs.
-        options: When weights and gradients are whole.
+    ``parts`` are the stage and other modules that read its weights. Those named are sharded, the
+    others stay whole.
     """
 
     def __init__(
@@ -219,13 +215,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def has_gradient_anywhere(
     has_one: Sequence[bool], group: dist.ProcessGroup, device: torch.device
 ) -> list[bool]:
-    """Return, for each weight, whether any replica has a gradient; called on all of them.
-
-    Args:
-        has_one: For each weight, whether this replica has one; in the same order on all.
-        group: The replicas.
-        device: The device of the group's messages.
-    """
+    """Return, for each weight in one order, whether any replica has a gradient; called on all."""
     counts = torch.tensor(has_one, dtype=torch.float32, device=device)
     dist.all_reduce(counts, group=group)
     # Read only if this replica lacks one: `tolist` makes the host wait for the GPU.

@@ -26,12 +26,6 @@ def shared_weights(
     """Return a rank's weights that other ranks hold too, including frozen ones, last layers first.
 
     Backwards complete gradients in this order.
-
-    Args:
-        parameters: The parameters of the whole model.
-        stage_of: The stage of each layer.
-        schedule: Assigns stages to ranks.
-        module: This rank's parameters, under the model's names.
     """
     here = dict(module.named_parameters(remove_duplicate=False))
     found = []

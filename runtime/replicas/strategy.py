@@ -27,14 +27,8 @@ def choose_strategies(
 ) -> dict[int, NonDefaultStrategy]:
     """Return the strategy of each stage whose gradients `GradientSync` does not sum.
 
-    Args:
-        plan: Its stages name the strategies to use if none is given.
-        schedule: Assigns stages to ranks and orders their work.
-        strategy: One strategy for all stages with several replicas, or strategies by stage.
-
-    Raises:
-        InvalidInput: There is no such strategy or stage.
-        PlanMismatch: The schedule does not allow it; the message says why, and what it allows.
+    Given are one strategy for all stages with several replicas, or strategies by stage; the plan's
+    stages name them otherwise.
     """
     found = {
         stage: FullyShard() if asked == "fully_shard" else asked

@@ -29,12 +29,7 @@ from .strategy import NonDefaultStrategy
 
 
 class SynchronisedStatistics:
-    """The policy ``synchronised``: normalises a stage by the statistics of all its replicas.
-
-    Args:
-        stage: The module whose batch-norm layers are synchronised.
-        together: The replicas.
-    """
+    """The policy ``synchronised``: normalises a stage by the statistics of all its replicas."""
 
     def __init__(self, stage: nn.Module, together: Collective) -> None:
         self._norms, self._together = list(_norms(stage)), together
@@ -127,16 +122,7 @@ def _move(norm: Any, mean: Tensor, variance: Tensor) -> None:
 def check_synchronised(
     stages: Sequence[nn.Module], schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
 ) -> None:
-    """Check that the policy ``synchronised`` cannot deadlock.
-
-    Args:
-        stages: All stages of the plan.
-        schedule: Assigns stages to ranks and orders their work.
-        chosen: The strategies of replicas; see `choose_strategies`.
-
-    Raises:
-        PlanMismatch: It would deadlock; the message says why and what to do.
-    """
+    """Check that the policy ``synchronised`` cannot deadlock with the chosen strategies."""
     synchronised = {
         stage
         for stage, ranks in enumerate(schedule.stage_ranks)
@@ -160,11 +146,7 @@ def check_synchronised(
 
 
 def check_no_sync_batch_norm(model: nn.Module) -> None:
-    """Check that a model has no `torch.nn.SyncBatchNorm`, which knows nothing of stages.
-
-    Raises:
-        InvalidInput: The message names the module.
-    """
+    """Check that a model has no `torch.nn.SyncBatchNorm`, which knows nothing of stages."""
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise InvalidInput(

@@ -49,16 +49,7 @@ def assemble(
     devices: Sequence[str | None],
     sample: Any,
 ) -> Assembly:
-    """Build all stages on all workers in parallel.
-
-    Args:
-        liveness: Liveness check of the workers.
-        source: The model.
-        plan: The plan to follow.
-        workers: Worker of each stage.
-        devices: Device of each stage on its worker.
-        sample: See `runtime.partition.cut.cut_for_plan`.
-    """
+    """Build all stages on all workers in parallel, given the worker and device of each stage."""
     # One request per worker, not per stage: a worker captures the model once for all its stages.
     by_worker: dict[str, list[int]] = {}
     for index, worker in enumerate(workers):

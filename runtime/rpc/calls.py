@@ -41,11 +41,7 @@ class StageError(StagewrightError):
 class RemoteFailure:
     """Error of a worker, in a form that can be sent to the master.
 
-    Attributes:
-        where: The worker, and what it was doing.
-        kind: Name of the error's class.
-        message: Text of the error.
-        remote_traceback: The worker's traceback.
+    ``where`` names the worker and what it was doing, ``kind`` the error's class.
     """
 
     where: str
@@ -93,11 +89,7 @@ def send(
 
     Inside a ``dist_autograd`` context, autograd follows the tensors among the arguments.
 
-    Args:
-        to: Name of the process.
-        function: Imported there by its name.
-        *args: Arguments; everything but tensors is pickled.
-        timeout_s: Time until the call fails; the session's timeout if `None`.
+    The limit is the session's timeout unless one is given.
     """
     # For torch, 0 means no limit, and only this sentinel means the session's timeout.
     seconds = rpc.constants.UNSET_RPC_TIMEOUT if timeout_s is None else timeout_s

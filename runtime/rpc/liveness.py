@@ -31,12 +31,7 @@ def report_location() -> str:
 
 @dataclass(frozen=True)
 class LostWorker:
-    """Worker that stopped answering.
-
-    Attributes:
-        description: Its name, location and the error of its last call.
-        rank: Its rank in the session.
-    """
+    """Worker that stopped answering: its name, location and last error, and its rank."""
 
     description: str
     rank: int
@@ -55,13 +50,7 @@ class LivenessCheck:
 
     ``torch.distributed.rpc`` itself notices a lost process only when a call to it times out.
 
-    Args:
-        workers: Names of the workers.
-        timeout_s: Longest silence of a worker; the end of its process is noticed at once.
-
-    Raises:
-        InvalidInput: A name is unknown in this session.
-        RankFailed: A worker does not answer the first call.
+    ``timeout_s`` is the longest silence of a worker; the end of its process is noticed at once.
     """
 
     def __init__(self, workers: Sequence[str], timeout_s: float) -> None:
@@ -90,12 +79,7 @@ class LivenessCheck:
             raise self.missing.to_error(doing)
 
     def wait(self, worker: str, future: Future[Any], doing: str) -> Any:
-        """Wait for the result of a call started on a worker with `call_safely`.
-
-        Raises:
-            RankFailed: A worker died or stopped answering.
-            StagewrightError: The function raised there.
-        """
+        """Wait for the result of a call started with `call_safely`; raise what it raised there."""
         # Polling, because a blocking wait would end only with the call's own timeout, perhaps long
         # after the pings have noticed a lost worker.
         done = threading.Event()
@@ -115,9 +99,6 @@ class LivenessCheck:
 
         It runs on a separate thread, which is abandoned if a worker is lost: torch offers no way
         to interrupt a distributed backward.
-
-        Raises:
-            RankFailed: A worker died or stopped answering.
         """
         errors: list[BaseException] = []
 

@@ -297,11 +297,7 @@ class RpcPipeline:
         return [self._stages[index] for index in sorted(owners)]
 
     def _wait_for(self, count: int) -> None:
-        """Wait until this many micro-batches have returned.
-
-        Raises:
-            RankFailed: A worker is lost, or no micro-batch returned within the timeout.
-        """
+        """Wait until this many micro-batches have returned."""
         waited_s, before = 0.0, self._collector.count
         while not self._collector.has(count, 0.2):
             self._liveness.check(f"micro-batch {self._collector.count} of {self.num_split}")
@@ -342,11 +338,7 @@ def _in_context() -> bool:
 
 
 def change_num_split(plan: Plan, num_split: int) -> Plan:
-    """Return the plan with its batch split into another number of micro-batches.
-
-    Raises:
-        InvalidInput: The number does not divide the batch.
-    """
+    """Return the plan with its batch split into another number of micro-batches that divides it."""
     if not plan.inputs:
         raise InvalidInput("the plan records no inputs; plan with num_microbatches instead")
     batch = plan.inputs[0].shape[0] * plan.num_microbatches
@@ -363,12 +355,7 @@ def change_num_split(plan: Plan, num_split: int) -> Plan:
 
 
 def check_placement(plan: Plan, workers: Sequence[str], devices: Sequence[object] | None) -> None:
-    """Check that RPC supports the plan, and that there is a worker and a device per stage.
-
-    Raises:
-        PlanMismatch: The plan has features that RPC does not support.
-        InvalidInput: The number of workers or devices is wrong.
-    """
+    """Check that RPC supports the plan, and that there is a worker and a device per stage."""
     check_runnable(plan, "one device")
     if any(stage.replicas > 1 for stage in plan.stages):
         raise PlanMismatch("RPC does not support replicas; plan with --max-replicas 1")

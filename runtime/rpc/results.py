@@ -42,11 +42,7 @@ class OutputCollector:
                 self._changed.notify_all()
 
     def has(self, count: int, seconds: float) -> bool:
-        """Return True once ``count`` outputs have come; wait at most ``seconds``.
-
-        Raises:
-            StagewrightError: A stage raised.
-        """
+        """Return True once ``count`` outputs have come, within ``seconds``; raise a failure."""
         with self._changed:
             came = self._changed.wait_for(
                 lambda: len(self._outputs) >= count or self._failure is not None, seconds

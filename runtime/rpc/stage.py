@@ -37,13 +37,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MicrobatchTask:
-    """Description of a micro-batch, sent along with its values.
-
-    Attributes:
-        step: Number of the step.
-        microbatch: Index of the micro-batch in the step.
-        wants_grad: True if a backward may follow.
-    """
+    """A micro-batch of a step, after whose forward a backward may follow if it wants gradients."""
 
     step: int
     microbatch: int
@@ -57,12 +51,8 @@ class StageServer:
     the others as a tensor that distributed autograd follows, so that gradients accumulate at the
     owner.
 
-    Args:
-        stage: The stage.
-        index: Index of the stage in the pipeline.
-        device: Device of the stage; tensors travel between processes through CPU memory.
-        owned: By tied group, the name of a weight lent to other stages.
-        borrowed: By tied group, the names of a weight lent by another stage.
+    ``owned`` names, by tied group, the weight lent to other stages, and ``borrowed`` all names of
+    one lent by another stage.
     """
 
     def __init__(
@@ -307,13 +297,8 @@ class StageSequencer:
     def enter(self, step: int, microbatch: int, ready: Callable[[], bool]) -> Iterator[None]:
         """Wait until this micro-batch is next and ready, and keep others out inside the block.
 
-        Args:
-            step: Number of the step.
-            microbatch: Index of the micro-batch in the step.
-            ready: Returns True once its other inputs have come; asked again after `changed`.
-
-        Raises:
-            StepAbandoned: The step ended before this micro-batch was next.
+        ``ready`` returns True once its other inputs have come; it is asked again after `changed`.
+        Raises `StepAbandoned` if the step ended before.
         """
         with self._changed:
             self._begin(step)

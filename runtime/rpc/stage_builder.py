@@ -50,11 +50,7 @@ class ModelSource:
         return cls(pickle_value(model, "the function that builds the model"), False, seed)
 
     def build(self) -> nn.Module:
-        """Build the model on a worker.
-
-        Raises:
-            InvalidInput: Its code cannot be imported, or the function returns no module.
-        """
+        """Build the model on a worker, where its code must be importable."""
         try:
             if self.is_module:
                 # May execute code of the sender, as every RPC may: the processes of a session trust
@@ -117,15 +113,7 @@ class OutputForm:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """Request to a worker to build its stages.
-
-    Attributes:
-        source: The model.
-        plan: The plan to follow.
-        stages: Indices of the worker's stages.
-        devices: Device of each stage; `None` for the CPU.
-        sample: See `runtime.partition.cut.cut_for_plan`.
-    """
+    """Request to a worker to build its stages, with the device of each; `None` for the CPU."""
 
     source: ModelSource
     plan: Plan
@@ -151,12 +139,7 @@ class BuiltStages:
 
 
 def build(order: BuildRequest) -> BuiltStages:
-    """Build a worker's stages from a single capture, since tracing is not thread-safe.
-
-    Raises:
-        PlanMismatch: The plan is for another model.
-        InvalidInput: The model cannot be built here.
-    """
+    """Build a worker's stages from a single capture, since tracing is not thread-safe."""
     model = order.source.build()
     cut_model = cut_for_plan(model, order.plan, order.sample)
     # A graph of `torch.export` accepts only the shapes it was captured at.
