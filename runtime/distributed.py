@@ -13,14 +13,13 @@ from torch.optim import Optimizer
 
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
-from ..core.graph.graph import Graph
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
 from ..schedules.plan_schedule import schedule_of
 from .batchnorm.running_statistics import BatchStatistics, check_policy
-from .engine.assemble import build_executor, share_weights
-from .engine.batch_io import BatchInputs, BatchOutputs, LossFunction
-from .engine.executor import Executor, Observer
+from .engine.assemble import assemble_rank
+from .engine.batch_io import BatchInputs, LossFunction
+from .engine.executor import Observer
 from .engine.microbatch import split_target
 from .engine.padding import (
     check_evaluation_mode,
@@ -34,7 +33,6 @@ from .meta_init.materialise import materialise
 from .meta_init.meta_checks import check_weights
 from .meta_init.weights import Weights
 from .partition.cut import cut_for_plan
-from .partition.rank_module import build_rank_module
 from .ranks.pipeline_rank import PipelineRank
 from .ranks.process_groups import check_world, choose_device
 from .ranks.process_groups import init_process_group as init_process_group
@@ -86,6 +84,12 @@ class DistributedPipeline(PipelineRank):
             `replicas.strategy.Strategy`. `None` follows the plan's stages.
         weights: Source of the values of a model on the meta device.
 
+    Attributes:
+        stages: This rank's stages by index.
+        module: All parameters and buffers of this rank, under the model's own names.
+        graph: The graph of the model as captured here.
+        autocast: The dtype that stages and loss are cast to; `None` for none.
+
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks, cannot be run in
             processes (`supported_plans`), or does not allow the strategy.
@@ -124,7 +128,6 @@ class DistributedPipeline(PipelineRank):
         super().__init__(schedule, group, place)
         self.plan = plan
         self.autocast = autocast
-        """The dtype that stages and loss are cast to; `None` for none."""
         self._has_loss = loss_fn is not None
         self._dropout_seed = keyed_dropout
         self._sums_gradients = True
@@ -133,51 +136,28 @@ class DistributedPipeline(PipelineRank):
             undo.callback(self.close)
             # Captured under autocast, so that messages have the dtypes that training will give.
             with autocast_to(choose_device(model, group), autocast):
-                self._pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
-            self._hold_stages(model, weights)
-            self._first = BatchInputs(plan, self._pieces.structure, self.device)
-            self._sharing = share_weights(
-                self._pieces, self.stages, plan, self.schedule, self._ranks, chosen, self.device
+                pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
+            self.graph = pieces.captured.graph
+            self.stages = {i: pieces.stages[i] for i in schedule.stages_of(self.rank)}
+            if weights is not None:
+                materialise(model, self.stages.values(), weights, self.device)
+            self._first = BatchInputs(plan, pieces.structure, self.device)
+            assembled = assemble_rank(
+                pieces,
+                self.stages,
+                plan,
+                schedule,
+                self._ranks,
+                chosen=chosen,
+                loss_fn=loss_fn,
+                device=self.device,
+                batch_statistics=batch_statistics,
+                autocast=autocast,
+                set_activity=self._detector.set_activity,
             )
-            # Built again, for sharding has replaced parameters.
-            self.module = build_rank_module(list(self.stages.values()))
-            self._last = self._last_stage(loss_fn)
-            self._executor = self._build_executor(batch_statistics)
+            self.module, self._holders = assembled.module, assembled.holders
+            self._last, self._executor = assembled.outputs, assembled.executor
             undo.pop_all()
-
-    def _hold_stages(self, model: nn.Module, weights: Weights | None) -> None:
-        self.stages = {i: self._pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
-        """This rank's stages by index."""
-        if weights is not None:
-            materialise(model, self.stages.values(), weights, self.device)
-        self.module = build_rank_module(list(self.stages.values())).to(self.device)
-        """All parameters and buffers of this rank, under the model's own names."""
-
-    def _last_stage(self, loss_fn: LossFunction | None) -> BatchOutputs:
-        replicas = self.schedule.stage_ranks[-1]
-        return BatchOutputs(
-            self._pieces.captured,
-            loss_fn,
-            self.plan.num_microbatches,
-            self.device,
-            replicas,
-            self._sharing.groups.get(replicas),
-        )
-
-    def _build_executor(self, batch_statistics: BatchStatistics) -> Executor:
-        return build_executor(
-            self._pieces,
-            self.stages,
-            self.plan,
-            self.schedule,
-            self._ranks,
-            self._sharing,
-            loss=self._last.compute_loss_share if self._has_loss else None,
-            device=self.device,
-            batch_statistics=batch_statistics,
-            autocast=self.autocast,
-            set_activity=self._detector.set_activity,
-        )
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
@@ -210,26 +190,18 @@ class DistributedPipeline(PipelineRank):
             if self._has_last and target is None:
                 raise InvalidInput("the last stage computes the loss and needs target=")
             targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
+        seed = self._dropout_seed
         with self.during("a step"):
-            loss = self._train(inputs, targets, loss_scale)
+            losses = self._executor.train(
+                inputs,
+                targets,
+                loss_scale=loss_scale,
+                sums_gradients=self._sums_gradients,
+                dropout_key=None if seed is None else (seed, self.steps),
+            )
+            loss = self._last.reduce_loss(losses) if self._has_last else None
             self.steps += 1
         return loss
-
-    def _train(
-        self,
-        inputs: list[tuple[Tensor, ...]],
-        targets: list[Any],
-        loss_scale: float,
-    ) -> Tensor | None:
-        seed = self._dropout_seed
-        losses = self._executor.train(
-            inputs,
-            targets,
-            loss_scale=loss_scale,
-            sums_gradients=self._sums_gradients,
-            dropout_key=None if seed is None else (seed, self.steps),
-        )
-        return self._last.reduce_loss(losses) if self._has_last else None
 
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
@@ -339,9 +311,7 @@ class DistributedPipeline(PipelineRank):
             RankFailed: A rank died; the message names it.
         """
         with self.during("the norm of the gradients"):
-            return global_norm(
-                self.module.parameters(), self._sharing.holders, self._group, self.device
-            )
+            return global_norm(self.module.parameters(), self._holders, self._group, self.device)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply this rank's gradients."""
@@ -354,11 +324,6 @@ class DistributedPipeline(PipelineRank):
     def observe(self, observer: Observer | None) -> None:
         """Call ``observer`` with each action, its start and its end from now on."""
         self._executor.observer = observer
-
-    @property
-    def graph(self) -> Graph:
-        """Return the graph of the model as captured here."""
-        return self._pieces.captured.graph
 
     @property
     def _has_last(self) -> bool:

@@ -19,11 +19,11 @@ from ...capture.sample import check_module
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...schedules.plan_schedule import schedule_of
-from ..partition.cut import CutModel, cut_for_plan
+from ..partition.cut import cut_for_plan
 from ..partition.rank_module import build_rank_module
 from ..ranks.failure_detection import ConnectionEnded, FailureDetector
 from ..ranks.process_groups import ProcessGroups, check_world, group_timeout
-from ..replicas.shared_weights import broadcast_initial_values, find_holders
+from ..replicas.shared_weights import WeightPlacement
 from ..supported_plans import check_runnable
 from .pipeline import resolve_max_in_flight
 from .rank_worker import REQUEST_RANK, RankWorker
@@ -109,7 +109,10 @@ class DistributedInferencePipeline:
                 transport = MicrobatchTransport(
                     self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks
                 )
-                self._share_weights(cut_model, ranks)
+                records = cut_model.captured.graph.parameters
+                placement = WeightPlacement(records, plan.balance, self.schedule)
+                groups = ranks.create_groups(placement.rank_sets())
+                placement.broadcast_initial_values(self.module, groups)
         except BaseException:
             self._detector.close()
             raise
@@ -198,14 +201,6 @@ class DistributedInferencePipeline:
                 f"block or call close(), which serves until rank {REQUEST_RANK} closes the pipeline"
             )
         return self._dispatcher
-
-    def _share_weights(self, cut_model: CutModel, ranks: ProcessGroups) -> None:
-        """Broadcast each weight held by several ranks from the lowest one."""
-        parameters = cut_model.captured.graph.parameters
-        stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
-        sets = {find_holders(record, stage_of, self.schedule) for record in parameters}
-        groups = ranks.create_groups(each for each in sets if len(each) > 1)
-        broadcast_initial_values(parameters, stage_of, self.schedule, self.module, groups)
 
     def _monitor(self) -> None:
         """Detect lost ranks and missing results, of which no message informs this rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,54 +14,66 @@ from ..ranks.process_groups import RankSet
 from .gradient_sync import SharedWeight
 
 
-def find_holders(record: Parameter, stage_of: Sequence[int], schedule: Schedule) -> RankSet:
-    """Return the ranks whose stages use a parameter or buffer, ascending."""
-    stages = {stage_of[layer] for layer in record.layers}
-    return tuple(sorted({rank for stage in stages for rank in schedule.stage_ranks[stage]}))
+class WeightPlacement:
+    """The stages and ranks that hold each parameter and buffer of a model."""
 
+    def __init__(
+        self, records: Sequence[Parameter], balance: Sequence[int], schedule: Schedule
+    ) -> None:
+        self._records, self.stage_ranks = records, schedule.stage_ranks
+        self._stage_of = [stage for stage, count in enumerate(balance) for _ in range(count)]
 
-def shared_weights(
-    parameters: Sequence[Parameter], stage_of: Sequence[int], schedule: Schedule, module: nn.Module
-) -> list[SharedWeight]:
-    """Return a rank's weights that other ranks hold too, including frozen ones, last layers first.
+    def rank_sets(self) -> list[RankSet]:
+        """Return the sets of several ranks that hold the same weights, all replicas among them."""
+        sets = {*map(self._ranks_of, self._records), *self.stage_ranks}
+        return [ranks for ranks in sets if len(ranks) > 1]
 
-    Backwards complete gradients in this order.
-    """
-    here = dict(module.named_parameters(remove_duplicate=False))
-    found = []
-    for record in sorted(parameters, key=lambda each: each.layers, reverse=True):
-        name = next((name for name in record.names if name in here), None)
-        ranks = find_holders(record, stage_of, schedule)
-        if name is None or len(ranks) < 2:
-            continue
-        stages = tuple(sorted({stage_of[layer] for layer in record.layers}))
-        found.append(SharedWeight(name, here[name], stages, ranks))
-    return found
+    def names_of(self, stage: int) -> set[str]:
+        """Return all names of the weights that a stage uses and no other."""
+        own = (record for record in self._records if self._stages_of(record) == (stage,))
+        return {name for record in own for name in record.names}
 
+    def shared_weights(self, module: nn.Module) -> list[SharedWeight]:
+        """Return a rank's weights that other ranks hold too, with frozen ones, last layers first.
 
-def broadcast_initial_values(
-    parameters: Sequence[Parameter],
-    stage_of: Sequence[int],
-    schedule: Schedule,
-    module: nn.Module,
-    groups: dict[RankSet, dist.ProcessGroup],
-) -> None:
-    """Give all holders of each parameter and buffer the values of the lowest-numbered one.
+        Backwards complete gradients in this order. The module has the model's names.
+        """
+        here = dict(module.named_parameters(remove_duplicate=False))
+        last_first = sorted(self._records, key=lambda each: each.layers, reverse=True)
+        return [
+            SharedWeight(name, here[name], self._stages_of(record), ranks)
+            for record, name, ranks in self._shared(last_first, here)
+        ]
 
-    Without it ranks that initialised randomly would train different copies of one weight.
-    """
-    here = dict(_tensors(module))
-    with torch.no_grad():
-        for record in parameters:
+    @torch.no_grad()
+    def broadcast_initial_values(
+        self, module: nn.Module, groups: Mapping[RankSet, dist.ProcessGroup]
+    ) -> None:
+        """Give all holders of each parameter and buffer the values of the lowest-numbered one.
+
+        Without it ranks that initialised randomly would train different copies of one weight.
+        """
+        here: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+        here.update(module.named_buffers(remove_duplicate=False))
+        for _, name, ranks in self._shared(self._records, here):
+            value = here[name].contiguous()  # gloo takes no strides, and no booleans
+            bytes_of = value.view(torch.uint8) if value.dtype is torch.bool else value
+            dist.broadcast(bytes_of, group_src=0, group=groups[ranks])
+            here[name].copy_(value)
+
+    def _shared(
+        self, records: Sequence[Parameter], here: Mapping[str, Tensor]
+    ) -> Iterator[tuple[Parameter, str, RankSet]]:
+        """Yield what several ranks hold, this one among them, with its first name here."""
+        for record in records:
             name = next((name for name in record.names if name in here), None)
-            ranks = find_holders(record, stage_of, schedule)
+            ranks = self._ranks_of(record)
             if name is not None and len(ranks) > 1:
-                value = here[name].contiguous()  # gloo takes no strides, and no booleans
-                bytes_of = value.view(torch.uint8) if value.dtype is torch.bool else value
-                dist.broadcast(bytes_of, group_src=0, group=groups[ranks])
-                here[name].copy_(value)
+                yield record, name, ranks
 
+    def _stages_of(self, record: Parameter) -> tuple[int, ...]:
+        return tuple(sorted({self._stage_of[layer] for layer in record.layers}))
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+    def _ranks_of(self, record: Parameter) -> RankSet:
+        stages = self._stages_of(record)
+        return tuple(sorted({rank for stage in stages for rank in self.stage_ranks[stage]}))

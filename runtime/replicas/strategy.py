@@ -1,15 +1,24 @@
-"""Choice of a strategy for each stage's replicas, and checks that the schedule allows it."""
+"""Choice of a strategy for each stage's replicas, checks of the schedule, and its application."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...capture.program.segment import Segment, get_segments
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import BACKWARDS, Schedule, Work
+from ..ranks.process_groups import RankSet
+from .ddp import DdpStage
 from .deadlock_check import can_finish, describe_imbalance
-from .sharded import FullyShard
+from .replication import StageStrategy
+from .sharded import FullyShard, ShardedStage, select_shardable
+from .shared_weights import WeightPlacement
 
 StrategyName = Literal["reduce", "ddp", "fully_shard"]
 Strategy = StrategyName | FullyShard
@@ -110,13 +119,16 @@ def _check_ddp(schedule: Schedule, stage: int) -> None:
         )
 
 
+def split_by_synchronisation(
+    chosen: Mapping[int, NonDefaultStrategy],
+) -> tuple[set[int], set[int]]:
+    """Return stages whose replicas synchronise in every action, and in each's last backward."""
+    every = {s for s, asked in chosen.items() if asked != "ddp" and asked.synchronises_in_actions}
+    return every, {stage for stage, asked in chosen.items() if asked == "ddp"}
+
+
 def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]) -> None:
-    every = {
-        stage
-        for stage, asked in chosen.items()
-        if isinstance(asked, FullyShard) and asked.synchronises_in_actions
-    }
-    last = {stage for stage, asked in chosen.items() if asked == "ddp"}
+    every, last = split_by_synchronisation(chosen)
     if (every or last) and not can_finish(schedule, every, last):
         stages = ", ".join(str(stage) for stage in sorted(every | last))
         raise PlanMismatch(
@@ -124,3 +136,51 @@ def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
             "work that comes after the other's; use strategy='reduce', FullyShard() with its "
             "defaults, or equal numbers of replicas for all stages"
         )
+
+
+def apply_strategies(
+    chosen: Mapping[int, NonDefaultStrategy],
+    stages: Mapping[int, Segment],
+    placement: WeightPlacement,
+    groups: Mapping[RankSet, dist.ProcessGroup],
+    device: torch.device,
+    model: nn.Module,
+) -> dict[int, StageStrategy]:
+    """Apply the chosen strategies to this rank's stages; called on every rank.
+
+    Weights that another stage uses too keep having their gradients summed by `GradientSync`, as do
+    those that `select_shardable` leaves out and those that nothing uses.
+
+    ``stages`` are this rank's, on their device, with equal values on every replica. References of
+    ``model``, which they were cut from, to sharded weights are replaced by this rank's shards, so
+    that the memory of the whole weights is freed.
+    """
+    found: dict[int, StageStrategy] = {}
+    for index in sorted(chosen.keys() & stages.keys()):
+        stage, asked, own = stages[index], chosen[index], placement.names_of(index)
+        names = [name for name, _ in stage.named_parameters() if name in own]
+        group = groups[placement.stage_ranks[index]]
+        if isinstance(asked, FullyShard):
+            names = select_shardable(stage, names)
+            if names:
+                found[index] = _shard(stage, names, group, device, asked, model)
+        elif weights := [p for p in map(stage.get_parameter, names) if p.requires_grad]:
+            found[index] = DdpStage(weights, group)
+    return found
+
+
+def _shard(
+    stage: Segment,
+    names: Sequence[str],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    options: FullyShard,
+    model: nn.Module,
+) -> ShardedStage:
+    whole = {stage.get_parameter(name): name for name in names}  # before they are replaced
+    made = ShardedStage(get_segments(stage), names, group, device, options)
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter in whole:
+                module._parameters[key] = stage.get_parameter(whole[parameter])
+    return made

@@ -25,7 +25,7 @@ from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.schedule import Schedule
 from ..ranks.collective import Collective
 from .deadlock_check import can_finish, describe_imbalance
-from .strategy import NonDefaultStrategy
+from .strategy import NonDefaultStrategy, split_by_synchronisation
 
 
 class SynchronisedStatistics:
@@ -135,9 +135,9 @@ def check_synchronised(
                 "batch_statistics='microbatch', or a number of micro-batches that the replicas "
                 "divide"
             )
-    every = {s for s, asked in chosen.items() if asked != "ddp" and asked.synchronises_in_actions}
-    last = {stage for stage, asked in chosen.items() if asked == "ddp"} - synchronised
-    if synchronised and not can_finish(schedule, synchronised | every, last):
+    every, last = split_by_synchronisation(chosen)
+    every |= synchronised
+    if synchronised and not can_finish(schedule, every, last - synchronised):
         raise PlanMismatch(
             f"with synchronised batch statistics the replicas of stages {sorted(synchronised)} "
             "would deadlock in this schedule; use batch_statistics='microbatch', plan with "

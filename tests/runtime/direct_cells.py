@@ -97,7 +97,7 @@ def prepare(trial):
     """As planned, and no stage receives what it has no use for."""
     ordinary(trial)
     pipeline = trial._pipeline
-    routes = pipeline._pieces.routes
+    routes = pipeline._executor._routes
     planned = {(send.source, send.target): send.tensors for send in pipeline.plan.direct_sends}
     found = {
         (route.source, route.target): tuple(spec.name for spec in route.tensors)

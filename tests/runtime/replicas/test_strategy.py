@@ -15,10 +15,10 @@ from stagewright.capture.capture import trace
 from stagewright.capture.program.segment import get_segments
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.schedule import BACKWARDS, Schedule, Work
-from stagewright.runtime.replicas.apply import apply_strategies
 from stagewright.runtime.replicas.deadlock_check import can_finish, describe_imbalance
 from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, select_shardable
-from stagewright.runtime.replicas.strategy import choose_strategies
+from stagewright.runtime.replicas.shared_weights import WeightPlacement
+from stagewright.runtime.replicas.strategy import apply_strategies, choose_strategies
 from stagewright.schedules.make_schedule import make_schedule
 from tests.runtime.odd_models import DropPath
 from tests.runtime.replicas.test_strategies import EACH_WAITS
@@ -217,15 +217,10 @@ def sharded_alone(model, group):
     """A whole model as one sharded stage of a single replica."""
     captured = trace(model, torch.randn(2, 4))
     stage = captured.segment(0, len(captured.layers))
+    schedule, cpu = make_schedule("gpipe", 1, 1), torch.device("cpu")
+    placement = WeightPlacement(captured.graph.parameters, [len(captured.layers)], schedule)
     strategies = apply_strategies(
-        {0: FullyShard()},
-        {0: stage},
-        captured.graph.parameters,
-        [0] * len(captured.layers),
-        make_schedule("gpipe", 1, 1),
-        {(0,): group},
-        torch.device("cpu"),
-        model,
+        {0: FullyShard()}, {0: stage}, placement, {(0,): group}, cpu, model
     )
     return stage, strategies[0]
 
