@@ -36,20 +36,6 @@ class TensorMatch:
     with_state: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class StateDifference:
-    """Names that only the model or only the checkpoint has, over all ranks.
-
-    Attributes:
-        missing: Names missing from the checkpoint, prefixed with ``optim.`` if only the
-            optimizer's state is missing.
-        unused: Names in the checkpoint that no rank uses, prefixed in the same way.
-    """
-
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
-
-
 def match_tensors(
     target: CheckpointTarget, optimizer: Optimizer | None, record: Checkpoint
 ) -> TensorMatch:
@@ -83,8 +69,13 @@ def match_tensors(
 
 def compare(
     record: Checkpoint, matches: Sequence[TensorMatch], *, with_optimizer: bool, strict: bool
-) -> StateDifference:
-    """Merge the matches of all ranks; raise `InvalidInput` if model and checkpoint do not match."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Merge the matches of all ranks; raise `InvalidInput` if model and checkpoint do not match.
+
+    Returns:
+        The names missing from the checkpoint, prefixed with ``optim.`` if only the optimizer's
+        state is missing, and those in it that no rank uses, prefixed in the same way.
+    """
     wrong = _ordered(line for found in matches for line in found.wrong)
     used = {name for found in matches for name in found.names.values()}
     missing = _ordered(name for found in matches for name in found.missing)
@@ -95,29 +86,22 @@ def compare(
         given = {name for found in matches for name in found.with_state}
         # Parameters that the model lacks are among `unused` already.
         stale = [name for name in record.optimizer.parameters if name not in given | set(unused)]
-    lines = [
-        *([f"fits no tensor here: {_list_names(wrong)}"] if wrong else []),
-        *([f"not in the checkpoint: {_list_names(missing)}"] if missing and strict else []),
-        *([f"not in the model: {_list_names(unused)}"] if unused and strict else []),
-        *(
-            [f"in the optimizer, but not in the one that was saved: {_list_names(stateless)}"]
-            if stateless and strict
-            else []
-        ),
-        *(
-            [f"in the optimizer that was saved, but not in this one: {_list_names(stale)}"]
-            if stale and strict
-            else []
-        ),
-    ]
+    complaints = {
+        "fits no tensor here": wrong,
+        "not in the checkpoint": missing if strict else [],
+        "not in the model": unused if strict else [],
+        "in the optimizer, but not in the one that was saved": stateless if strict else [],
+        "in the optimizer that was saved, but not in this one": stale if strict else [],
+    }
+    lines = [f"{what}: {_list_names(names)}" for what, names in complaints.items() if names]
     if lines:
         way_out = "load it into the model it was saved from" + (
             "" if wrong else ", or pass strict=False to load what both have"
         )
         raise InvalidInput(f"step {record.step} does not fit: " + "; ".join([*lines, way_out]))
-    return StateDifference(
-        missing=(*missing, *(f"optim.{name}" for name in stateless)),
-        unused=(*unused, *(f"optim.{name}" for name in stale)),
+    return (
+        (*missing, *(f"optim.{name}" for name in stateless)),
+        (*unused, *(f"optim.{name}" for name in stale)),
     )
 
 

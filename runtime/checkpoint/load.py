@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from pydantic import JsonValue
 from torch import Tensor, nn
@@ -12,11 +13,11 @@ from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
 from ..checkpoint_files.manifest import RECORD, Checkpoint, model_key, random_key
+from ..checkpoint_files.rank_agreement import RankAgreement
 from ..checkpoint_files.safe_reader import read_tensors
 from ..checkpoint_files.step_folder import check_step, find_step, list_steps
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
-from ..random_state import allocate_random_states, restore
 from .compatibility import TensorMatch, compare, match_tensors
 from .optimizer_state import allocate_state, check_optimizer, fill_optimizer
 from .target import CheckpointTarget, find_target
@@ -85,7 +86,9 @@ def load_checkpoint(
         loads: list[_Load] = []
 
         def prepare() -> TensorMatch:
-            loads.append(_prepare(_path(Path(folder), name), target, optimizer, random_state))
+            # A folder of one step is that of the step that rank 0 chose.
+            path = Path(folder) if (Path(folder) / RECORD).exists() else Path(folder) / name
+            loads.append(_Load(path, target, optimizer, random_state))
             # Only the match is sent to the other ranks; the tensors stay here.
             return loads[0].match
 
@@ -93,7 +96,9 @@ def load_checkpoint(
         (mine,) = loads
         # A rank without parameters has no optimizer, but must judge names as the others do.
         with_optimizer = any(ranks.each(lambda: optimizer is not None))
-        difference = compare(mine.record, matches, with_optimizer=with_optimizer, strict=strict)
+        missing, unused = compare(
+            mine.record, matches, with_optimizer=with_optimizer, strict=strict
+        )
         ranks.each(mine.make_room)
         # The first change: the model's own tensors are read into, optimizer state into new ones.
         read_tensors(mine.path, mine.room, ranks)
@@ -101,9 +106,7 @@ def load_checkpoint(
     if isinstance(model, DistributedPipeline | Pipeline):
         taken = mine.record.pipeline_steps
         model.steps = mine.record.step if taken is None else taken
-    return LoadedCheckpoint(
-        mine.record.step, mine.record.extra, difference.missing, difference.unused, mine.path
-    )
+    return LoadedCheckpoint(mine.record.step, mine.record.extra, missing, unused, mine.path)
 
 
 class _Load:
@@ -112,21 +115,20 @@ class _Load:
     def __init__(
         self,
         path: Path,
-        record: Checkpoint,
         target: CheckpointTarget,
         optimizer: Optimizer | None,
         random_state: bool,
     ) -> None:
-        self.path = path
-        self.record = record
-        self.match = match_tensors(target, optimizer, record)
+        self.path, self._target, self._optimizer = path, target, optimizer
+        self.record = check_step(path)
+        target.check_memory()
+        if optimizer is not None and self.record.optimizer is None:
+            raise InvalidInput(
+                f"{path.name} was saved without an optimizer; use optimizer=None or another step"
+            )
+        self.match = match_tensors(target, optimizer, self.record)
         self.room: dict[str, Tensor] = {}
-        self._target = target
-        self._optimizer = optimizer
-        ranks = target.ranks
-        self._random = (
-            allocate_random_states(record, ranks.rank, ranks.size) if random_state else {}
-        )
+        self._random = _allocate_random_states(self.record, target.ranks) if random_state else {}
         self._saved_names = {
             id(target.tensors[key]): name for key, name in self.match.names.items()
         }
@@ -147,21 +149,27 @@ class _Load:
         if self._optimizer is not None:
             assert self.record.optimizer is not None
             fill_optimizer(self._optimizer, self.record.optimizer, self._saved_names, self.room)
-        restore(self._random)
+        if "cpu" in self._random:
+            torch.set_rng_state(self._random["cpu"])
+        if "cuda" in self._random:
+            torch.cuda.set_rng_state(self._random["cuda"])
 
 
-def _prepare(
-    path: Path, target: CheckpointTarget, optimizer: Optimizer | None, random_state: bool
-) -> _Load:
-    record = check_step(path)
-    target.check_memory()
-    if optimizer is not None and record.optimizer is None:
+def _allocate_random_states(record: Checkpoint, ranks: RankAgreement) -> dict[str, Tensor]:
+    """Allocate tensors for the saved states of this rank's generators."""
+    if not record.random:
         raise InvalidInput(
-            f"{path.name} was saved without an optimizer; use optimizer=None or another step"
+            "the checkpoint has no random state; save with random_state=True, or load without it"
         )
-    return _Load(path, record, target, optimizer, random_state)
-
-
-def _path(folder: Path, name: str) -> Path:
-    """Return the folder of the step that rank 0 chose."""
-    return folder if (folder / RECORD).exists() else folder / name
+    if len(record.random) != ranks.size:
+        raise InvalidInput(
+            f"the random state was saved by {len(record.random)} ranks, but there are now "
+            f"{ranks.size}; load with random_state=False, and seed the ranks yourself"
+        )
+    room: dict[str, Tensor] = {}
+    for generator in record.random[ranks.rank]:
+        if generator == "cpu":
+            room[generator] = torch.empty_like(torch.get_rng_state())
+        elif torch.cuda.is_available():
+            room[generator] = torch.empty_like(torch.cuda.get_rng_state())
+    return room

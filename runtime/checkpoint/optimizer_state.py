@@ -7,7 +7,6 @@ find those of their own parameters.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,16 +26,10 @@ DEVICE_OPTIONS = frozenset(
 Hyperparameters = dict[str, JsonValue]
 
 
-@dataclass(frozen=True)
-class OptimizerPart:
-    """State of one rank's optimizer: everything but the tensors' values, and the tensors by key."""
-
-    saved: SavedOptimizer
-    tensors: Mapping[str, Tensor]
-
-
-def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerPart:
-    """Read an optimizer's state by parameter name, without copying tensors.
+def read_optimizer(
+    optimizer: Optimizer, names: Mapping[int, str]
+) -> tuple[SavedOptimizer, dict[str, Tensor]]:
+    """Return an optimizer's state by parameter name, and its tensors by key, which are no copies.
 
     ``names`` gives the canonical name of each of the model's tensors by ``id``.
     """
@@ -56,9 +49,7 @@ def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerP
         )
     _refuse_shared_state(optimizer, names)
     kind = type(optimizer).__name__
-    return OptimizerPart(
-        SavedOptimizer(kind=kind, groups=tuple(groups), parameters=parameters), tensors
-    )
+    return SavedOptimizer(kind=kind, groups=tuple(groups), parameters=parameters), tensors
 
 
 def merge_optimizers(parts: list[SavedOptimizer]) -> SavedOptimizer:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
-from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..checkpoint_files.checksums import Sums, compute_own_sums
-from ..checkpoint_files.manifest import Checkpoint, SavedOptimizer, SavedTensor, model_key
+from ..checkpoint_files.manifest import Checkpoint, SavedTensor, model_key, random_key
 from ..checkpoint_files.rank_agreement import RankAgreement, silence_warnings, simplify_errors
 from ..checkpoint_files.step_folder import (
     abandon_step,
@@ -33,8 +32,7 @@ from ..checkpoint_files.step_folder import (
 )
 from ..checkpoint_files.tensors import describe, to_json_value
 from ..distributed import DistributedPipeline
-from ..random_state import Generators, collect_random_states
-from .optimizer_state import OptimizerPart, merge_optimizers, read_optimizer
+from .optimizer_state import merge_optimizers, read_optimizer
 from .target import CheckpointTarget, find_target
 
 
@@ -85,31 +83,23 @@ def save_checkpoint(
             ", ".join(target.unsaved),
         )
     with target.explained("saving a checkpoint"), ExitStack() as cleanup:
-        return _save_step(
-            Path(folder), target, optimizer, step, extra, keep, plan, random_state, cleanup
+        describe_part = partial(
+            _describe_part, target, optimizer, step, extra or {}, plan, random_state
         )
+        return _save_step(Path(folder), target.ranks, describe_part, keep, cleanup)
 
 
 def _save_step(
     folder: Path,
-    target: CheckpointTarget,
-    optimizer: Optimizer | None,
-    step: int,
-    extra: Mapping[str, Any] | None,
+    ranks: RankAgreement,
+    describe_part: Callable[[dict[str, Tensor]], Checkpoint],
     keep: int | None,
-    plan: Plan | None,
-    random_state: bool,
     cleanup: ExitStack,
 ) -> Path:
-    ranks = target.ranks
-    part: list[_Part] = []
+    tensors: dict[str, Tensor] = {}
 
-    def describe_part() -> _PartDescription:
-        part.append(_collect_part(target, optimizer, random_state))
-        return part[0].describe(target, step, extra, plan)
-
-    def start(descriptions: Sequence[_PartDescription]) -> tuple[str, Checkpoint]:
-        record = _merge(descriptions)
+    def start(parts: Sequence[Checkpoint]) -> tuple[str, Checkpoint]:
+        record = _merge(parts)
         # Undone in reverse order, also after an error: the folder first, then the lock.
         cleanup.enter_context(lock_folder(folder))
         started = begin_step(folder, record.step)
@@ -118,10 +108,10 @@ def _save_step(
 
     # Nothing is written before all ranks agree on the record, and the step gets its name only
     # after all ranks have written their files to disk.
-    name, record = ranks.reduce(describe_part, start)
+    name, record = ranks.reduce(lambda: describe_part(tensors), start)
     started = folder / name
     ranks.each(lambda: _check_shared(started))
-    _write_tensors(started, part[0].tensors, ranks)
+    _write_tensors(started, tensors, ranks)
 
     def finish(sums: Sequence[Sums]) -> str:
         path = publish_step(started, record, dict(ChainMap(*map(dict, sums))))
@@ -134,65 +124,45 @@ def _save_step(
     return folder / ranks.reduce(own_sums, finish)
 
 
-@dataclass(frozen=True)
-class _PartDescription:
-    """Description of one rank's part, sent to rank 0."""
-
-    step: int
-    pipeline_steps: int | None
-    extra: dict[str, JsonValue]
-    plan: str | None
-    model: dict[str, SavedTensor]
-    aliases: dict[str, str]
-    optimizer: SavedOptimizer | None
-    generators: Generators
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One rank's tensors by key, with its optimizer and random generators."""
-
-    tensors: dict[str, Tensor]
-    optimizer: OptimizerPart | None
-    generators: Generators
-
-    def describe(
-        self,
-        target: CheckpointTarget,
-        step: int,
-        extra: Mapping[str, Any] | None,
-        plan: Plan | None,
-    ) -> _PartDescription:
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidInput(f"step is {step!r}; give the number of steps taken")
-        return _PartDescription(
-            step=step,
-            pipeline_steps=target.steps,
-            extra={
-                key: to_json_value(f"extra[{key!r}]", value) for key, value in (extra or {}).items()
-            },
-            plan=plan.content_id() if plan else target.plan,
-            model={name: describe(name, tensor) for name, tensor in target.tensors.items()},
-            aliases=target.aliases(),
-            optimizer=self.optimizer.saved if self.optimizer else None,
-            generators=self.generators,
-        )
-
-
-def _collect_part(
-    target: CheckpointTarget, optimizer: Optimizer | None, random_state: bool
-) -> _Part:
+def _describe_part(
+    target: CheckpointTarget,
+    optimizer: Optimizer | None,
+    step: int,
+    extra: Mapping[str, Any],
+    plan: Plan | None,
+    random_state: bool,
+    tensors: dict[str, Tensor],
+) -> Checkpoint:
+    """Return the manifest of this rank's part, and collect its tensors by key in ``tensors``."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise InvalidInput(f"step is {step!r}; give the number of steps taken")
     target.check_memory()
-    tensors = {model_key(name): tensor for name, tensor in target.tensors.items()}
-    part = read_optimizer(optimizer, target.canonical_names()) if optimizer is not None else None
-    tensors |= part.tensors if part else {}
-    random = collect_random_states(target.ranks.rank) if random_state else {}
-    generators: Generators = tuple(random)
-    tensors |= {key: tensor for key, tensor in random.values()}
-    return _Part(tensors, part, generators)
+    tensors.update((model_key(name), tensor) for name, tensor in target.tensors.items())
+    saved = None
+    if optimizer is not None:
+        saved, slots = read_optimizer(optimizer, target.canonical_names())
+        tensors.update(slots)
+    states: dict[Literal["cpu", "cuda"], Tensor] = {}
+    if random_state:
+        states["cpu"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state()
+    rank = target.ranks.rank
+    tensors.update((random_key(rank, generator), state) for generator, state in states.items())
+    return Checkpoint(
+        step=step,
+        ranks=1,
+        pipeline_steps=target.steps,
+        plan=plan.content_id() if plan else target.plan,
+        model={name: describe(name, tensor) for name, tensor in target.tensors.items()},
+        aliases=target.aliases(),
+        optimizer=saved,
+        random=(tuple(states),),
+        extra={key: to_json_value(f"extra[{key!r}]", value) for key, value in extra.items()},
+    )
 
 
-def _merge(parts: Sequence[_PartDescription]) -> Checkpoint:
+def _merge(parts: Sequence[Checkpoint]) -> Checkpoint:
     """Merge the parts of all ranks; raise `InvalidInput` if they disagree."""
     model: dict[str, SavedTensor] = {}
     for rank, part in enumerate(parts):
@@ -207,18 +177,16 @@ def _merge(parts: Sequence[_PartDescription]) -> Checkpoint:
                 )
     aliases = {alias: name for part in parts for alias, name in part.aliases.items()}
     optimizers = [part.optimizer for part in parts if part.optimizer is not None]
-    return Checkpoint(
-        step=parts[0].step,
-        ranks=len(parts),
-        pipeline_steps=parts[0].pipeline_steps,
-        plan=parts[0].plan,
-        model=model,
+    random = tuple(generators for part in parts for generators in part.random)
+    changes = {
+        "ranks": len(parts),
+        "model": model,
         # What another rank stores as a tensor under this name is no alias.
-        aliases={alias: name for alias, name in aliases.items() if alias not in model},
-        optimizer=merge_optimizers(optimizers) if optimizers else None,
-        random=tuple(part.generators for part in parts) if any(p.generators for p in parts) else (),
-        extra=parts[0].extra,
-    )
+        "aliases": {alias: name for alias, name in aliases.items() if alias not in model},
+        "optimizer": merge_optimizers(optimizers) if optimizers else None,
+        "random": random if any(random) else (),
+    }
+    return parts[0].model_copy(update=changes)
 
 
 def _check_shared(started: Path) -> None:

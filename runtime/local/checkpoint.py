@@ -10,17 +10,16 @@ Two nodes of the autograd graph do this, in the order backward meets them::
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from ..random_state import RandomState
 from .checkpoint_state import checkpointing, recomputing
 from .dependency import first_differentiable
 from .thread_modes import ThreadModes
@@ -138,53 +137,27 @@ def use_buffer_copies(module: nn.Module) -> Iterator[None]:
 _lock = threading.RLock()
 
 
-@dataclass(frozen=True)
-class GeneratorStates:
-    """States of the random number generators.
-
-    Attributes:
-        cpu: torch's CPU generator and Python's `random`; `None` if nothing was drawn from them.
-        gpu: Generator of the stage's GPU, if it is on one.
-    """
-
-    cpu: tuple[Tensor, Any] | None
-    gpu: Tensor | None
-
-    @classmethod
-    def now(cls, device: torch.device) -> GeneratorStates:
-        """Return the current states."""
-        gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls((torch.get_rng_state(), random.getstate()), gpu)
-
-    def restore(self, device: torch.device) -> None:
-        """Set the generators to these states."""
-        if self.cpu is not None:
-            torch.set_rng_state(self.cpu[0])
-            random.setstate(self.cpu[1])
-        if self.gpu is not None:
-            torch.cuda.set_rng_state(self.gpu, device)
-
-    def only_advanced(self, device: torch.device) -> GeneratorStates:
-        """Drop the CPU states if nothing was drawn, so that other threads may use them."""
-        now = GeneratorStates.now(device)
-        assert self.cpu is not None
-        assert now.cpu is not None
-        same = self.cpu[1] == now.cpu[1] and torch.equal(self.cpu[0], now.cpu[0])
-        return GeneratorStates(None if same else self.cpu, self.gpu)
+def _drop_unused(before: RandomState, device: torch.device) -> RandomState:
+    """Drop the CPU's states if nothing was drawn since, so that other threads may use them."""
+    now = RandomState.now(device)
+    assert before.cpu is not None
+    assert now.cpu is not None
+    is_same = before.cpu[1] == now.cpu[1] and torch.equal(before.cpu[0], now.cpu[0])
+    return dataclasses.replace(before, cpu=None) if is_same else before
 
 
 @contextmanager
-def restore_generators(then: GeneratorStates, device: torch.device) -> Iterator[None]:
+def restore_generators(then: RandomState, device: torch.device) -> Iterator[None]:
     """Draw the numbers that followed ``then``; the generators' own states are restored after."""
     # A stage that draws nothing on the CPU restores nothing there, and need not wait for other
     # devices' recomputations.
     with _lock if then.cpu is not None else nullcontext():
-        now = GeneratorStates.now(device)
+        now = RandomState.now(device)
         then.restore(device)
         try:
             yield
         finally:
-            GeneratorStates(now.cpu if then.cpu is not None else None, now.gpu).restore(device)
+            dataclasses.replace(now, cpu=now.cpu if then.cpu is not None else None).restore(device)
 
 
 class Recomputation:
@@ -204,10 +177,10 @@ class Recomputation:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._modes = dataclasses.replace(ThreadModes.current(), grad=True)
-        before, versions = GeneratorStates.now(self._device), _versions(inputs)
+        before, versions = RandomState.now(self._device), _versions(inputs)
         with checkpointing():
             outputs = self._function(inputs)
-        self._generators = before.only_advanced(self._device)
+        self._generators = _drop_unused(before, self._device)
         # Inputs changed in place: a second run would start from the changed values.
         self._changed = {
             index

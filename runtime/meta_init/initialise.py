@@ -1,15 +1,19 @@
-"""Random initialisation of a rank's part of a model, module by module."""
+"""Random initialisation of a rank's part of a model, seeded by names and not by ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.program.program import storage_key
 from ...core.errors import InvalidInput
-from .seeded_init import SeededInitMode, preserve_generators
+from ..random_state import preserved_random_state
 from .tensor_slots import ModelTensor
 from .weights import Init
 
@@ -46,7 +50,7 @@ def initialise(
     # Only modules that hold something here, or contain one that does: others would be initialised
     # on the meta device for nothing.
     needed = {ancestor for each in wanted for ancestor in _ancestors(each.home.path)}
-    with preserve_generators(device), torch.no_grad(), device:
+    with preserved_random_state(device), torch.no_grad(), device:
         for path, module in _children_first(model):
             if path in needed:
                 mode.module = path
@@ -118,3 +122,63 @@ def _describe_unset(unset: Sequence[ModelTensor], init: Init | None) -> str:
         else "; or load a checkpoint that holds it"
     )
     return f"{listed}{more} would have no values: {why}; {out}{other}"
+
+
+class SeededInitMode(TorchDispatchMode):
+    """Dispatch mode that seeds the generator before every random operation inside.
+
+    A rank initialises its part of a module, with the rest on the meta device, where nothing is
+    drawn. From a single stream of random numbers a parameter's values would depend on which others
+    are here. So the generator is seeded by the name of the tensor drawn into and the number of
+    draws into it before. For a temporary, which is copied into a parameter afterwards, the name is
+    that of the module being initialised.
+
+    ``names`` are those of the model's tensors, with memory and on meta, by `storage_key`.
+
+    Attributes:
+        written: Names of the tensors written to so far.
+        module: Path of the module being initialised.
+    """
+
+    def __init__(self, seed: int, names: Mapping[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[str] = set()
+        self.module = ""
+        self._seed, self._names = seed, names
+        self._draws: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        targets = list(_written(func, args, kwargs))
+        known = [self._names[key] for key in map(storage_key, targets) if key in self._names]
+        real = [tensor for tensor in targets if not tensor.is_meta]
+        own_generator = any(isinstance(value, torch.Generator) for value in kwargs.values())
+        # Draws into a weight that is on meta are neither seeded nor counted: on the rank that holds
+        # the weight they are, and the counts of other names must not differ between ranks.
+        if torch.Tag.nondeterministic_seeded in func.tags and not own_generator:
+            if not known:
+                self._seed_for(f"made in {self.module}")
+            elif real:
+                self._seed_for(f"into {known[0]}")
+        if real:
+            self.written.update(known)
+        return func(*args, **kwargs)
+
+    def _seed_for(self, key: str) -> None:
+        text = f"{self._seed}/{key}/{self._draws[key]}"
+        self._draws[key] += 1
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        torch.manual_seed(int.from_bytes(digest, "big") >> 1)  # fits a signed 64-bit integer
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors that an operation writes to, according to its schema."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, Tensor):
+                yield each
