@@ -126,11 +126,9 @@ class DistributedPipeline(PipelineRank):
         check_weights(model, weights)
         place = torch.device(device) if device is not None else choose_device(model, group)
         super().__init__(schedule, group, place)
-        self.plan = plan
-        self.autocast = autocast
-        self._has_loss = loss_fn is not None
+        self.plan, self.autocast = plan, autocast
+        self._has_loss, self._sums_gradients = loss_fn is not None, True
         self._dropout_seed = keyed_dropout
-        self._sums_gradients = True
         # An error from here on must stop the heartbeat, or other ranks take this one for alive.
         with ExitStack() as undo, self._detector.explain_errors():
             undo.callback(self.close)

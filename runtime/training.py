@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -173,12 +172,7 @@ class Training:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(self.pipeline, DistributedPipeline):
             self.pipeline.__exit__(kind, error, traceback)
 

@@ -71,10 +71,9 @@ def assemble_rank(
     called with a description of what comes next, for error messages.
     """
     placement = WeightPlacement(pieces.captured.graph.parameters, plan.balance, schedule)
-    # Every rank computes the groups of all ranks, because creating one is a collective call.
-    groups = ranks.create_groups(placement.rank_sets())
+    whole = build_rank_module([*stages.values()]).to(device)
+    groups = placement.broadcast_initial_values(whole, ranks)
     together = {each: GroupCollective(group) for each, group in groups.items()}
-    placement.broadcast_initial_values(build_rank_module([*stages.values()]).to(device), groups)
     model = pieces.captured.program.model
     strategies = apply_strategies(chosen, stages, placement, groups, device, model)
     module = build_rank_module([*stages.values()])  # again, for sharding has replaced parameters

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -63,6 +62,10 @@ class DistributedInferencePipeline:
         autocast: As for `InferencePipeline`.
         pad: As for `InferencePipeline`.
 
+    Attributes:
+        stages: This rank's stages by index.
+        module: All parameters and buffers of this rank, under the model's own names.
+
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks, its layers are
             reordered, or the model cannot be put into evaluation mode.
@@ -92,9 +95,7 @@ class DistributedInferencePipeline:
         self.device = torch.device(device) if device is not None else default_device(model)
         cut_model = cut_for_plan(model, plan, sample)
         self.stages = {i: cut_model.stages[i] for i in self.schedule.stages_of(self.rank)}
-        """This rank's stages by index."""
         self.module = build_rank_module(list(self.stages.values())).to(self.device)
-        """All parameters and buffers of this rank, under the model's own names."""
         self.module.eval()
         model.eval()
         self._timeout_s = (
@@ -111,8 +112,7 @@ class DistributedInferencePipeline:
                 )
                 records = cut_model.captured.graph.parameters
                 placement = WeightPlacement(records, plan.balance, self.schedule)
-                groups = ranks.create_groups(placement.rank_sets())
-                placement.broadcast_initial_values(self.module, groups)
+                placement.broadcast_initial_values(self.module, ranks)
         except BaseException:
             self._detector.close()
             raise
@@ -179,12 +179,7 @@ class DistributedInferencePipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self._close(is_abandoned=False)
         elif self._dispatcher is not None and self._failure is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...core.graph.graph import Parameter
 from ...core.plan.schedule import Schedule
-from ..ranks.process_groups import RankSet
+from ..ranks.process_groups import ProcessGroups, RankSet
 from .gradient_sync import SharedWeight
 
 
@@ -47,19 +47,23 @@ class WeightPlacement:
 
     @torch.no_grad()
     def broadcast_initial_values(
-        self, module: nn.Module, groups: Mapping[RankSet, dist.ProcessGroup]
-    ) -> None:
+        self, module: nn.Module, ranks: ProcessGroups
+    ) -> dict[RankSet, dist.ProcessGroup]:
         """Give all holders of each parameter and buffer the values of the lowest-numbered one.
 
         Without it ranks that initialised randomly would train different copies of one weight.
+        Called on every rank; returns the groups of `rank_sets` that include this one.
         """
+        # Every rank computes the groups of all ranks, because creating one is a collective call.
+        groups = ranks.create_groups(self.rank_sets())
         here: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         here.update(module.named_buffers(remove_duplicate=False))
-        for _, name, ranks in self._shared(self._records, here):
+        for _, name, holders in self._shared(self._records, here):
             value = here[name].contiguous()  # gloo takes no strides, and no booleans
             bytes_of = value.view(torch.uint8) if value.dtype is torch.bool else value
-            dist.broadcast(bytes_of, group_src=0, group=groups[ranks])
+            dist.broadcast(bytes_of, group_src=0, group=groups[holders])
             here[name].copy_(value)
+        return groups
 
     def _shared(
         self, records: Sequence[Parameter], here: Mapping[str, Tensor]

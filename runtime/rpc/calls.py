@@ -97,6 +97,16 @@ def send(
     return future
 
 
+def call_method(owner: rpc.RRef[Any], method: str, *args: Any) -> Any:
+    """Call a method of an object of this process, for another one."""
+    return getattr(owner.local_value(), method)(*args)
+
+
+def post(owner: rpc.RRef[Any], method: str, *args: Any) -> None:
+    """Start a method of an object on the process that holds it; the method never raises."""
+    send(owner.owner_name(), call_method, owner, method, *args)
+
+
 def pickle_value(value: Any, what: str) -> bytes:
     """Pickle a value; raise `InvalidInput` that names it if that fails."""
     try:

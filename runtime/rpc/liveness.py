@@ -14,7 +14,7 @@ import torch.distributed.rpc as rpc
 from torch._C._distributed_rpc import _get_current_rpc_agent
 from torch.futures import Future
 
-from ...core.errors import InvalidInput, RankFailed
+from ...core.errors import InvalidInput, RankFailed, first_line
 from .calls import RemoteFailure, StageError, send
 
 INTERVAL_S = 0.5
@@ -138,7 +138,7 @@ class LivenessCheck:
             self._where[worker] = future.wait()
         except RuntimeError as error:
             self.missing = self.missing or LostWorker(
-                f"{worker} ({self._where[worker]}) stopped answering ({_first_line(error)})",
+                f"{worker} ({self._where[worker]}) stopped answering ({first_line(error)})",
                 int(rpc.get_worker_info(worker).id),
             )
 
@@ -155,7 +155,7 @@ class LivenessCheck:
         # Torch's prefix of errors of a call itself, such as its timeout.
         if "RPCErr" in str(error):
             return RankFailed(
-                f"{doing} failed, though every worker answers: {_first_line(error)}. If it needs "
+                f"{doing} failed, though every worker answers: {first_line(error)}. If it needs "
                 "more time, raise timeout_s of controller and serve"
             )
         # Torch's form of an error in code that it runs on a worker itself, such as a backward;
@@ -180,7 +180,3 @@ def _check_names(workers: Sequence[str]) -> None:
             f"this session has no worker {', '.join(map(repr, unknown))}; its processes are "
             f"{', '.join(sorted(here, key=lambda name: here[name]))}"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

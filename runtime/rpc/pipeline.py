@@ -7,8 +7,11 @@ that stages work on different micro-batches. Gradients are computed by ``dist_au
 
 from __future__ import annotations
 
+import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -17,23 +20,22 @@ import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.futures import Future
 
+from ...capture.observation.nested_values import insert_tensors
 from ...core.errors import InvalidInput, PlanMismatch, RankFailed
 from ...core.plan.plan import Plan
+from ..engine.batch_io import LossFunction
 from ..engine.microbatch import join_outputs, split_batch
 from ..supported_plans import check_runnable
-from .assembly import assemble
-from .calls import anchor, call_safely, send
+from .calls import anchor, call_method, call_safely, post, send
 from .liveness import LivenessCheck
 from .results import OutputCollector
 from .session import DEFAULT_TIMEOUT_S
-from .stage import MicrobatchTask, Route, StageServer, call_stage, forward
-from .stage_builder import ModelSource
+from .stage import MicrobatchTask, Route, StageServer
+from .stage_builder import ModelSource, build_on_workers
 
 if TYPE_CHECKING:
     from torch.distributed.optim import DistributedOptimizer
 
-
-LossFunction = Callable[[Any, Tensor], Tensor]
 
 THREADS = 12
 """Calls that may wait on a worker at once; torch gives it 16 threads, the rest stay free."""
@@ -97,8 +99,10 @@ class RpcPipeline:
         self._liveness = LivenessCheck(list(dict.fromkeys(workers)), timeout_s)
         try:
             places = devices or [None] * len(workers)
-            assembly = assemble(self._liveness, source, self.plan, workers, places, sample)
-            self._assembly, self._stages = assembly, assembly.stages
+            built = build_on_workers(self._liveness, source, self.plan, workers, places, sample)
+            self._built, self._stages = built, built.stages
+            self._output = pickle.loads(built.output)
+            self._most_stages = max(Counter(workers).values())  # on one worker
             self._connect()
         except BaseException:
             # Or its thread would go on pinging, with no object left to close.
@@ -130,7 +134,7 @@ class RpcPipeline:
         batches = self._split(args, kwargs)
         outputs = self._run(batches, torch.is_grad_enabled() and _in_context())
         sizes = [len(batch[0]) for batch in batches]
-        return self._assembly.output.unflatten(join_outputs(outputs, sizes))
+        return insert_tensors(self._output, list(join_outputs(outputs, sizes)))
 
     def forward_backward(
         self,
@@ -167,7 +171,7 @@ class RpcPipeline:
         outputs = self._run(batches, True)
         total = torch.zeros(())
         for flat, wanted, size in zip(outputs, target.split(sizes), sizes, strict=True):
-            loss = loss_fn(self._assembly.output.unflatten(flat), wanted)
+            loss = loss_fn(insert_tensors(self._output, list(flat)), wanted)
             # Weighted by size, so that the sum of the means is the mean of the whole batch.
             total = total + loss * (size / sum(sizes))
         # The loss may ignore some outputs; their stages would wait for gradients (see `anchor`).
@@ -208,10 +212,10 @@ class RpcPipeline:
     def state_dict(self) -> dict[str, Tensor]:
         """Gather the whole model's state on this process's CPU, under the model's names."""
         found = {name: value for part in self._call_all("state") for name, value in part.items()}
-        for tied in self._assembly.tied:
+        for tied in self._built.tied:
             weight = next(found[name] for name in tied.names if name in found)
             found.update(dict.fromkeys(tied.names, weight))
-        return {name: found[name] for name in self._assembly.names if name in found}
+        return {name: found[name] for name in self._built.names if name in found}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the whole model's state into the stages.
@@ -219,7 +223,7 @@ class RpcPipeline:
         Raises:
             InvalidInput: Names are missing or unknown.
         """
-        names = set(self._assembly.names)
+        names = set(self._built.names)
         missing, unknown = names - state.keys(), state.keys() - names
         if missing or unknown:
             raise InvalidInput(
@@ -257,14 +261,14 @@ class RpcPipeline:
         for index, (stage, next_stage) in enumerate(zip(self._stages, next_stages, strict=True)):
             borrowers = {
                 group: tuple(self._stages[other] for other in tied.stages[1:])
-                for group, tied in enumerate(self._assembly.tied)
+                for group, tied in enumerate(self._built.tied)
                 if tied.stages[0] == index
             }
             future = self._start(stage, "connect", Route(next_stage, collector, borrowers))
             self._liveness.wait(stage.owner_name(), future, "connecting the stages")
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, ...]]:
-        structure, size = self._assembly.structure, self._assembly.microbatch_size
+        structure, size = self._built.structure, self._built.microbatch_size
         flat = structure.flatten(args, kwargs)
         return split_batch(flat, self.num_split, size, structure.names)
 
@@ -275,26 +279,24 @@ class RpcPipeline:
             step = self._collector.begin()
             # Started and not awaited: a borrower's micro-batches wait until its weights have come
             # (see `StageSequencer.enter`).
-            lending = [
-                (stage, self._start(stage, "lend", step, wants_grad)) for stage in self._lenders()
-            ]
+            lenders = sorted({tied.stages[0] for tied in self._built.tied})
+            lending = []
+            for stage in (self._stages[index] for index in lenders):
+                future = self._start(stage, "lend", step, wants_grad)
+                future.add_done_callback(partial(self._collector.fail_if_loan_failed, step))
+                lending.append((stage, future))
             # A micro-batch that waits for its turn occupies a thread of the worker, on each of its
             # stages: more of them would leave none for the one whose turn it is.
-            window = max(1, THREADS // self._assembly.most_stages)
+            window = max(1, THREADS // self._most_stages)
             for microbatch, values in enumerate(batches):
                 self._wait_for(microbatch + 1 - window)
                 task = MicrobatchTask(step, microbatch, wants_grad)
-                first = self._stages[0]
-                send(first.owner_name(), forward, first, task, values)
-            # Before the last outputs, which never come if a loan failed.
+                post(self._stages[0], "forward", task, values)
+            # Before the last outputs, which never come if a loan was lost.
             for stage, future in lending:
                 self._liveness.wait(stage.owner_name(), future, "lending tied weights")
             self._wait_for(len(batches))
             return self._collector.take()
-
-    def _lenders(self) -> list[rpc.RRef[StageServer]]:
-        owners = {tied.stages[0] for tied in self._assembly.tied}
-        return [self._stages[index] for index in sorted(owners)]
 
     def _wait_for(self, count: int) -> None:
         """Wait until this many micro-batches have returned."""
@@ -316,7 +318,7 @@ class RpcPipeline:
             raise InvalidInput("this pipeline is closed")
 
     def _start(self, stage: rpc.RRef[StageServer], method: str, *args: Any) -> Future[Any]:
-        return send(stage.owner_name(), call_safely, call_stage, stage, method, *args)
+        return send(stage.owner_name(), call_safely, call_method, stage, method, *args)
 
     def _call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of all stages in parallel and return the results."""

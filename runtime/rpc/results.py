@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
-import torch.distributed.rpc as rpc
+from torch.futures import Future
 
 from .calls import RemoteFailure
 
@@ -41,6 +42,15 @@ class OutputCollector:
                 self._failure = self._failure or failure
                 self._changed.notify_all()
 
+    def fail_if_loan_failed(self, step: int, future: Future[Any]) -> None:
+        """Record a failed loan of weights, without which no outputs would come.
+
+        A lost worker is not one: `LivenessCheck` finds it.
+        """
+        with suppress(RuntimeError):
+            if isinstance(value := future.value(), RemoteFailure):
+                self.fail(step, value)
+
     def has(self, count: int, seconds: float) -> bool:
         """Return True once ``count`` outputs have come, within ``seconds``; raise a failure."""
         with self._changed:
@@ -61,15 +71,3 @@ class OutputCollector:
         with self._changed:
             outputs, self._outputs = self._outputs, {}
         return [outputs[microbatch] for microbatch in sorted(outputs)]
-
-
-def deliver(
-    collector: rpc.RRef[OutputCollector], step: int, microbatch: int, outputs: tuple[Any, ...]
-) -> None:
-    """Store outputs on the master; called by the last stage."""
-    collector.local_value().put(step, microbatch, outputs)
-
-
-def report(collector: rpc.RRef[OutputCollector], step: int, failure: RemoteFailure) -> None:
-    """Record a failure on the master; called by the stage that failed."""
-    collector.local_value().fail(step, failure)

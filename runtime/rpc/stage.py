@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from .calls import RemoteFailure, anchor_one, send
-from .results import OutputCollector, deliver, report
+from .calls import RemoteFailure, anchor_one, post
+from .results import OutputCollector
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class StageServer:
             with torch.set_grad_enabled(wants_grad):  # a Parameter would arrive as a leaf
                 travelling = weight.cpu().view_as(weight)
             for stage in stages:
-                send(stage.owner_name(), borrow, stage, step, group, travelling)
+                post(stage, "borrow", step, group, travelling)
 
     def borrow(self, step: int, group: int, weight: Tensor) -> None:
         """Receive a weight of another stage for one step."""
@@ -105,9 +106,8 @@ class StageServer:
         Never raises: errors go to the master, which waits for the outputs.
         """
         try:
-            with self._sequencer.enter(
-                task.step, task.microbatch, lambda: self._has_borrowed(task.step)
-            ):
+            has_borrowed = partial(self._lent.has, task.step, self._borrowed)
+            with self._sequencer.enter(task.step, task.microbatch, has_borrowed):
                 outputs = self._run(task, values)
                 self._send_on(task, outputs)
         except StepAbandoned:
@@ -116,8 +116,7 @@ class StageServer:
         except Exception as error:  # noqa: BLE001 (raised by the master)
             failure = RemoteFailure.of(error, f"stage {self._index}, micro-batch {task.microbatch}")
             if self._route is not None:
-                collector = self._route.collector
-                send(collector.owner_name(), report, collector, task.step, failure)
+                post(self._route.collector, "fail", task.step, failure)
 
     def train(self, mode: bool) -> None:
         """Switch the stage's mode; see `capture.segment.Segment.train`."""
@@ -171,9 +170,6 @@ class StageServer:
             if weight.requires_grad and name not in self._elsewhere
         }
 
-    def _has_borrowed(self, step: int) -> bool:
-        return self._lent.has(step, self._borrowed)
-
     def _run(self, task: MicrobatchTask, received: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.set_grad_enabled(task.wants_grad):
             inputs = tuple(self._to_device(value) for value in received)
@@ -220,25 +216,9 @@ class StageServer:
         # Before the next micro-batch may start, so that they arrive in order and rarely wait.
         route = self._connected_route
         if route.next_stage is not None:
-            send(route.next_stage.owner_name(), forward, route.next_stage, task, outputs)
+            post(route.next_stage, "forward", task, outputs)
         else:
-            collector = route.collector
-            send(collector.owner_name(), deliver, collector, task.step, task.microbatch, outputs)
-
-
-def forward(stage: rpc.RRef[StageServer], task: MicrobatchTask, values: tuple[Any, ...]) -> None:
-    """Run a micro-batch; called on the stage's worker by the previous stage or the master."""
-    stage.local_value().forward(task, values)
-
-
-def borrow(stage: rpc.RRef[StageServer], step: int, group: int, weight: Tensor) -> None:
-    """Receive a weight; called on the stage's worker by the owner of the weight."""
-    stage.local_value().borrow(step, group, weight)
-
-
-def call_stage(stage: rpc.RRef[StageServer], method: str, *args: Any) -> Any:
-    """Call a method by name; called on the stage's worker."""
-    return getattr(stage.local_value(), method)(*args)
+            post(route.collector, "put", task.step, task.microbatch, outputs)
 
 
 class BorrowedWeights:

@@ -1,11 +1,11 @@
-"""Building of stages on a worker: it builds the model, cuts it, and keeps its own stages."""
+"""Building of stages: every worker builds the model, cuts it, and keeps its own stages."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ...capture.captured import Captured
-from ...capture.observation.nested_values import TensorPosition, insert_tensors
+from ...capture.observation.nested_values import TensorPosition
 from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..partition.cut import CutModel, TiedGroup, cut_for_plan
-from .calls import pickle_value
+from .calls import call_safely, pickle_value, send
+from .liveness import LivenessCheck
 from .stage import StageServer
 
 
@@ -89,45 +89,16 @@ def _save_module(model: nn.Module) -> bytes:
 
 
 @dataclass(frozen=True)
-class OutputForm:
-    """Structure of the model's output, built from flat values.
-
-    Attributes:
-        nested: The output with a `TensorPosition` for every value.
-    """
-
-    nested: Any
-
-    @classmethod
-    def of(cls, captured: Captured) -> OutputForm:
-        """Return the form of a captured model's output."""
-        if captured.program.output is not None:
-            return cls(captured.program.output)
-        places = [TensorPosition(index) for index in range(len(captured.program.flat_outputs))]
-        return cls(pytree.tree_unflatten(places, captured.program.out_spec))
-
-    def unflatten(self, flat: Sequence[Any]) -> Any:
-        """Build the output as the model returns it."""
-        return insert_tensors(self.nested, list(flat))
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """Request to a worker to build its stages, with the device of each; `None` for the CPU."""
-
-    source: ModelSource
-    plan: Plan
-    stages: tuple[int, ...]
-    devices: tuple[str | None, ...]
-    sample: Any
-
-
-@dataclass(frozen=True)
 class BuiltStages:
-    """Reply of a worker to a `BuildRequest`; see `assembly.Assembly` for the attributes.
+    """What a worker built, and what it learned of the whole model.
 
     Attributes:
-        output: A pickled `OutputForm`.
+        stages: References to its stages, in pipeline order.
+        names: Names of the model's parameters and buffers, in the model's order.
+        tied: Weights shared by several stages.
+        structure: Call structure of the model.
+        output: The model's output, pickled, with a `TensorPosition` for every value.
+        microbatch_size: Required samples per micro-batch; `None` if any number works.
     """
 
     stages: tuple[rpc.RRef[StageServer], ...]
@@ -138,22 +109,56 @@ class BuiltStages:
     microbatch_size: int | None
 
 
-def build(order: BuildRequest) -> BuiltStages:
-    """Build a worker's stages from a single capture, since tracing is not thread-safe."""
-    model = order.source.build()
-    cut_model = cut_for_plan(model, order.plan, order.sample)
+def build_on_workers(
+    liveness: LivenessCheck,
+    source: ModelSource,
+    plan: Plan,
+    workers: Sequence[str],
+    devices: Sequence[str | None],
+    sample: Any,
+) -> BuiltStages:
+    """Build all stages in parallel, given the worker and device of each; return them as one."""
+    # One request per worker, not per stage: a worker captures the model once for all its stages.
+    by_worker: dict[str, list[int]] = {}
+    for index, worker in enumerate(workers):
+        by_worker.setdefault(worker, []).append(index)
+    started = {}
+    for worker, indices in by_worker.items():
+        places = {index: devices[index] for index in indices}
+        started[worker] = send(worker, call_safely, build, source, plan, places, sample)
+    built: dict[str, BuiltStages] = {
+        worker: liveness.wait(worker, future, "building the stages")
+        for worker, future in started.items()
+    }
+    found = {worker: iter(built[worker].stages) for worker in built}
+    return replace(built[workers[0]], stages=tuple(next(found[worker]) for worker in workers))
+
+
+def build(
+    source: ModelSource, plan: Plan, devices: Mapping[int, str | None], sample: Any
+) -> BuiltStages:
+    """Build a worker's stages from a single capture, since tracing is not thread-safe.
+
+    ``devices`` names the device of each; `None` for the CPU.
+    """
+    model = source.build()
+    cut_model = cut_for_plan(model, plan, sample)
+    program = cut_model.captured.program
+    output = program.output
+    if output is None:
+        places = [TensorPosition(index) for index in range(len(program.flat_outputs))]
+        output = pytree.tree_unflatten(places, program.out_spec)
     # A graph of `torch.export` accepts only the shapes it was captured at.
-    fixed = cut_model.captured.program.mode == "export" and order.plan.inputs
+    fixed = program.mode == "export" and plan.inputs
     return BuiltStages(
         tuple(
-            rpc.RRef(_create_server(cut_model, index, device))
-            for index, device in zip(order.stages, order.devices, strict=True)
+            rpc.RRef(_create_server(cut_model, index, device)) for index, device in devices.items()
         ),
         tuple(model.state_dict()),
         cut_model.tied,
         cut_model.structure,
-        pickle_value(OutputForm.of(cut_model.captured), "the form of the model's output"),
-        order.plan.inputs[0].shape[0] if fixed else None,
+        pickle_value(output, "the form of the model's output"),
+        plan.inputs[0].shape[0] if fixed else None,
     )
 
 
