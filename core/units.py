@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 
@@ -33,3 +34,9 @@ def count(number: int, noun: str) -> str:
     """Format a number with its noun, e.g. ``1 stage``, ``8 micro-batches``."""
     plural = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}{plural * (number != 1)}"
+
+
+def list_some(names: Sequence[str], most: int) -> str:
+    """Join the first names and count the others, e.g. ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

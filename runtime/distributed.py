@@ -36,7 +36,7 @@ from .partition.cut import cut_for_plan
 from .ranks.pipeline_rank import PipelineRank
 from .ranks.process_groups import check_world, choose_device
 from .ranks.process_groups import init_process_group as init_process_group
-from .replicas.clip_grad import clipping_factor, global_norm, scale_gradients
+from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.strategy import Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule
@@ -309,7 +309,9 @@ class DistributedPipeline(PipelineRank):
             RankFailed: A rank died; the message names it.
         """
         with self.during("the norm of the gradients"):
-            return global_norm(self.module.parameters(), self._holders, self._group, self.device)
+            squares = sum_of_squares(self.module.parameters(), self._holders, self.device)
+            dist.all_reduce(squares, group=self._group)
+        return squares.sqrt()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply this rank's gradients."""

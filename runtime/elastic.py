@@ -89,9 +89,16 @@ def plan_for_world(
     if rank != 0:
         return _receive_plan(store, key, timeout_s)
     try:
-        plan = _check_size(plan_for(dist.get_world_size()))
+        there = dist.get_world_size()
+        plan = plan_for(there)
+        if ranks_of(plan) > there:
+            raise InvalidInput(
+                f"the plan made for {there} devices uses {ranks_of(plan)}; plan for the number "
+                "passed"
+            )
     except StagewrightError as error:
-        store.set(key, _encode_error(error))
+        constraint = error.constraint if isinstance(error, Infeasible) else None
+        store.set(key, json.dumps({"error": str(error), "constraint": constraint}))
         raise
     store.set(key, json.dumps({"plan": plan.to_json()}))
     return plan
@@ -151,20 +158,6 @@ def release_spares(plan: Plan, *, timeout_s: float = 60.0) -> None:
 
 def _left(rank: int) -> str:
     return f"{PREFIX}/spare rank {rank} left"
-
-
-def _check_size(plan: Plan) -> Plan:
-    wanted, there = ranks_of(plan), dist.get_world_size()
-    if wanted > there:
-        raise InvalidInput(
-            f"the plan made for {there} devices uses {wanted}; plan for the number passed"
-        )
-    return plan
-
-
-def _encode_error(error: StagewrightError) -> str:
-    constraint = error.constraint if isinstance(error, Infeasible) else None
-    return json.dumps({"error": str(error), "constraint": constraint})
 
 
 def _receive_plan(store: Store, key: str, timeout_s: float) -> Plan:

@@ -14,7 +14,7 @@ from ..capture.program.segment import Segment
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
-from .batchnorm.deferred import deferred_statistics, find_batch_norms
+from .batchnorm.deferred import deferred_statistics
 from .batchnorm.running_statistics import BatchStatistics, check_policy, check_statistics_reachable
 from .engine.keyed_dropout import keyed_dropout as keyed
 from .engine.microbatch import join_outputs, split_batch
@@ -152,7 +152,7 @@ class Pipeline(nn.Module):
         if self._microbatch_size and flat[0].dim():  # a smaller batch is fewer micro-batches
             count = max(1, min(count, len(flat[0]) // self._microbatch_size))
         batches = split_batch(flat, count, self._microbatch_size, structure.names)
-        with deferred_statistics(find_batch_norms(self)) if self._deferred else nullcontext():
+        with deferred_statistics(self) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
         self.steps += self.training
         sizes = [len(batch[0]) for batch in batches]

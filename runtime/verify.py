@@ -123,12 +123,13 @@ def verify(
     args, kwargs = _split_call(batch)
     inputs = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
-    step = _UnsplitStep(whole, pieces.structure, loss_fn, device)
     # Both steps start from the same random state and leave the generators as they found them.
     with preserve_model(model), torch.set_grad_enabled(trains):
-        unsplit_loss = step.run(inputs, targets)
+        unsplit_loss, random = _run_unsplit(
+            whole, pieces.structure, loss_fn, device, inputs, targets
+        )
     with preserve_model(model), torch.enable_grad():
-        loss = _run_emulated(ranks, inputs, targets, step.random, trains=trains)
+        loss = _run_emulated(ranks, inputs, targets, random, trains=trains)
     return _compare(whole, ranks.modules, unsplit_loss, loss)
 
 
@@ -155,37 +156,26 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-class _UnsplitStep:
-    """A step of the unsplit model.
-
-    Attributes:
-        random: The random state before each micro-batch.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        structure: CallStructure,
-        loss_fn: LossFunction,
-        device: torch.device,
-    ) -> None:
-        self._model, self._structure, self._loss_fn = model, structure, loss_fn
-        self._device = device
-        self.random: dict[int, RandomState] = {}
-
-    def run(self, batches: Sequence[Sequence[Tensor]], targets: Sequence[Any]) -> float:
-        """Return the mean loss, and accumulate gradients where they are enabled."""
-        total = 0.0
-        for index, (flat, target) in enumerate(zip(batches, targets, strict=True)):
-            self.random[index] = RandomState.now(self._device)
-            # Cloned: micro-batches are views of the batch, and the model may work in place.
-            args, kwargs = self._structure.unflatten([tensor.clone() for tensor in flat])
-            there = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
-            loss = as_scalar_loss(self._loss_fn(self._model(*args, **kwargs), there)) / len(batches)
-            if torch.is_grad_enabled():
-                loss.backward()
-            total += float(loss.detach())
-        return total
+def _run_unsplit(
+    model: nn.Module,
+    structure: CallStructure,
+    loss_fn: LossFunction,
+    device: torch.device,
+    batches: Sequence[Sequence[Tensor]],
+    targets: Sequence[Any],
+) -> tuple[float, dict[int, RandomState]]:
+    """Return the mean loss and the random state before each micro-batch; accumulate gradients."""
+    total, random = 0.0, {}
+    for index, (flat, target) in enumerate(zip(batches, targets, strict=True)):
+        random[index] = RandomState.now(device)
+        # Cloned: micro-batches are views of the batch, and the model may work in place.
+        args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+        there = pytree.tree_map_only(Tensor, lambda value: value.to(device), target)
+        loss = as_scalar_loss(loss_fn(model(*args, **kwargs), there)) / len(batches)
+        if torch.is_grad_enabled():
+            loss.backward()
+        total += float(loss.detach())
+    return total, random
 
 
 def _explain_failure(error: Exception, activity: str) -> PlanMismatch:

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @contextmanager
-def deferred_statistics(modules: list[_BatchNorm]) -> Iterator[None]:
-    """Update running statistics once, at the end, by the moments of all micro-batches inside.
+def deferred_statistics(root: nn.Module) -> Iterator[None]:
+    """Update a model's running statistics once, at the end, by the moments of all micro-batches.
 
     Each micro-batch is still normalised by its own statistics. Layers in evaluation mode are left
     unchanged.
@@ -21,22 +21,13 @@ def deferred_statistics(modules: list[_BatchNorm]) -> Iterator[None]:
     with ExitStack() as stack:
         kept = [
             stack.enter_context(_collect_moments(module))
-            for module in modules
-            if module.training and module.track_running_stats
+            for module in root.modules()
+            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
         ]
         yield
         stack.close()  # layers track statistics again before theirs are moved
         for moments in kept:
             moments.commit()
-
-
-def find_batch_norms(root: nn.Module) -> list[_BatchNorm]:
-    """Return a module's batch-norm layers that keep running statistics."""
-    return [
-        module
-        for module in root.modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
-    ]
 
 
 class _Moments:

@@ -67,7 +67,7 @@ class Statistics(Protocol):
 
 
 @dataclass
-class _Norm:
+class _NormLayer:
     """One normalisation layer during a step.
 
     Attributes:
@@ -97,6 +97,16 @@ class _Norm:
         if self.module.momentum is not None:
             return float(self.module.momentum)
         return 0.0 if self.of_instances else 1 / count
+
+    def set(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Set the running statistics."""
+        self.module.running_mean.data.copy_(mean)
+        self.module.running_var.data.copy_(variance)
+        self.set_count(count)
+
+    def set_count(self, count: int) -> None:
+        if self.module.num_batches_tracked is not None and not self.of_instances:
+            self.module.num_batches_tracked.data.fill_(count)
 
     def observe(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Count a call and its samples (a forward pre-hook)."""
@@ -132,7 +142,7 @@ class RunningStatistics:
         self._stage, self._policy = stage, policy
         self._num_microbatches, self._replicas = num_microbatches, replicas
         self._together = together
-        self._norms: list[_Norm] = []
+        self._norms: list[_NormLayer] = []
         self._shares: dict[int, Tensor] = {}
         self._gathered: tuple[list[Tensor], Pending] | None = None
 
@@ -146,7 +156,9 @@ class RunningStatistics:
         """Begin a step."""
         self._shares = {}
         self._norms = [
-            _Norm(name, norm, (norm.running_mean.clone(), norm.running_var.clone(), _count(norm)))
+            _NormLayer(
+                name, norm, (norm.running_mean.clone(), norm.running_var.clone(), _count(norm))
+            )
             for name, norm in _layers_with_statistics(self._stage)
             if norm.training
         ]
@@ -161,7 +173,7 @@ class RunningStatistics:
             norm.samples = norm.uses = 0
             norm.module.running_mean.data.zero_()
             norm.module.running_var.data.zero_()
-            _set_count(norm, norm.begun[2] + microbatch)
+            norm.set_count(norm.begun[2] + microbatch)
             handles.append(norm.module.register_forward_pre_hook(norm.observe))
         try:
             yield
@@ -200,8 +212,8 @@ class RunningStatistics:
             part = rows[:, at : at + 2 * width + 1]
             at += 2 * width + 1
             used = part[:, -1] > 0  # a share ends with its number of samples
-            if not used.any():
-                self._restore(norm)
+            if not used.any():  # the stage holds the layer but never calls it
+                norm.set(*norm.begun)
                 continue
             if not used.all():
                 raise InvalidInput(
@@ -209,22 +221,10 @@ class RunningStatistics:
                     "statistics can be neither deferred nor shared by replicas: plan without "
                     "replicas of its stage (max_replicas=1) and use batch_statistics='microbatch'"
                 )
-            mean, variance = self._moved(norm, part, width)
-            norm.module.running_mean.data.copy_(mean)
-            norm.module.running_var.data.copy_(variance)
-            _set_count(norm, norm.begun[2] + self._steps)
+            steps = 1 if self._policy == "deferred" else self._num_microbatches
+            norm.set(*self._moved(norm, part, width), norm.begun[2] + steps)
 
-    def _restore(self, norm: _Norm) -> None:
-        """Restore the statistics of a layer that the stage holds but never calls."""
-        norm.module.running_mean.data.copy_(norm.begun[0])
-        norm.module.running_var.data.copy_(norm.begun[1])
-        _set_count(norm, norm.begun[2])
-
-    @property
-    def _steps(self) -> int:
-        return 1 if self._policy == "deferred" else self._num_microbatches
-
-    def _share(self, norm: _Norm, microbatch: int) -> Tensor:
+    def _share(self, norm: _NormLayer, microbatch: int) -> Tensor:
         module = norm.module
         if norm.uses > 1:
             raise InvalidInput(
@@ -247,7 +247,7 @@ class RunningStatistics:
             [rows[k % self._replicas][k // self._replicas] for k in range(self._num_microbatches)]
         )
 
-    def _moved(self, norm: _Norm, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def _moved(self, norm: _NormLayer, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return the running mean and variance after the step."""
         mean, variance, count = norm.begun
         if self._policy == "deferred":
@@ -264,7 +264,7 @@ class RunningStatistics:
         return mean, variance
 
 
-def _pool_moments(norm: _Norm, rows: Tensor, width: int, count: int) -> Sequence[Tensor]:
+def _pool_moments(norm: _NormLayer, rows: Tensor, width: int, count: int) -> Sequence[Tensor]:
     """Return mean and unbiased variance of the batch from the shares of its micro-batches."""
     # Each share is `factor * statistics`; dividing by the factor recovers the statistics.
     factors = torch.tensor(
@@ -293,11 +293,6 @@ def _layers_with_statistics(stage: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _count(norm: Any) -> int:
     return 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)
-
-
-def _set_count(norm: _Norm, count: int) -> None:
-    if norm.module.num_batches_tracked is not None and not norm.of_instances:
-        norm.module.num_batches_tracked.data.fill_(count)
 
 
 def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> None:

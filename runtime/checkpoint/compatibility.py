@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
+from ...core.units import list_some
 from ..checkpoint_files.manifest import Checkpoint
 from ..checkpoint_files.tensors import is_same_kind, torch_dtype
 from .target import CheckpointTarget
@@ -93,7 +94,9 @@ def compare(
         "in the optimizer, but not in the one that was saved": stateless if strict else [],
         "in the optimizer that was saved, but not in this one": stale if strict else [],
     }
-    lines = [f"{what}: {_list_names(names)}" for what, names in complaints.items() if names]
+    lines = [
+        f"{what}: {list_some(names, MAX_NAMES)}" for what, names in complaints.items() if names
+    ]
     if lines:
         way_out = "load it into the model it was saved from" + (
             "" if wrong else ", or pass strict=False to load what both have"
@@ -120,8 +123,3 @@ def _problem(key: str, tensor: Tensor, names: Sequence[str], record: Checkpoint)
 
 def _ordered(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more

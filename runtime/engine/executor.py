@@ -50,12 +50,11 @@ class Executor:
         transport: MessageTransport,
         replication: Replication,
         set_activity: Callable[[str], None],
-        observer: Observer | None = None,
     ) -> None:
         self._schedule, self._rank, self._routes = schedule, rank, routes
         self._stages, self._transport = stages, transport
         self._replication, self._set_activity = replication, set_activity
-        self.observer = observer
+        self.observer: Observer | None = None
         self._training = _RankProgram(schedule, schedule.ranks, routes, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
         self._evaluation = _RankProgram(schedule, forwards, routes, rank)

@@ -23,6 +23,9 @@ POSTED_AHEAD = 2
 to be used. More would take memory that the plan does not count."""
 
 
+RoutesOf = Callable[[int], Sequence[TensorRoute]]
+
+
 @dataclass(frozen=True)
 class Message:
     """The tensors that one action sends to another stage.
@@ -54,19 +57,19 @@ class Message:
 
 def messages_sent_by(action: Action, routes: TensorRoutes) -> list[Message]:
     """Return an action's messages to other stages, in the order of its outputs or gradients."""
-    if action.work is Work.FORWARD:
-        return [Message(route, False, action.microbatch) for route in routes.out_of(action.stage)]
-    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
-        return [Message(route, True, action.microbatch) for route in routes.into(action.stage)]
-    return []
+    return _messages(action, routes.out_of, routes.into)
 
 
 def messages_received_by(action: Action, routes: TensorRoutes) -> list[Message]:
     """Return the messages an action reads, in the order of its inputs or gradients."""
+    return _messages(action, routes.into, routes.out_of)
+
+
+def _messages(action: Action, forwards: RoutesOf, backwards: RoutesOf) -> list[Message]:
     if action.work is Work.FORWARD:
-        return [Message(route, False, action.microbatch) for route in routes.into(action.stage)]
+        return [Message(route, False, action.microbatch) for route in forwards(action.stage)]
     if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
-        return [Message(route, True, action.microbatch) for route in routes.out_of(action.stage)]
+        return [Message(route, True, action.microbatch) for route in backwards(action.stage)]
     return []
 
 

@@ -54,6 +54,7 @@ def pad_samples(values: Any, size: int) -> Any:
                 f"a batch of shape {tuple(tensor.shape)} cannot be padded to {size} samples; "
                 f"pass 1 to {size}"
             )
+        # Not with zeros: token ids and masks of zeros may be invalid inputs.
         return torch.cat([tensor, tensor[-1:].expand(size - here, *tensor.shape[1:])])
 
     return pytree.tree_map_only(Tensor, pad, values)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...capture.captured import Captured
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..engine.microbatch import join_outputs, split_batch
+from ..engine.padding import pad_samples
 from .microbatch import Values
 
 
@@ -68,8 +68,8 @@ class BatchSplitter:
         if self._one_shape and self._size is not None:
             self._check_shapes(flat, length)
             padding = -length % self._size  # samples up to the next multiple of the size
-            flat = [_pad(tensor, padding) for tensor in flat] if padding else flat
             length += padding
+            flat = pad_samples(list(flat), length) if padding else flat
         if self._size is None or length <= self._size:
             return BatchSplit([tuple(flat)], [length], padding)
         size = self._size if self._one_shape else None
@@ -92,11 +92,6 @@ class BatchSplitter:
                 "If the model's samples are independent, pad=True pads smaller batches; otherwise "
                 "profile and plan at the size you serve"
             )
-
-
-def _pad(tensor: Tensor, padding: int) -> Tensor:
-    # Copies of a real sample, not zeros: token ids and masks of zeros may be invalid inputs.
-    return torch.cat([tensor, tensor[-1:].expand(padding, *tensor.shape[1:])])
 
 
 def to_call_arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ...core.plan.schedule import Schedule
 from .microbatch import InFlightMicrobatch, OrderedQueue
-from .stage_worker import InferenceStage, QueueWorker
+from .stage_worker import InferenceStage, QueueWorker, start_thread
 from .transport import MicrobatchTransport, WireMessage
 
 REQUEST_RANK = 0
@@ -64,11 +64,11 @@ class RankWorker:
             for index, runner in runners.items()
         ]
         self._threads = [
-            self._start(f"from rank {sender}", partial(self._receive, sender))
+            start_thread(f"from rank {sender}", partial(self._receive, sender), self._on_error)
             for sender, receiver in list_connections(self._schedule)
             if receiver == self._rank
         ]
-        self._threads.append(self._start("outbox", self._send))
+        self._threads.append(start_thread("outbox", self._send, self._on_error))
 
     def feed(self, microbatch: InFlightMicrobatch) -> None:
         """Send a micro-batch to the first stage."""
@@ -118,17 +118,6 @@ class RankWorker:
         # Rank 0 is connected to every rank, so that its final message dismisses all of them.
         if sender == REQUEST_RANK:
             self.dismissed.set()
-
-    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 (no caller to raise to)
-                self._on_error(error)
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return thread
 
 
 def list_connections(schedule: Schedule) -> list[tuple[int, int]]:

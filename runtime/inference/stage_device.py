@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,11 +32,9 @@ class InferenceDevice:
         self._work = torch.cuda.Stream(self.device) if self._on_gpu else None
         self._copies: dict[torch.device, torch.cuda.Stream] = {}
 
-    @contextmanager
-    def use_stream(self) -> Iterator[None]:
+    def use_stream(self) -> AbstractContextManager[None]:
         """Queue CUDA work on the stage's stream."""
-        with torch.cuda.stream(self._work):
-            yield
+        return torch.cuda.stream(self._work)
 
     def move_here(self, values: Values, ready: torch.cuda.Event | None) -> Values:
         """Move values that are computed once ``ready`` here; call it inside `use_stream`."""

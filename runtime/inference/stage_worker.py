@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -27,21 +26,33 @@ class QueueWorker:
         process: Callable[[InFlightMicrobatch], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        self._queue, self._process, self._on_error = queue, process, on_error
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self.thread.start()
+        self._queue, self._process = queue, process
+        self.thread = start_thread(name, self._work, on_error)
 
     def end(self) -> None:
         """Ask the thread to end after its current micro-batch, without waiting for it."""
         self._queue.close()
 
     def _work(self) -> None:
+        while (microbatch := self._queue.get()) is not None:
+            self._process(microbatch)
+            del microbatch  # or its tensors would stay allocated until the next one arrives
+
+
+def start_thread(
+    name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]
+) -> threading.Thread:
+    """Start a daemon thread, whose error goes to ``on_error``: there is no caller to raise to."""
+
+    def run() -> None:
         try:
-            while (microbatch := self._queue.get()) is not None:
-                self._process(microbatch)
-                del microbatch  # or its tensors would stay allocated until the next one arrives
-        except BaseException as error:  # noqa: BLE001 (no caller to raise to)
-            self._on_error(error)
+            work()
+        except BaseException as error:  # noqa: BLE001 (passed on)
+            on_error(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class InferenceStage:
@@ -62,16 +73,12 @@ class InferenceStage:
         if not microbatch.is_wanted():
             return microbatch.with_error(CancelledError())
         try:
-            with self._modes(), self._device.use_stream():
+            dtype = self._autocast
+            autocast = torch.autocast(self._device.device.type, dtype, dtype is not None)
+            with torch.inference_mode(), autocast, self._device.use_stream():
                 inputs = self._device.move_here(microbatch.values, microbatch.ready)
                 outputs: Values = tuple(self._stage(*inputs))
                 return microbatch.with_values(outputs, self._device.record_event())
         except BaseException as error:  # noqa: BLE001 (it is raised where the result is read)
             error.add_note(f"in stage {self._index}")
             return microbatch.with_error(error)
-
-    @contextmanager
-    def _modes(self) -> Iterator[None]:
-        device, dtype = self._device.device.type, self._autocast
-        with torch.inference_mode(), torch.autocast(device, dtype, dtype is not None):
-            yield

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from .copy import arrive, cross, leave
 from .dependency import fork, join
 from .streams import StageDevice
 from .thread_modes import ThreadModes
-from .worker import DeviceThreads
 
 Values = tuple[Any, ...]
 
@@ -158,3 +158,45 @@ def clock_order(num_microbatches: int, num_stages: int) -> Iterator[list[tuple[i
             for stage in range(num_stages)
             if 0 <= clock - stage < num_microbatches
         ]
+
+
+class DeviceThreads:
+    """Runs tasks on the threads of their devices, inside a ``with`` block.
+
+    Stages on one device share a thread, since they share its random number generator and would
+    otherwise draw from it in an order that changes between runs. With a single device, the
+    calling thread runs all tasks.
+    """
+
+    def __init__(self, devices: Sequence[torch.device | None]) -> None:
+        self._devices = devices
+        self._threads: dict[torch.device | None, ThreadPoolExecutor] = {}
+
+    def __enter__(self) -> Self:
+        distinct = dict.fromkeys(self._devices)
+        if len(distinct) > 1:
+            self._threads = {device: ThreadPoolExecutor(1, "stage") for device in distinct}
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        for thread in self._threads.values():
+            thread.shutdown()
+
+    def run(self, tasks: Sequence[tuple[int, Callable[[], None]]]) -> None:
+        """Run a task for each of some stages; raise the first error once all tasks have ended."""
+        if self._threads:
+            started = [self._threads[self._devices[stage]].submit(task) for stage, task in tasks]
+            errors = [future.exception() for future in started]
+        else:
+            errors = [_run_task(task) for _, task in tasks]
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def _run_task(task: Callable[[], None]) -> Exception | None:
+    try:
+        task()
+    except Exception as error:  # noqa: BLE001 - raised by the caller, when the others have run
+        return error
+    return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +27,9 @@ class StageDevice:
     arriving: torch.cuda.Stream | None = None
     leaving: torch.cuda.Stream | None = None
 
-    @contextmanager
-    def activate(self) -> Iterator[None]:
+    def activate(self) -> AbstractContextManager[None]:
         """Queue CUDA work on the stage's compute stream."""
-        with torch.cuda.stream(self.compute):
-            yield
+        return torch.cuda.stream(self.compute)
 
 
 class CopyStreams:

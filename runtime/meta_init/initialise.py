@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.program.program import storage_key
 from ...core.errors import InvalidInput
+from ...core.units import list_some
 from ..random_state import preserved_random_state
 from .tensor_slots import ModelTensor
 from .weights import Init
@@ -105,10 +106,9 @@ def _ancestors(path: str) -> Iterable[str]:
 
 
 def _describe_unset(unset: Sequence[ModelTensor], init: Init | None) -> str:
-    listed = ", ".join(
-        f"{each.kind} {each.name} (of {type(each.home.owner).__name__})" for each in unset[:SHOWN]
+    listed = list_some(
+        [f"{each.kind} {each.name} (of {type(each.home.owner).__name__})" for each in unset], SHOWN
     )
-    more = f" and {len(unset) - SHOWN} more" if len(unset) > SHOWN else ""
     if init is None:
         why = "no reset_parameters sets it" if len(unset) == 1 else "no reset_parameters sets them"
         out = "pass Weights(init=function); it is called with each module and sets its tensors"
@@ -121,7 +121,7 @@ def _describe_unset(unset: Sequence[ModelTensor], init: Init | None) -> str:
         if buffers
         else "; or load a checkpoint that holds it"
     )
-    return f"{listed}{more} would have no values: {why}; {out}{other}"
+    return f"{listed} would have no values: {why}; {out}{other}"
 
 
 class SeededInitMode(TorchDispatchMode):

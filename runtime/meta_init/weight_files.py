@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import InvalidInput, first_line
+from ...core.units import list_some
 from ..checkpoint_files.manifest import RECORD, Checkpoint, model_key
 from ..checkpoint_files.rank_agreement import RankAgreement
 from ..checkpoint_files.safe_reader import read_tensors
@@ -197,16 +198,11 @@ def _check(
     missing = [each.name for each in tensors if each.is_persistent and names[each.name] is None]
     known = {name for each in tensors for name in each.names}
     unused = [name for name in source.shapes if name not in known]
-    lines = [f"{_listed(wrong)}"] if wrong else []
+    lines = [list_some(wrong, SHOWN)] if wrong else []
     if missing and strict:
-        lines.append(f"it lacks {_listed(missing)}")
+        lines.append(f"it lacks {list_some(missing, SHOWN)}")
     if unused and strict:
-        lines.append(f"the model has no {_listed(unused)}")
+        lines.append(f"the model has no {list_some(unused, SHOWN)}")
     if lines:
         way_out = "" if wrong else "; pass Weights(strict=False) to initialise what is missing"
         raise InvalidInput(f"{path} does not fit the model: {'; '.join(lines)}{way_out}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -28,18 +27,6 @@ def sum_of_squares(
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_half else None)
             squares += norm.double().to(device) ** 2 / holders.get(id(parameter), 1)
     return squares
-
-
-def global_norm(
-    parameters: Iterable[Tensor],
-    holders: Mapping[int, int],
-    group: dist.ProcessGroup | None,
-    device: torch.device,
-) -> Tensor:
-    """Return the norm over all ranks, on each of them; infinite or NaN if any gradient is."""
-    squares = sum_of_squares(parameters, holders, device)
-    dist.all_reduce(squares, group=group)
-    return squares.sqrt()
 
 
 def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..ranks.collective import Collective, Pending
+
+Item = TypeVar("Item")
 
 BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel's default: large enough for bandwidth, small enough to overlap."""
@@ -204,14 +206,22 @@ def _in_buckets(weights: Sequence[SharedWeight]) -> Iterator[list[SharedWeight]]
     for weight in weights:
         kinds.setdefault((weight.ranks, weight.tensor.dtype), []).append(weight)
     for same in kinds.values():
-        part: list[SharedWeight] = []
-        size = 0
-        for weight in same:
-            if part and size + weight.tensor.nbytes > BUCKET_BYTES:
-                yield part
-                part, size = [], 0
-            part.append(weight)
-            size += weight.tensor.nbytes
+        yield from split_by_size(same, lambda weight: weight.tensor.nbytes, BUCKET_BYTES)
+
+
+def split_by_size(
+    items: Iterable[Item], size_bytes: Callable[[Item], int], most_bytes: int
+) -> Iterator[list[Item]]:
+    """Yield consecutive items of up to ``most_bytes`` together, or single larger ones."""
+    part: list[Item] = []
+    total = 0
+    for item in items:
+        if part and total + size_bytes(item) > most_bytes:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += size_bytes(item)
+    if part:
         yield part
 
 

@@ -9,7 +9,7 @@ and triggered at the right moments of the schedule, by passing a single number t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ...core.plan.schedule import Work
+from .gradient_sync import split_by_size
 from .replication import StageStrategy
 
 ENDS_WITH_GRADIENTS = (Work.BACKWARD, Work.BACKWARD_WEIGHT)
@@ -87,9 +88,10 @@ class ShardedStage(StageStrategy):
             # name keeps a second pipeline on the same ranks from getting the first one's groups.
             names = (f"replicas {group.group_name}",)
             mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=names)
+            whole = [self._stage.get_parameter(name) for name in self._names]
             self._units = [
-                _unit(parts, {self._stage.get_parameter(name) for name in some}, mesh)
-                for some in _in_parts(self._stage, self._names, options.part_bytes)
+                _unit(parts, set(some), mesh)
+                for some in split_by_size(whole, lambda p: p.nbytes, options.part_bytes)
             ]
         # The buffers for whole weights are allocated at the first gathering. If that were in an
         # evaluation under inference mode, they would be inference tensors, unfit for training.
@@ -169,21 +171,6 @@ def _unit(parts: Sequence[nn.Module], weights: set[nn.Parameter], mesh: DeviceMe
     made.set_force_sum_reduction_for_comms(True)
     unit: FSDPModule = made
     return unit
-
-
-def _in_parts(stage: nn.Module, names: Sequence[str], part_bytes: int) -> Iterator[list[str]]:
-    """Yield consecutive names of up to ``part_bytes`` together."""
-    part: list[str] = []
-    size = 0
-    for name in names:
-        nbytes = stage.get_parameter(name).nbytes
-        if part and size + nbytes > part_bytes:
-            yield part
-            part, size = [], 0
-        part.append(name)
-        size += nbytes
-    if part:
-        yield part
 
 
 def select_shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:

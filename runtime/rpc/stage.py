@@ -81,7 +81,7 @@ class StageServer:
         """Release the stage and the references to other processes."""
         # In this order: waiting micro-batches give up, then the running one is awaited.
         self._sequencer.end()
-        with self._sequencer.exclusive():
+        with self._sequencer.exclusive:
             # References of other processes keep this object alive; its weights are released.
             self._route, self._stage = None, Segment((), True)
             self._lent.clear()
@@ -120,12 +120,12 @@ class StageServer:
 
     def train(self, mode: bool) -> None:
         """Switch the stage's mode; see `capture.segment.Segment.train`."""
-        with self._sequencer.exclusive():
+        with self._sequencer.exclusive:
             self._stage.train(mode)
 
     def state(self) -> dict[str, Tensor]:
         """Return CPU copies of the parameters and buffers owned here, by the model's names."""
-        with self._sequencer.exclusive():
+        with self._sequencer.exclusive:
             return {
                 name: value.detach().cpu().clone()
                 for name, value in self._stage.state_dict().items()
@@ -138,7 +138,7 @@ class StageServer:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Load parameters and buffers."""
-        with self._sequencer.exclusive():
+        with self._sequencer.exclusive:
             self._stage.load_state_dict(state)
 
     def parameters(self) -> dict[str, rpc.RRef[Tensor]]:
@@ -268,7 +268,8 @@ class StageSequencer:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._working = threading.Lock()
+        self.exclusive = threading.Lock()
+        """Keeps micro-batches out while the stage is read or changed."""
         self._step = -1
         self._next = 0
         self._failed = False
@@ -287,21 +288,15 @@ class StageSequencer:
             )
             if self._is_over(step):
                 raise StepAbandoned
-        # Within a step, `_next` alone admits one micro-batch at a time. The lock is for
-        # `exclusive`, and for an abandoned step's micro-batch that is still running.
-        with self._working:
+        # Within a step, `_next` alone admits one micro-batch at a time. The lock is for those who
+        # change the stage, and for an abandoned step's micro-batch that is still running.
+        with self.exclusive:
             try:
                 yield
             except BaseException:
                 self._finish(step, failed=True)
                 raise
         self._finish(step, failed=False)
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep micro-batches out while the stage is read or changed."""
-        with self._working:
-            yield
 
     def changed(self) -> None:
         """Have waiting micro-batches ask again whether they are ready."""

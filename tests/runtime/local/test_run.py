@@ -8,10 +8,9 @@ from torch import nn
 
 from stagewright.runtime.local.checkpoint_state import is_checkpointing
 from stagewright.runtime.local.dependency import fork, join
-from stagewright.runtime.local.run import LocalStage, clock_order, run_stages
+from stagewright.runtime.local.run import DeviceThreads, LocalStage, clock_order, run_stages
 from stagewright.runtime.local.streams import CopyStreams, StageDevice, full_device
 from stagewright.runtime.local.thread_modes import ThreadModes
-from stagewright.runtime.local.worker import DeviceThreads
 
 
 def apart(count):

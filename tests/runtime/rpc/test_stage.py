@@ -66,7 +66,7 @@ def test_an_error_ends_its_step_and_no_other():
 
 def test_no_turn_comes_between():
     turns, log = StageSequencer(), []
-    with turns.exclusive():
+    with turns.exclusive:
         waiting = start(turns, 0, 0, log)
         assert not log
     finish(waiting)
