@@ -71,7 +71,7 @@ class Heartbeats:
         where: str = "",
         host: FailureVerdict | None = None,
     ) -> None:
-        self.doing = "setting up"
+        self.activity = "setting up"
         """This rank's current activity, in words."""
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._host = host or FailureVerdict(
@@ -165,10 +165,10 @@ class Heartbeats:
             + (f": {', '.join(told)}" if told else ""),
         )
 
-    def _silence(self, rank: int, beats: str, doing: str) -> str:
+    def _silence(self, rank: int, beats: str, activity: str) -> str:
         if not beats:
             return f"rank {rank} never joined: it exited, or is still being set up"
-        return f"{self._name(rank)} stopped answering (last seen at {doing})"
+        return f"{self._name(rank)} stopped answering (last seen at {activity})"
 
     def _name(self, rank: int) -> str:
         where = self._store.get(f"where/{rank}").decode()
@@ -179,11 +179,11 @@ class Heartbeats:
         # `get` of a missing key blocks until the store's timeout, so ask `check` first.
         key = f"beat/{rank}"
         shown = self._store.get(key).decode() if self._store.check([key]) else ""
-        beats, _, doing = shown.partition(BETWEEN)
-        return beats, doing
+        beats, _, activity = shown.partition(BETWEEN)
+        return beats, activity
 
     def _show(self) -> None:
-        self._store.set(f"beat/{self._rank}", f"{self._count}{BETWEEN}{self.doing}")
+        self._store.set(f"beat/{self._rank}", f"{self._count}{BETWEEN}{self.activity}")
 
     def _beat(self) -> None:
         while not self._stop.wait(INTERVAL_S):

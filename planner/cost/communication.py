@@ -8,7 +8,7 @@ from ...core.cluster.cluster import LinkLevel
 from ...core.plan.plan import DirectSend
 from .assignment import Assignment
 from .device_classes import Devices
-from .skip_connections import Skip
+from .skip_connections import SkipConnection
 
 Sent = tuple[int, int, float, float]
 """Bytes there and back, and how long they travel."""
@@ -53,7 +53,9 @@ class StageLinks:
         back_s = 0.0 if self.only_forward else link.transfer_time_s(back_bytes)
         return there_bytes, back_bytes, link.transfer_time_s(there_bytes), back_s
 
-    def direct(self, assignment: Assignment, skips: Iterable[Skip]) -> tuple[DirectSend, ...]:
+    def direct(
+        self, assignment: Assignment, skips: Iterable[SkipConnection]
+    ) -> tuple[DirectSend, ...]:
         """Return the direct sends that carry these skip connections."""
         found = []
         for skip in skips:

@@ -20,7 +20,13 @@ from .assignment import Assignment
 from .chain import Bytes, ChainCosts, Order, chain_costs
 from .communication import NOTHING, Sent, StageLinks
 from .device_classes import Devices
-from .skip_connections import Skip, bytes_over_cut, bytes_past_stage, find_skip_values, find_skips
+from .skip_connections import (
+    SkipConnection,
+    bytes_over_cut,
+    bytes_past_stage,
+    find_skip_values,
+    find_skips,
+)
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ class CostModel:
         ]
         return tuple(map(max, zip(*counted, strict=True)))
 
-    def skips(self, assignment: Assignment) -> tuple[Skip, ...]:
+    def skips(self, assignment: Assignment) -> tuple[SkipConnection, ...]:
         """Return the skip connections that may bypass stages; none if layers are reordered."""
         if assignment.order or not self._values:
             return ()
@@ -173,7 +179,9 @@ class CostModel:
         """Return True if the profile says which layers read each value."""
         return self._values is not None
 
-    def stages(self, assignment: Assignment, skips: tuple[Skip, ...] = ()) -> tuple[StageCost, ...]:
+    def stages(
+        self, assignment: Assignment, skips: tuple[SkipConnection, ...] = ()
+    ) -> tuple[StageCost, ...]:
         """Compute every stage's costs; a stage neither relays nor holds what bypasses it."""
         cuts = assignment.cuts
         costs = self._costs(assignment)

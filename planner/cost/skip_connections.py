@@ -1,7 +1,7 @@
 """Skip connections: values read by later stages, sent directly instead of relayed.
 
 A value goes from each stage that makes or reads it to the next one that reads it, so no stage
-sends it twice and none holds it in vain; `runtime.hops` sends it so.
+sends it twice and none holds it in vain; `runtime.partition.routes` sends it so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...core.profile.profile import Profile
 
 
 @dataclass(frozen=True)
-class Value:
+class SkipValue:
     """A tensor that is read beyond the layer after the one that makes it.
 
     Attributes:
@@ -35,12 +35,12 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Skip:
+class SkipConnection:
     """The values one stage sends directly to a later, non-adjacent stage, per micro-batch."""
 
     source: int
     target: int
-    values: tuple[Value, ...]
+    values: tuple[SkipValue, ...]
 
     @property
     def forward_bytes(self) -> int:
@@ -51,13 +51,13 @@ class Skip:
         return sum(value.backward_bytes for value in self.values)
 
 
-def find_skip_values(profile: Profile) -> tuple[Value, ...] | None:
+def find_skip_values(profile: Profile) -> tuple[SkipValue, ...] | None:
     """Return the values that could bypass a stage; None if their readers are unknown."""
     tensors, layers = _uses(profile)
     if not _accounts_for_boundaries(profile, layers):
         return None
     return tuple(
-        Value(
+        SkipValue(
             name,
             tuple(sorted(used)),
             tensors[name].size_bytes,
@@ -68,28 +68,28 @@ def find_skip_values(profile: Profile) -> tuple[Value, ...] | None:
     )
 
 
-def find_skips(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]:
+def find_skips(values: Iterable[SkipValue], cuts: Sequence[int]) -> tuple[SkipConnection, ...]:
     """Return the skip connections between stages with these cuts, sorted by source and target."""
-    found: dict[tuple[int, int], list[Value]] = {}
+    found: dict[tuple[int, int], list[SkipValue]] = {}
     for value in values:
         stages = dict.fromkeys(bisect_right(cuts, layer) - 1 for layer in value.layers)
         for source, target in pairwise(stages):
             if target > source + 1:
                 found.setdefault((source, target), []).append(value)
-    return tuple(Skip(*pair, tuple(found[pair])) for pair in sorted(found))
+    return tuple(SkipConnection(*pair, tuple(found[pair])) for pair in sorted(found))
 
 
-def bytes_over_cut(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
+def bytes_over_cut(skips: Iterable[SkipConnection], stage: int) -> tuple[int, int]:
     """Return the bytes there and back that cross a stage's outgoing cut but are sent directly."""
     return _summed(skip for skip in skips if skip.source <= stage < skip.target)
 
 
-def bytes_past_stage(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
+def bytes_past_stage(skips: Iterable[SkipConnection], stage: int) -> tuple[int, int]:
     """Return the bytes there and back that a stage would hold only to relay them."""
     return _summed(skip for skip in skips if skip.source < stage < skip.target)
 
 
-def _summed(skips: Iterable[Skip]) -> tuple[int, int]:
+def _summed(skips: Iterable[SkipConnection]) -> tuple[int, int]:
     chosen = tuple(skips)
     return sum(one.forward_bytes for one in chosen), sum(one.backward_bytes for one in chosen)
 

@@ -57,11 +57,11 @@ class FailureDetector:
     @property
     def current_activity(self) -> str:
         """Return what this rank is doing, in words for error messages."""
-        return self._beats.doing
+        return self._beats.activity
 
     def set_activity(self, activity: str) -> None:
         """Set what this rank does next, for its own errors and those of other ranks."""
-        self._beats.doing = activity
+        self._beats.activity = activity
 
     @property
     def has_verdict(self) -> bool:

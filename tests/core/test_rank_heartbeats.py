@@ -113,7 +113,7 @@ def test_what_a_rank_showed_before_it_died_is_told():
     store = MetStore()
     ranks = [Heartbeats(store, rank, 2, where=f"host {rank}") for rank in range(2)]
     ranks[1].close()
-    ranks[1].doing = "its own error, InvalidInput: no target"
+    ranks[1].activity = "its own error, InvalidInput: no target"
     ranks[1].show()
     verdict = ranks[0].find_out()
     assert verdict.what == (
@@ -125,7 +125,7 @@ def test_what_a_rank_showed_before_it_died_is_told():
 def test_where_all_answer_the_one_that_does_not_wait_is_named():
     store = MetStore()
     ranks = [Heartbeats(store, rank, 3) for rank in range(3)]
-    ranks[1].doing, ranks[2].doing = "its own work after step 3", "the wait for rank 1"
+    ranks[1].activity, ranks[2].activity = "its own work after step 3", "the wait for rank 1"
     while b"rank 1" not in store.get("beat/2"):
         time.sleep(0.01)
     verdict = ranks[0].find_out()
