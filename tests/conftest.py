@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forked_python import run_server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -21,6 +24,21 @@ def repository() -> Path:
 def as_wide_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several workers find the width of a terminal in their environment; tables would fit it."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="session")
+def forking_executable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Take the place of ``sys.executable`` by forking; see `tests/forked_python.py`."""
+    with run_server(tmp_path_factory.mktemp("python")) as executable:
+        yield executable
+
+
+@pytest.fixture
+def forked_python(forking_executable: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Fork what a test, and what it calls, starts with ``sys.executable``; imports nothing twice."""
+    monkeypatch.setattr(sys, "executable", str(forking_executable))
+    monkeypatch.setenv("PYTHON_EXEC", str(forking_executable))  # torchrun starts ranks by it
+    return str(forking_executable)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,7 +58,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         return
-    command = [sys.executable, "-m", "tests.planner.compile_kernels"]
+    command = [sys.executable, "-m", "stagewright.planner.numba_cache"]
     config.stash[COMPILING] = subprocess.Popen(command, cwd=REPOSITORY)
 
 

@@ -18,7 +18,11 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
-from stagewright.api.settings.settings import ServerSettings
+from stagewright.api.settings.settings import (
+    ESTIMATE_COMMAND,
+    MEASURE_COMMAND,
+    ServerSettings,
+)
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PROJECTS
@@ -43,6 +47,16 @@ def profile() -> dict[str, Any]:
 def child() -> Callable[[str], tuple[str, ...]]:
     """A stand-in for the measuring child: a Python program given as text."""
     return lambda program: (sys.executable, "-c", program)
+
+
+@pytest.fixture
+def forked_children(forked_python: str) -> dict[str, Any]:
+    """Settings of a service whose children fork from a process that has imported torch."""
+    return {
+        "measure_command": (forked_python, *MEASURE_COMMAND[1:]),
+        "estimate_command": (forked_python, *ESTIMATE_COMMAND[1:]),
+        "sandbox": "off",
+    }
 
 
 @pytest.fixture

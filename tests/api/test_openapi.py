@@ -34,7 +34,8 @@ def test_every_post_has_examples(document):
 
 
 @pytest.mark.parametrize("name", [name for name in plan_examples() if name != "measure"])
-def test_a_plan_example_is_answered(client, document, name):
+def test_a_plan_example_is_answered(make_client, forked_children, document, name):
+    client = make_client(**forked_children)
     response = client.post("/v1/plans", json=examples(document)["/v1/plans", name])
     assert response.status_code == 201, response.text
     assert response.json()["status"] == ("infeasible" if name == "infeasible" else "planned")
@@ -63,7 +64,8 @@ def test_the_example_of_a_key_is_answered(client, document):
 
 
 @pytest.mark.slow
-def test_the_measuring_example_is_measured_in_a_child(client, document):
+def test_the_measuring_example_is_measured_in_a_child(make_client, forked_children, document):
+    client = make_client(**forked_children)
     response = client.post("/v1/plans", json=examples(document)["/v1/plans", "measure"])
     assert response.status_code == 201, response.text
     body = response.json()

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from benchmarks.gpu_report import MODEL_NAMES, faults, medians, missing, page, v
 from stagewright.core.profile.profile import Profile
 
 
-@pytest.fixture(scope="module")
-def check(repository):
+@pytest.fixture
+def check(repository, forked_python):
     def run(*arguments):
-        command = [sys.executable, str(repository / "scripts/gpu_check"), *map(str, arguments)]
+        command = [forked_python, str(repository / "scripts/gpu_check"), *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
     return run

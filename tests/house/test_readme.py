@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import urllib.request
 from typing import Any
 from urllib.request import Request
@@ -43,12 +42,12 @@ def test_commands_run_one_after_the_other(readme, tmp_path, monkeypatch, capsys)
     assert {path.name for path in tmp_path.iterdir()} >= {"profile.json", "plan.json", "plan.svg"}
 
 
-def test_python_runs(readme, tmp_path):
+def test_python_runs(readme, tmp_path, forked_python):
     code = blocks(readme, "python")
     assert code
     for block in code:
         done = subprocess.run(
-            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True
+            [forked_python, "-c", block], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
 
@@ -61,7 +60,7 @@ def ask(service: LocalService, path: str, body: bytes | None = None) -> tuple[in
         return response.status, json.load(response)
 
 
-def test_the_request_is_answered_with_a_valid_plan(readme, tmp_path):
+def test_the_request_is_answered_with_a_valid_plan(readme, tmp_path, forked_python):
     ((path, body),) = re.findall(
         r"curl http://127\.0\.0\.1:8000(\S+) .*?-d '(\{.*?\})'", readme, re.DOTALL
     )

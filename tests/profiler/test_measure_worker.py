@@ -101,7 +101,7 @@ def test_a_request_holds_a_model_with_its_sample_or_a_graph(fields):
         MeasureRequest.model_validate({**REQUEST, "graph": mlp_graph().model_dump()})
 
 
-def test_an_error_is_the_last_line():
+def test_an_error_is_the_last_line(forked_python):
     result = run_child({**REQUEST, "sample": {"inputs": {"input": {"shape": [4, 9]}}}})
     assert result.returncode == 1
     assert result.stdout == ""

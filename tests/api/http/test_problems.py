@@ -266,8 +266,9 @@ def test_a_failed_measurement_is_a_problem(make_client, child, program, status, 
     ],
 )
 def test_the_field_at_fault_is_named_also_where_only_measuring_finds_it(
-    client, path, value, pointer, words
+    make_client, forked_children, path, value, pointer, words
 ):
+    client = make_client(**forked_children)
     body = problem(client.post("/v1/plans", json=changed(path, value)), 422)
     (error,) = body["errors"]
     assert error["pointer"] == pointer

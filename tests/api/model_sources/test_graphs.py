@@ -40,7 +40,10 @@ def estimating(make_client, child):
     )
 
 
-def test_a_graph_is_estimated_in_a_child_and_planned_as_the_library_does(client, graph):
+def test_a_graph_is_estimated_in_a_child_and_planned_as_the_library_does(
+    make_client, forked_children, graph
+):
+    client = make_client(**forked_children)
     request = {"graph": graph, "cluster": "2xH100"}
     response = client.post("/v1/plans", json=request)
     assert response.status_code == 201, response.text
@@ -167,7 +170,8 @@ def test_what_goes_with_a_graph_is_said(client, graph, change, pointer, words):
     assert words in error["detail"]
 
 
-def test_the_device_that_is_not_known_is_the_field_at_fault(client, graph):
+def test_the_device_that_is_not_known_is_the_field_at_fault(make_client, forked_children, graph):
+    client = make_client(**forked_children)
     request = {"graph": graph, "estimate": {"device": "nonesuch"}, "cluster": "2xH100"}
     response = client.post("/v1/plans", json=request)
     assert response.status_code == 422

@@ -103,7 +103,7 @@ def test_what_the_driver_says_goes_to_its_device_and_gaps_are_left_out():
 
 @pytest.mark.distributed
 @pytest.mark.timeout(240)
-def test_links_are_on_the_same_screen(run, monkeypatch):
+def test_links_are_on_the_same_screen(run, monkeypatch, forked_python):
     monkeypatch.setattr("stagewright.cli.commands.doctor.LINKS_BUDGET_S", 0.5)
     ran = run("doctor", "--links")
     assert ran.code == 0

@@ -101,7 +101,7 @@ SMALL = {
 }
 
 
-def test_demo_goes_the_whole_way(tmp_path, monkeypatch, capsys):
+def test_demo_goes_the_whole_way(tmp_path, monkeypatch, capsys, forked_python):
     """Service, request, measurement, plan, picture, two processes, comparison: on a small model.
 
     The link between the processes is measured in `tests/profiler/links`.

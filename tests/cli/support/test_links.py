@@ -23,7 +23,7 @@ def alone(monkeypatch):
 
 
 @pytest.mark.distributed
-def test_alone_it_starts_the_ranks_and_writes_a_cluster(run):
+def test_alone_it_starts_the_ranks_and_writes_a_cluster(run, forked_python):
     ran = run("profile", "--links", "--ranks", "2", *QUICK)
     assert ran.code == 0, ran.stderr
     cluster = Cluster.read("cluster.json")
@@ -94,7 +94,7 @@ def launch(folder, ranks, output, *words):
 
 
 @pytest.mark.distributed
-def test_ranks_of_a_launcher_write_one_cluster(tmp_path):
+def test_ranks_of_a_launcher_write_one_cluster(tmp_path, forked_python):
     ended = launch(tmp_path, 2, "c.json", "--json")
     assert [code for *_, code in ended] == [0, 0], ended
     assert ended[1][0] == ""
@@ -106,7 +106,7 @@ def test_ranks_of_a_launcher_write_one_cluster(tmp_path):
 
 
 @pytest.mark.distributed
-def test_every_rank_fails_where_the_first_cannot_write(tmp_path):
+def test_every_rank_fails_where_the_first_cannot_write(tmp_path, forked_python):
     ended = launch(tmp_path, 2, "absent/c.json")
     assert [code for *_, code in ended] == [2, 2]
     assert all("folder absent does not exist" in stderr for _, stderr, _ in ended)

@@ -248,7 +248,7 @@ def test_two_processes_measure_their_link():
 
 
 @pytest.mark.distributed
-def test_progress_and_report_of_ranks_started_here():
+def test_progress_and_report_of_ranks_started_here(forked_python):
     seen = []
     options = LinkOptions(device="cpu", budget_s=0.5, largest_bytes=2**20)
     report = measure_links_here(3, options, lambda done, total, what: seen.append((done, total)))
@@ -307,7 +307,7 @@ def last_line(text):
 
 
 @pytest.mark.distributed
-def test_two_hosts_become_two_levels():
+def test_two_hosts_become_two_levels(forked_python):
     with Launched(range(4)) as processes:
         outputs = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
@@ -336,7 +336,7 @@ def test_two_hosts_become_two_levels():
         (1, "rank 1 waited for rank 0 to open the store that all ranks meet at: no answer in 2 s"),
     ],
 )
-def test_ranks_that_never_come_are_named(there, said):
+def test_ranks_that_never_come_are_named(there, said, forked_python):
     with Launched([there], size=3, timeout_s=2.0) as (process,):
         _, stderr = process.communicate(timeout=200)
     assert process.returncode == 5
@@ -344,7 +344,7 @@ def test_ranks_that_never_come_are_named(there, said):
 
 
 @pytest.mark.distributed
-def test_a_rank_that_dies_ends_the_others_and_is_named():
+def test_a_rank_that_dies_ends_the_others_and_is_named(forked_python):
     with Launched(
         range(3), 3, budget_s=60.0, timeout_s=60.0, largest_bytes=64 * 2**20
     ) as processes:
@@ -360,7 +360,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_named():
 
 
 @pytest.mark.distributed
-def test_ranks_with_different_options_are_refused_by_all():
+def test_ranks_with_different_options_are_refused_by_all(forked_python):
     with Launched(range(2), 2, budget_s=[1.0, 2.0]) as processes:
         ended = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [1] * 2
@@ -368,7 +368,7 @@ def test_ranks_with_different_options_are_refused_by_all():
     assert "different options" in ended[0][1]
 
 
-def test_ranks_that_fail_here_are_one_error(monkeypatch):
+def test_ranks_that_fail_here_are_one_error(monkeypatch, forked_python):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "absent0")
     with pytest.raises(RankFailed, match=r"rank [01] waited for rank [01] to connect"):
         measure_links_here(2, LinkOptions(device="cpu"))
