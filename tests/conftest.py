@@ -35,7 +35,7 @@ def forking_executable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 @pytest.fixture
 def forked_python(forking_executable: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Fork what a test, and what it calls, starts with ``sys.executable``; imports nothing twice."""
+    """Fork what a test, and all it calls, starts by ``sys.executable``: imports happen once."""
     monkeypatch.setattr(sys, "executable", str(forking_executable))
     monkeypatch.setenv("PYTHON_EXEC", str(forking_executable))  # torchrun starts ranks by it
     return str(forking_executable)

@@ -49,7 +49,8 @@ PRELOADED = (
     "networkx", "torch.distributed.run", "torch._dynamo", "torch.export", "torch.onnx",
     "stagewright.api.server", "stagewright.capture.capture", "stagewright.cli.main",
     "stagewright.planner.plan", "stagewright.profiler.estimates.worker",
-    "stagewright.profiler.measure_worker", "stagewright.runtime.distributed", "stagewright.view.notebook",
+    "stagewright.profiler.measure_worker", "stagewright.runtime.distributed",
+    "stagewright.view.notebook",
 )  # fmt: skip
 
 
