@@ -130,14 +130,7 @@ def complete_settings(configuration: Configuration) -> ServerSettings:
 def run(
     settings: ServerSettings, host: str, port: int, *, token_is_generated: bool = False
 ) -> None:
-    """Serve with these settings; see `serve`.
-
-    Args:
-        settings: From `complete_settings`.
-        host: Address or name to listen on.
-        port: 0 takes a free port.
-        token_is_generated: If true, the token is announced.
-    """
+    """Serve with these settings; see `serve`."""
     listening = _listen(host, port)
     address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{listening.getsockname()[1]}"
@@ -179,13 +172,7 @@ def run(
 
 
 def announce(url: str, token: str | None, *, for_people: bool = True) -> None:
-    """Announce the server's address: JSON on stdout for programs, text on stderr for people.
-
-    Args:
-        url: Base URL of the server.
-        token: Generated token; `None` if it was chosen.
-        for_people: If false, stderr gets a log line instead of text.
-    """
+    """Announce the address, and the token if it was generated: JSON on stdout, text on stderr."""
     sys.stdout.write(json.dumps({"url": url, "token": token}) + "\n")
     sys.stdout.flush()
     if not for_people:

@@ -54,15 +54,7 @@ class Principal(Record):
     quotas: Quotas = Quotas()
 
     def require(self, scope: Scope, action: str) -> None:
-        """Raise unless the principal has a scope.
-
-        Args:
-            scope: Needed for the action.
-            action: The action in words, e.g. "measuring a model".
-
-        Raises:
-            Forbidden: The scope is missing.
-        """
+        """Raise `Forbidden` unless the principal has a scope, which an action in words needs."""
         if scope not in self.scopes:
             held = ", ".join(name for name in SCOPES if name in self.scopes) or "none"
             raise Forbidden(
@@ -89,12 +81,7 @@ CurrentPrincipal = Annotated[Principal, Depends(principal_of)]
 
 
 def needed_scope(method: str, path: str) -> Scope:
-    """Return the scope a request needs; its body may need a further one, which routes check.
-
-    Args:
-        method: In upper case.
-        path: Decoded, without the query.
-    """
+    """Return the scope a request needs; its body may need a further one, which routes check."""
     # Most privileged first, and "admin" for all that is not listed.
     if is_below(path, KEYS) or is_below(path, AUDIT):
         return "admin"

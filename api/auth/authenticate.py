@@ -52,15 +52,7 @@ NETWORK_BITS = 64
 
 
 class Authenticator:
-    """Finds the principal that a request's bearer token belongs to.
-
-    Args:
-        token: The server's own, ASCII; `None` if it has none.
-        store: Has the API keys.
-        oidc: Verifies an identity provider's tokens; `None` without a provider.
-        login_throttle: Counts wrong tokens.
-        sessions: Reads the session cookies of browsers.
-    """
+    """Finds the principal that a request's bearer token belongs to."""
 
     def __init__(
         self,
@@ -158,11 +150,7 @@ class Authenticator:
 
 
 def bearer_token(headers: Headers) -> bytes:
-    """Return the one bearer token of a request.
-
-    Raises:
-        Unauthorized: There is none, or more than one ``Authorization`` header.
-    """
+    """Return the one bearer token of a request; raise `Unauthorized` without it or with several."""
     sent = headers.getlist("authorization")
     scheme, _, token = (sent[0] if len(sent) == 1 else "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
@@ -179,11 +167,7 @@ def principal_of_key(key: ApiKey) -> Principal:
 
 
 class LoginThrottle:
-    """Leaky bucket of wrong tokens for each address; used on the event loop's thread only.
-
-    Args:
-        now: Monotonic clock, in seconds.
-    """
+    """Leaky bucket of wrong tokens for each address; used on the event loop's thread only."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

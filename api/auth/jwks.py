@@ -33,13 +33,7 @@ Jwk = Mapping[str, Any]
 
 
 class SigningKeys:
-    """Cache of public keys by id. Thread-safe; may block.
-
-    Args:
-        url: Address of the provider's JSON Web Key Set.
-        fetch: Returns the bytes at an address.
-        now: Monotonic clock, in seconds.
-    """
+    """Cache of public keys by id. Thread-safe; may block."""
 
     def __init__(
         self,
@@ -89,11 +83,7 @@ class SigningKeys:
 
 
 def parse_jwks(document: bytes) -> dict[str, Jwk]:
-    """Return the signature keys of a JSON Web Key Set, by id (RFC 7517).
-
-    Raises:
-        ValueError: The document is not a JSON Web Key Set.
-    """
+    """Return the signature keys of a JSON Web Key Set, by id (RFC 7517), or raise `ValueError`."""
     found = json.loads(document)
     keys = found.get("keys") if isinstance(found, dict) else None
     if not isinstance(keys, list):
@@ -117,11 +107,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def fetch_directly(url: str) -> bytes:
-    """Return the bytes at an address, at most `MAX_BYTES`.
-
-    Raises:
-        OSError: It does not answer, redirects, or the document is longer.
-    """
+    """Return the bytes at an address, at most `MAX_BYTES`, or raise `OSError`."""
     with urllib.request.build_opener(_NoRedirects).open(url, timeout=TIMEOUT_S) as response:
         document: bytes = response.read(MAX_BYTES + 1)
     if len(document) > MAX_BYTES:

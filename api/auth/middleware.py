@@ -30,12 +30,6 @@ class AuthMiddleware:
 
     Routes get the principal by `access.CurrentPrincipal`. Changes and refusals go into the
     audit log. The service has no websockets; all are closed.
-
-    Args:
-        app: The application behind.
-        authenticator: Finds the principal.
-        audit: Writes the audit log.
-        now: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -68,11 +62,7 @@ class AuthMiddleware:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _admit(self, scope: Scope) -> tuple[Principal, dict[str, str]]:
-        """Return the principal and the response headers about its quota.
-
-        Raises:
-            Problem: The request is refused.
-        """
+        """Return the principal and the response headers about its quota; raise the refusal."""
         principal, headers = None, dict[str, str]()
         try:
             principal = await self._authenticator.principal(Headers(scope=scope), scope)
@@ -136,10 +126,6 @@ class AuditWriter:
     """Writes admitted changes and refusals to the audit log.
 
     An entry that cannot be stored goes to the server's log, since the change has happened.
-
-    Args:
-        store: Has the audit log.
-        now: Monotonic clock, in seconds.
     """
 
     def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:

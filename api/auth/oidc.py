@@ -9,7 +9,7 @@ from typing import Any
 import jwt
 
 from ..errors import Forbidden, Unauthorized
-from ..settings.oidc import OidcSettings
+from ..settings.settings import OidcSettings
 from ..store.errors import RecordNotFound
 from ..store.store import Store
 from .access import Principal
@@ -24,13 +24,7 @@ SCOPE_PREFIX = "stagewright:"
 
 
 class OidcTokens:
-    """Verifies tokens and turns their claims into principals.
-
-    Args:
-        settings: Issuer, audience, algorithms and claims.
-        store: Has the projects.
-        keys: The provider's public keys.
-    """
+    """Verifies tokens and turns their claims into principals."""
 
     def __init__(self, settings: OidcSettings, store: Store, keys: SigningKeys) -> None:
         self._settings = settings

@@ -34,11 +34,7 @@ class RateStatus:
 
 
 class RateLimiter:
-    """Counts requests by key, in this process alone; may be called from several threads.
-
-    Args:
-        now: Monotonic clock, in seconds.
-    """
+    """Counts requests by key, in this process alone; may be called from several threads."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -20,7 +20,7 @@ from starlette.requests import cookie_parser
 
 from ...core.document import Record
 from ...core.errors import InvalidInput
-from ..settings.oidc import OidcSettings
+from ..settings.settings import OidcSettings
 from .access import Principal
 
 LIFETIME_S = 12 * 3600

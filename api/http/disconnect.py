@@ -18,16 +18,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 async def while_connected(receive: Receive, work: Awaitable[R]) -> R:
-    """Return the result of some work, or cancel the work when its client disconnects.
-
-    Args:
-        receive: Of a request whose body has been read.
-        work: A coroutine.
-
-    Raises:
-        Problem: 499: the client has disconnected.
-        Exception: Any error of the work.
-    """
+    """Return the result of some work, or cancel it when its client disconnects: `Problem` 499."""
     # anyio's scope and not task.cancel(): it lets threads that the work waits for finish, so that
     # what they began to store is stored.
     with CancelScope() as scope:

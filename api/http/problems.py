@@ -38,8 +38,7 @@ from ..errors import (
 from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
 from ..telemetry.tracing import request_id
 from .allowed_methods import Paths, allowed_methods, unknown_path_message
-from .field_errors import FieldError, clip, field_errors
-from .unknown_fields import suggest_field
+from .field_errors import FieldError, clip, field_errors, suggest_field
 
 MAX_DETAIL_CHARACTERS = 2000
 
@@ -77,13 +76,6 @@ class Problem(HTTPException):
 
     Derived from FastAPI's ``HTTPException`` because FastAPI turns any other exception raised while
     a body is read into a 400 of its own.
-
-    Args:
-        status: HTTP status code.
-        kind: Last part of the problem type, e.g. ``body-too-large``.
-        detail: The error and the way out.
-        errors: Fields at fault.
-        headers: Further response headers.
     """
 
     def __init__(
@@ -113,12 +105,7 @@ class Problem(HTTPException):
 
 
 def install_problems(app: FastAPI, paths: Paths) -> None:
-    """Turn every error of an application into a problem document.
-
-    Args:
-        app: The application.
-        paths: The paths its OpenAPI document lists.
-    """
+    """Turn every error of an application, with these documented paths, into a problem document."""
 
     async def on_problem(_: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)

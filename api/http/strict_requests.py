@@ -21,11 +21,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from .field_errors import MAX_ERRORS, FieldError, clip
+from .field_errors import MAX_ERRORS, FieldError, clip, suggest_name
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
 from .problems import Problem, problem_of_validation
 from .threads import in_busy_thread
-from .unknown_fields import suggest_name
 
 API = "/v1/"
 
@@ -172,11 +171,7 @@ def _pairs(value: Any, found: Any) -> list[tuple[str | int, Any, Any]]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that a route of the API does not document.
-
-    Raises:
-        Problem: 422, listing them.
-    """
+    """Refuse query parameters that a route of the API does not document, all of them at once."""
     if not request.scope["query_string"] or not request.url.path.startswith(API):
         return
     # From the route's own declaration, so that no second list can fall behind.

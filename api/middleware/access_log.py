@@ -28,12 +28,6 @@ class AccessLog:
 
     The id is the client's ``X-Request-ID`` if that is well formed. It is in the response's header,
     in problem documents, in the audit log and in every line logged meanwhile.
-
-    Args:
-        app: The application behind.
-        metrics: Counts requests.
-        shutdown: Waits for requests in flight.
-        now: Monotonic clock, in seconds.
     """
 
     def __init__(

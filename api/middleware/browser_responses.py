@@ -43,9 +43,6 @@ class Compression:
 
     A compressed response's strong entity tag becomes weak (RFC 9110, section 8.8.1), since its
     bytes differ, and so does that of a 304 to a client with a compressed copy.
-
-    Args:
-        app: The application behind.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -80,13 +77,7 @@ def accepts_gzip(accepted: str) -> bool:
 
 
 class _GzipSender:
-    """Sends a response on, compressed if the client accepts it and it is large enough.
-
-    Args:
-        send: Takes the messages.
-        is_accepted: True if the client accepts gzip.
-        known_tags: ``If-None-Match`` of the request.
-    """
+    """Sends a response on, compressed if the client accepts it and it is large enough."""
 
     def __init__(self, send: Send, is_accepted: bool, known_tags: str) -> None:
         self._send = send
@@ -160,10 +151,6 @@ class Pages:
     This middleware is outside of all that respond, so that bugs and refused host names become
     pages, too. A client that accepts HTML and not JSON is taken for a browser; without a session it
     is redirected to sign in.
-
-    Args:
-        app: The application behind.
-        error_page: HTML of a problem document.
     """
 
     def __init__(self, app: ASGIApp, error_page: ErrorPage) -> None:

@@ -25,13 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class GracefulShutdown:
-    """State of a server's shutdown; used on the event loop's thread only.
-
-    Args:
-        delay_s: Time in which the server only reports that it is not ready.
-        grace_s: Time that requests in flight have after that.
-        now: Monotonic clock, in seconds.
-    """
+    """State of a shutdown, used on the event loop's thread only; see `ServerSettings` for its times."""
 
     def __init__(
         self,

@@ -31,15 +31,7 @@ MAX_SLOT_S = 0.25
 
 
 class LoadLimits:
-    """Reads the body, up to a limit, and hands the request on when a slot is free.
-
-    Args:
-        app: The application behind.
-        max_bytes: Longest body accepted; at most `MAX_OPEN_BYTES` on paths without a token.
-        max_discarded_bytes: Bytes beyond that to read and discard before the refusal.
-        max_body_s: Longest a body may take to arrive.
-        concurrency: Limit on requests handled at once.
-    """
+    """Reads the body, up to a limit, and hands the request on when a slot is free."""
 
     def __init__(
         self,
@@ -75,12 +67,7 @@ class LoadLimits:
             await self._app(scope, replay, _release_on_stream(send, release))
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            Problem: 413: it is too long. 408: it takes too long.
-            ClientDisconnect: The client has disconnected.
-        """
+        """Return the whole body; raise 413 if it is too long, 408 if it takes too long."""
         headers = Headers(scope=scope)
         open_path = is_open(scope["path"])
         max_bytes = min(self._max_bytes, MAX_OPEN_BYTES) if open_path else self._max_bytes
@@ -164,10 +151,6 @@ class ConcurrencyLimit:
     which takes eight steps, waits eight times as long as a list, which takes one. With it each
     request waits once. The figures of docs/load.md (217 requests a second from 200 clients without
     pauses, 99 of 100 within 1.3 s) were measured with it.
-
-    Args:
-        at_once: Number of slots.
-        max_slot_s: Longest one is held.
     """
 
     def __init__(self, at_once: int = AT_ONCE, max_slot_s: float = MAX_SLOT_S) -> None:

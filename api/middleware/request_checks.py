@@ -25,13 +25,7 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::\d{
 
 
 class RequestChecks:
-    """Refuses requests that no route should see, from any client.
-
-    Args:
-        app: The application behind.
-        shutdown: Once it refuses, no new work is begun.
-        allowed_hosts: Names without port, IPv6 addresses without brackets; `None` allows all.
-    """
+    """Refuses requests that no route should see; hosts are without port or brackets, `None` is all."""
 
     def __init__(
         self, app: ASGIApp, shutdown: GracefulShutdown, allowed_hosts: Iterable[str] | None

@@ -44,16 +44,7 @@ RemoteEstimator = Callable[[str], Awaitable[str]]
 
 
 class Estimator:
-    """Estimator of models, `MAX_CONCURRENT` at a time.
-
-    Args:
-        command: The child's program, with the protocol of `profiler.estimates.child`.
-        deadline_s: Time limit, including the wait for earlier estimates.
-        memory_bytes: Memory limit of a child, at most `MEMORY_BYTES`; by default that of a
-            measuring child.
-        sandbox: Whether children are put into a sandbox.
-        elsewhere: Used if torch is not installed here.
-    """
+    """Estimator of models, `MAX_CONCURRENT` at a time; ``elsewhere`` is for servers without torch."""
 
     def __init__(
         self,

@@ -75,12 +75,6 @@ def measure_confined(
 ) -> Profile:
     """Measure a model in a child of this thread and return its profile.
 
-    Args:
-        request: The measurement.
-        setup: Commands and limits.
-        on_progress: Called in this thread with ``done``, ``total``, ``layer``.
-        stopped: Ends the child when set.
-
     Raises:
         Refused: A sandbox is required, and there is none.
         MeasuringFailed: The child's answer is not a profile although no factory ran.

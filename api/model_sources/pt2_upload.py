@@ -24,11 +24,7 @@ LIMITS = ChildLimits(memory_bytes=2**31, deadline_s=60.0, output_bytes=32 * 2**2
 
 
 class ProgramReader:
-    """Reader of uploaded programs, `MAX_CONCURRENT` at a time.
-
-    Args:
-        sandbox: Whether children are put into a sandbox.
-    """
+    """Reader of uploaded programs, `MAX_CONCURRENT` at a time."""
 
     def __init__(self, sandbox: SandboxChoice = "auto") -> None:
         self._sandbox = sandbox

@@ -54,12 +54,7 @@ MAX_KEPT_CHARACTERS = 64 * 2**20
 
 
 class Views:
-    """Draws stored plans, and caches the drawings, since a plan never changes.
-
-    Args:
-        planning: Prices changed plans and draws in solver processes.
-        store: Keeps plans and profiles.
-    """
+    """Draws stored plans, and caches the drawings, since a plan never changes."""
 
     def __init__(self, planning: Planning, store: Store) -> None:
         self._planning = planning

@@ -23,9 +23,8 @@ from ..planning.what_if import ComparisonRequest
 from ..routes.dependencies import ThePlanning, TheStore
 from ..store.errors import RecordNotFound
 from ..store.store import Store
-from .display_names import job_words
 from .plan_views import TheViews, place_of_step
-from .templates import assets, render
+from .templates import assets, job_words, render
 
 MAX_COMPARED = 8
 MAX_PROFILES = 500

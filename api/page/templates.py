@@ -1,4 +1,4 @@
-"""Templates and static files of the pages, read once."""
+"""Templates and static files of the pages, read once, and the names that they show."""
 
 from __future__ import annotations
 
@@ -9,10 +9,60 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from pydantic import ValidationError
 
+from ...core.service.documents import PlanSummary, ProfileSummary
+from ...core.units import count
 from ...view.html import STATIC, environment
 from ...view.profile_view import changes_of
-from .display_names import model_words
+from ..jobs.job_spec import read_job_spec
+
+UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
+"""Units as in the names of models: 70 B parameters are 70 billion."""
+
+MAX_NAME = 40
+"""Longest name of a model in a list, in characters."""
+
+
+def model_words(summary: PlanSummary | ProfileSummary) -> str:
+    """Describe a model by name and size: ``gpt2, 50 layers, 1.56 B parameters``."""
+    name = summary.family or summary.model or "Model"
+    words = [_shorten(name)]
+    if summary.num_layers is not None:
+        words.append(count(summary.num_layers, "layer"))
+    if summary.num_parameters is not None:
+        words.append(f"{short(summary.num_parameters)} parameters")
+    return ", ".join(words)
+
+
+def job_words(request_json: str) -> str:
+    """Describe what a job does: ``Measure gpt2 and plan it``."""
+    try:
+        work = read_job_spec(request_json)
+    except ValidationError:  # another release wrote the job
+        return "A job"
+    measure = work.measure
+    if measure.graph is not None:
+        name = measure.graph.model or "a captured model"
+    elif measure.factory is not None:
+        name = measure.factory.name
+    else:
+        assert measure.model is not None, "a request checks that"
+        name = measure.model.family
+    return f"Measure {_shorten(name)}" + (" and plan it" if work.plan is not None else "")
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+
+
+def short(number: int) -> str:
+    """Format a number with three digits: ``124 M``."""
+    for unit, letter in UNITS:
+        if number >= unit:
+            return f"{number / unit:.3g} {letter}"
+    return str(number)
+
 
 HERE = Path(__file__).parent
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}

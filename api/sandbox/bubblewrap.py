@@ -47,12 +47,7 @@ FIND_PACKAGES = (
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Command line of bubblewrap.
-
-    Attributes:
-        program: Path of bubblewrap.
-        readable: Paths readable by a child besides the system's programs.
-    """
+    """Command line of bubblewrap; ``readable`` are paths besides the system's programs."""
 
     program: str
     readable: tuple[str, ...] = ()

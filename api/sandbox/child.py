@@ -18,8 +18,7 @@ from ...core.errors import Cancelled, DeadlineExceeded, MeasurementError, OutOfM
 from ...core.units import format_bytes
 from .bubblewrap import Sandbox
 from .child_messages import error_of, progress_of
-from .limits import ChildLimits
-from .process_tree import descendants, end_all, memory_bytes
+from .limits import ChildLimits, descendants, end_all, memory_bytes
 
 CHECK_S = 0.05
 """Interval at which memory, deadline and the stop event are checked."""

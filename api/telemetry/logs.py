@@ -30,14 +30,7 @@ def configure_logging(
     secrets: Iterable[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Configure all logging of this process, replacing earlier handlers.
-
-    Args:
-        format: ``auto`` means text on a terminal, else JSON.
-        level: Lowest level that is logged.
-        secrets: Texts masked wherever they occur.
-        stream: Output; stderr by default.
-    """
+    """Configure all logging of this process, masking secrets; earlier handlers are replaced."""
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
     for_people = is_for_people(format, target)

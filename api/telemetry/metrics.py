@@ -84,14 +84,7 @@ class Metrics:
     def answered(
         self, method: str, route: str, status: int | None, duration_s: float | None
     ) -> None:
-        """Count a request.
-
-        Args:
-            method: As sent by the client.
-            route: Template of the route.
-            status: `None` if the connection was closed before there was one.
-            duration_s: `None` for a stream, which lasts as long as its reader wants.
-        """
+        """Count a request: without a status it was cut off, without a duration it was a stream."""
         # Clients may send any word as a method, and each would be a label of its own.
         known = method if method in METHODS else "other"
         self._requests.labels(
@@ -129,11 +122,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def listen(self, address: str) -> Callable[[], None]:
-        """Serve metrics on ``host:port`` without a token until the returned function is called.
-
-        Raises:
-            OSError: The address cannot be listened on.
-        """
+        """Serve metrics on ``host:port`` without a token until the returned function is called."""
         host, _, port = address.rpartition(":")
         server, thread = start_http_server(int(port), host.strip("[]"), registry=self.registry)
 

@@ -30,9 +30,6 @@ class Scrubber:
     """Masks secrets in log lines (a processor of structlog).
 
     API keys, JWTs, bearer tokens and passwords in URLs are recognised by their form.
-
-    Args:
-        secrets: Further ones, of any form: the server's own token, the database's password.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagewright.api.sandbox.process_tree import descendants, memory_bytes
+from stagewright.api.sandbox.limits import descendants, memory_bytes
 from stagewright.api.server import run
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.store import Store

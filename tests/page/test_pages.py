@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import templates
-from stagewright.api.page.display_names import model_words, short
+from stagewright.api.page.templates import model_words, short
 from stagewright.api.settings.settings import LOOPBACK_NAMES, ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.service.documents import ProfileSummary

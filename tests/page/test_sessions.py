@@ -16,8 +16,7 @@ from stagewright.api.auth.sessions import LIFETIME_S, Sessions
 from stagewright.api.http.examples import example_profile
 from stagewright.api.middleware.load_limits import MAX_OPEN_BYTES
 from stagewright.api.page.templates import assets
-from stagewright.api.settings.oidc import OidcSettings
-from stagewright.api.settings.settings import ServerSettings
+from stagewright.api.settings.settings import OidcSettings, ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.projects import hash_secret
 from stagewright.api.store.store import Store

@@ -13,7 +13,7 @@ from stagewright.api.auth.jwks import SigningKeys, fetch_directly, parse_jwks
 from stagewright.api.auth.oidc import OidcTokens
 from stagewright.api.errors import IdentityProviderUnreachable, Unauthorized
 from stagewright.api.http.problems import problem_of_error
-from stagewright.api.settings.oidc import OidcSettings
+from stagewright.api.settings.settings import OidcSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.store import Store
 from tests.api.identity_provider import AUDIENCE, ISSUER, identity_provider
