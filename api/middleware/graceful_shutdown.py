@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class GracefulShutdown:
-    """State of a shutdown, used on the event loop's thread only; see `ServerSettings` for its times."""
+    """State of a server's shutdown; used on the event loop's thread only."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ RemoteEstimator = Callable[[str], Awaitable[str]]
 
 
 class Estimator:
-    """Estimator of models, `MAX_CONCURRENT` at a time; ``elsewhere`` is for servers without torch."""
+    """Estimator of models, `MAX_CONCURRENT` at a time, ``elsewhere`` if torch is not installed."""
 
     def __init__(
         self,
