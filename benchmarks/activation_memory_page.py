@@ -79,7 +79,7 @@ since it works on copies; another computes on the buffer itself. Up to {most_twi
 layer's backward needs it, later layers have let go of theirs.
 - On CUDA sizes in the table are rounded up to blocks of 512 bytes as the caching allocator does; \
 the segments it reserves from the device (2 MiB, 20 MiB, multiples of 2 MiB) are not part of \
-`memory_allocated` (`profiler/machine/out_of_memory.py`).
+`memory_allocated` (`profiler/machine/memory.py`).
 - Optimizer state is 8 bytes an element for Adam, two fp32 moments, and 4 for momentum. That is \
 what `torch.optim` keeps for fp32 parameters (and 4 bytes a parameter tensor for the step count); \
 for parameters in bf16 it keeps half, unless it is given fp32 copies of them.

@@ -31,8 +31,8 @@ from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
 from stagewright.core.profile.profile import Profile, Timing  # noqa: E402
 from stagewright.core.requests.requests import ProfilingOptions  # noqa: E402
 from stagewright.planner.plan import plan as make_plan  # noqa: E402
-from stagewright.profiler.machine.allocator import keep_freed_memory  # noqa: E402
 from stagewright.profiler.machine.clock import Clock  # noqa: E402
+from stagewright.profiler.machine.memory import keep_freed_memory  # noqa: E402
 from stagewright.profiler.measure.profile import profile as make_profile  # noqa: E402
 
 STAGES = (2, 4)

@@ -38,7 +38,7 @@ from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.core.units import format_time
 from stagewright.planner.heuristics.chain_partition import balance
 from stagewright.profiler.layers.layer_run import layer_runs
-from stagewright.profiler.machine.allocator import keep_freed_memory
+from stagewright.profiler.machine.memory import keep_freed_memory
 from stagewright.profiler.measure.profile import TimedProfile, Wanted, measure_profile
 from stagewright.profiler.models.families import build_loss, build_model
 

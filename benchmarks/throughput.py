@@ -48,7 +48,7 @@ from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.profiler.links.launch_local import free_port
-from stagewright.profiler.machine.allocator import keep_freed_memory
+from stagewright.profiler.machine.memory import keep_freed_memory
 from stagewright.profiler.models.families import build_loss, build_model, training_batch
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.engine.batch_io import BatchOutputs, LossFunction

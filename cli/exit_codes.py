@@ -31,7 +31,7 @@ from ..core.errors import (
     Refused,
     StagewrightError,
 )
-from ..profiler.machine.out_of_memory import is_out_of_memory
+from ..profiler.machine.memory import is_out_of_memory
 from .support.flag_names import in_flags
 from .support.optional_dependencies import find_missing_extra
 

@@ -8,11 +8,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.service.jobs import JobEvent
 from .job_events import EventStream
-from .methods import catalogue as of_catalogue
-from .methods import documents as of_documents
 from .methods import jobs as of_jobs
-from .methods import keys as of_keys
 from .methods import plans as of_plans
+from .methods import resources as of_resources
 from .sans_io import (
     GetRetryBudget,
     HttpReply,
@@ -188,14 +186,14 @@ class AsyncClient:
     simulate = make_coroutine(of_plans.simulate)
     compare = make_coroutine(of_plans.compare)
 
-    put_profile = make_coroutine(of_documents.put_profile)
-    get_profile = make_coroutine(of_documents.get_profile)
-    profiles = make_coroutine(of_documents.profiles)
-    export_profile = make_coroutine(of_documents.export_profile)
-    put_graph = make_coroutine(of_documents.put_graph)
-    get_graph = make_coroutine(of_documents.get_graph)
-    graphs = make_coroutine(of_documents.graphs)
-    upload_pt2 = make_coroutine(of_documents.upload_pt2)
+    put_profile = make_coroutine(of_resources.put_profile)
+    get_profile = make_coroutine(of_resources.get_profile)
+    profiles = make_coroutine(of_resources.profiles)
+    export_profile = make_coroutine(of_resources.export_profile)
+    put_graph = make_coroutine(of_resources.put_graph)
+    get_graph = make_coroutine(of_resources.get_graph)
+    graphs = make_coroutine(of_resources.graphs)
+    upload_pt2 = make_coroutine(of_resources.upload_pt2)
 
     profile_job = make_coroutine(of_jobs.profile_job)
     job = make_coroutine(of_jobs.job)
@@ -204,12 +202,12 @@ class AsyncClient:
     wait = make_coroutine(of_jobs.wait)
     events = make_iterator(of_jobs.events)
 
-    capabilities = make_coroutine(of_catalogue.capabilities)
-    accelerators = make_coroutine(of_catalogue.accelerators)
-    model_families = make_coroutine(of_catalogue.model_families)
-    model_family = make_coroutine(of_catalogue.model_family)
-    cluster = make_coroutine(of_catalogue.cluster)
+    capabilities = make_coroutine(of_resources.capabilities)
+    accelerators = make_coroutine(of_resources.accelerators)
+    model_families = make_coroutine(of_resources.model_families)
+    model_family = make_coroutine(of_resources.model_family)
+    cluster = make_coroutine(of_resources.cluster)
 
-    keys = make_coroutine(of_keys.keys)
-    create_key = make_coroutine(of_keys.create_key)
-    revoke_key = make_coroutine(of_keys.revoke_key)
+    keys = make_coroutine(of_resources.keys)
+    create_key = make_coroutine(of_resources.create_key)
+    revoke_key = make_coroutine(of_resources.revoke_key)

@@ -9,11 +9,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.service.jobs import JobEvent
 from .job_events import EventStream
-from .methods import catalogue as of_catalogue
-from .methods import documents as of_documents
 from .methods import jobs as of_jobs
-from .methods import keys as of_keys
 from .methods import plans as of_plans
+from .methods import resources as of_resources
 from .sans_io import (
     GetRetryBudget,
     HttpReply,
@@ -182,14 +180,14 @@ class Client:
     simulate = make_blocking(of_plans.simulate)
     compare = make_blocking(of_plans.compare)
 
-    put_profile = make_blocking(of_documents.put_profile)
-    get_profile = make_blocking(of_documents.get_profile)
-    profiles = make_blocking(of_documents.profiles)
-    export_profile = make_blocking(of_documents.export_profile)
-    put_graph = make_blocking(of_documents.put_graph)
-    get_graph = make_blocking(of_documents.get_graph)
-    graphs = make_blocking(of_documents.graphs)
-    upload_pt2 = make_blocking(of_documents.upload_pt2)
+    put_profile = make_blocking(of_resources.put_profile)
+    get_profile = make_blocking(of_resources.get_profile)
+    profiles = make_blocking(of_resources.profiles)
+    export_profile = make_blocking(of_resources.export_profile)
+    put_graph = make_blocking(of_resources.put_graph)
+    get_graph = make_blocking(of_resources.get_graph)
+    graphs = make_blocking(of_resources.graphs)
+    upload_pt2 = make_blocking(of_resources.upload_pt2)
 
     profile_job = make_blocking(of_jobs.profile_job)
     job = make_blocking(of_jobs.job)
@@ -198,12 +196,12 @@ class Client:
     wait = make_blocking(of_jobs.wait)
     events = make_iterator(of_jobs.events)
 
-    capabilities = make_blocking(of_catalogue.capabilities)
-    accelerators = make_blocking(of_catalogue.accelerators)
-    model_families = make_blocking(of_catalogue.model_families)
-    model_family = make_blocking(of_catalogue.model_family)
-    cluster = make_blocking(of_catalogue.cluster)
+    capabilities = make_blocking(of_resources.capabilities)
+    accelerators = make_blocking(of_resources.accelerators)
+    model_families = make_blocking(of_resources.model_families)
+    model_family = make_blocking(of_resources.model_family)
+    cluster = make_blocking(of_resources.cluster)
 
-    keys = make_blocking(of_keys.keys)
-    create_key = make_blocking(of_keys.create_key)
-    revoke_key = make_blocking(of_keys.revoke_key)
+    keys = make_blocking(of_resources.keys)
+    create_key = make_blocking(of_resources.create_key)
+    revoke_key = make_blocking(of_resources.revoke_key)

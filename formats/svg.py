@@ -11,7 +11,7 @@ from ..core.plan.schedule import Work
 from ..core.plan.timeline import Timeline, TimelineEvent
 from ..core.text_table import sanitize
 from ..core.units import format_time
-from ..schedules.layout import Layout, make_layout
+from ..schedules.layout import Layout, lay_out
 
 LABEL_WIDTH, CHART_WIDTH, MARGIN = 190, 760, 24
 TOP, ROW_HEIGHT, ROW_GAP, BOTTOM = 64, 26, 6, 36
@@ -63,12 +63,7 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
     """
     drawn = [timeline] if beside is None else [timeline, beside]
     length_s = max(each.step_time_s for each in drawn)
-    where = make_layout(
-        plan.schedule,
-        plan.num_microbatches,
-        [stage.replicas for stage in plan.stages],
-        plan.chunks,
-    )
+    where = lay_out(plan)
     panel = timeline.num_ranks * (ROW_HEIGHT + ROW_GAP)
     height = TOP + len(drawn) * panel + (len(drawn) - 1) * PANEL_GAP + BOTTOM
     width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
@@ -137,7 +132,7 @@ def _rows(
             yield f'<text x="{MARGIN}" y="{y + 17}">{escape(_shortened(sanitize(label)))}</text>'
         yield f'<rect class="idle" x="{x}" y="{y}" width="{CHART_WIDTH}" height="{ROW_HEIGHT}"/>'
     paler = {
-        (rank, stage) for rank in range(where.num_ranks) for stage in _stages_of(where, rank)[1::2]
+        (rank, stage) for rank in range(where.num_ranks) for stage in where.stages_of(rank)[1::2]
     }
     for event in timeline.events:
         odd = " odd" * ((event.rank, event.stage) in paler)
@@ -146,17 +141,13 @@ def _rows(
 
 def _label(plan: Plan, where: Layout, rank: int) -> str:
     """Label a rank, for example ``0  device:0, 3 layers``."""
-    stages = _stages_of(where, rank)
+    stages = where.stages_of(rank)
     replica = where.stage_ranks[stages[0]].index(rank)
     layers = sum(plan.stages[stage].num_layers for stage in stages)
     return (
         f"{'+'.join(map(str, stages))}  {plan.stages[stages[0]].devices[replica]}, "
         f"{layers} layer{'s' * (layers > 1)}"
     )
-
-
-def _stages_of(where: Layout, rank: int) -> list[int]:
-    return [stage for stage, ranks in enumerate(where.stage_ranks) if rank in ranks]
 
 
 def _shortened(label: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
-from .machine.out_of_memory import is_out_of_memory
+from .machine.memory import is_out_of_memory
 from .measure_worker import announcement, read_request, tell
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def measure_factory(
     """Measure what a registered factory makes."""
     import torch
 
-    from .machine.device_check import check_device
+    from .machine.provenance import check_device
     from .measure.profile import profile
     from .models.families import make_sample
 

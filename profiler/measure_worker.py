@@ -21,7 +21,7 @@ from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, Stagewrig
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
 from .launch_worker import measure_apart
-from .machine.out_of_memory import device_bytes, is_out_of_memory
+from .machine.memory import device_bytes, is_out_of_memory
 from .models.families import expected_inputs, expected_target
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def measure_here(request: MeasureRequest, progress: Progress | None = None) -> P
 
 def _measure_graph(graph: Graph, options: ProfilingOptions, progress: Progress | None) -> Profile:
     from .graphs.profile_graph import profile_graph
-    from .machine.allocator import keep_freed_memory
+    from .machine.memory import keep_freed_memory
 
     keep_freed_memory()
     try:
@@ -118,8 +118,8 @@ def _measure_model(
 ) -> Profile:
     import torch
 
-    from .machine.allocator import keep_freed_memory
-    from .machine.device_check import check_device
+    from .machine.memory import keep_freed_memory
+    from .machine.provenance import check_device
     from .measure.profile import profile
     from .models.families import build_loss
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InvalidInput
+from ..core.plan.plan import Plan
 from ..core.plan.schedule import ScheduleName
 from .traits import ANY_REPLICAS, FOLDED, IN_ROUNDS, NAMES, ONE_STAGE_A_RANK
 
@@ -35,6 +36,16 @@ class Layout:
     @property
     def num_ranks(self) -> int:
         return sum(self.replicas)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages a rank runs, in order."""
+        return tuple(stage for stage, ranks in enumerate(self.stage_ranks) if rank in ranks)
+
+
+def lay_out(plan: Plan) -> Layout:
+    """Return which stages each rank of a plan runs."""
+    replicas = [stage.replicas for stage in plan.stages]
+    return make_layout(plan.schedule, plan.num_microbatches, replicas, plan.chunks)
 
 
 def make_layout(

@@ -11,12 +11,10 @@ from ..core.profile.profile import Profile
 from ..planner.problem.input_checks import scale_to_plan
 from ..planner.simulator.plan_timeline import plan_rows
 from ..planner.validation.validate import as_ordered
-from ..schedules.layout import Layout, make_layout
-from .gantt import build_boxes, build_lanes
+from ..schedules.layout import lay_out
 from .graph import build_graph_view
-from .layer_memory import LayerMemory
-from .layers import build_layer_columns
-from .memory import build_memory_curves
+from .lanes import build_boxes, build_lanes, build_memory_curves
+from .layer_columns import LayerMemory, build_layer_columns
 from .plan_view import GraphView, Header, LayerColumns, PlanView, StageRow
 from .reproduce import reproduce
 
@@ -82,12 +80,6 @@ def _of_plan(plan: Plan, profile: Profile) -> Profile:
             field="/profile",
         )
     return profile
-
-
-def lay_out(plan: Plan) -> Layout:
-    """Return which stages each rank of the plan's timeline runs."""
-    replicas = [stage.replicas for stage in plan.stages]
-    return make_layout(plan.schedule, plan.num_microbatches, replicas, plan.chunks)
 
 
 def _header(plan: Plan, searched: bool) -> Header:

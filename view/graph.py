@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..core.graph.graph import MODEL_INPUT
 from ..core.plan.plan import Plan
 from ..core.profile.profile import Profile
-from .layer_memory import LayerMemory
+from .layer_columns import LayerMemory
 from .module_parts import ModulePart, ModuleParts, choose_open_parts
 from .plan_view import GraphView
 

@@ -10,26 +10,8 @@ from typing import Any
 from ..core.cluster.cluster import Cluster
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.text_table import sanitize
+from .option_flags import flags_of
 from .plan_view import Reproduce
-
-FLAGS = {
-    "num_microbatches": "--microbatches",
-    "schedule": "--schedule",
-    "objective": "--objective",
-    "num_stages": "--stages",
-    "max_stages": "--max-stages",
-    "recompute": "--recompute",
-    "chunks": "--chunks",
-    "max_extra_in_flight": "--extra-in-flight",
-    "batch_size": "--batch-size",
-    "optimizer": "--optimizer",
-    "memory_fraction": "--memory-fraction",
-    "tied": "--tied",
-    "layer_order": "--order",
-    "skips": "--skips",
-    "gap": "--gap",
-}
-"""Command-line flag of each plan option."""
 
 
 def reproduce(plan: Plan, cluster: Cluster | None) -> Reproduce:
@@ -56,7 +38,7 @@ def ask_again(profile_id: str, cluster: Cluster | None, asked: PlanOptions) -> R
     quoted = f'"{where}"' if where != "cluster.json" else 'Cluster.read("cluster.json")'
     return Reproduce(
         shell=" ".join(
-            map(_quoted, [*planned, "--devices", where, *_words(asked), "-o", "plan.json"])
+            map(_quoted, [*planned, "--devices", where, *flags_of(asked), "-o", "plan.json"])
         ),
         curl='curl -H "Authorization: Bearer $STAGEWRIGHT_TOKEN" '
         "-H 'Content-Type: application/json' \\\n  -d "
@@ -91,28 +73,6 @@ def changed(options: PlanOptions) -> dict[str, Any]:
         for name, value in options.model_dump(mode="json").items()
         if value != usual[name]
     }
-
-
-def _words(options: PlanOptions) -> list[str]:
-    """Spell the changed options as command-line words."""
-    words: list[str] = []
-    for name, value in changed(options).items():
-        if name == "max_replicas":
-            words += ["--max-replicas", "any" if value is None else str(value)]
-        elif name == "together":
-            words += [word for pair in value for word in ("--together", ":".join(pair))]
-        elif name == "no_cut_after":
-            words += [word for layer in value for word in ("--no-cut-after", layer)]
-        elif name == "pins":
-            words += [word for pin in value for word in ("--pin", _pin(pin))]
-        else:
-            words += [FLAGS[name], str(value)]
-    return words
-
-
-def _pin(pin: dict[str, Any]) -> str:
-    place = f"@{pin['kind']}" if pin["stage"] is None else pin["stage"]
-    return f"{pin['layer']}={place}"
 
 
 def shorthand(cluster: Cluster) -> str | None:

@@ -13,7 +13,7 @@ from ...core.errors import InvalidInput
 from ...core.profile.diff import diff
 from ...core.service.documents import ProfileSummary
 from ...core.service.plans import StoredPlan
-from ...view.layers import build_profile_layers
+from ...view.layer_columns import build_profile_layers
 from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
 from ..auth.access import CurrentPrincipal, Principal

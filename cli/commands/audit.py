@@ -15,9 +15,8 @@ from ..options.database import (
     require_database,
     resolve_database,
 )
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import emit, say_next
+from ..support.output import JsonFlag, emit, say_next
 
 if TYPE_CHECKING:
     from ...api.store.records import AuditEntry

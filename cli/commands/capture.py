@@ -10,10 +10,9 @@ from typer import Context, Option
 from ...core.errors import InvalidInput
 from ..options import model as flags
 from ..options.model import read_named_request
-from ..options.output import JsonFlag
 from ..support.load_object import load_model
 from ..support.next_steps import command_line, drop_flags, suggest_measuring
-from ..support.output import check_writable, emit, say, say_next, write_file
+from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ...capture.captured import Captured

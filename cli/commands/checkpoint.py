@@ -13,8 +13,7 @@ from typer import Argument, Option
 from ...core.errors import InvalidInput
 from ...core.text_table import format_table
 from ...core.units import count, format_bytes
-from ..options.output import JsonFlag
-from ..support.output import check_writable, emit, say, say_next
+from ..support.output import JsonFlag, check_writable, emit, say, say_next
 
 if TYPE_CHECKING:
     from ...runtime.checkpoint_files.manifest import Checkpoint

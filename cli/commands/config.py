@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import emit, say, say_next
+from ..support.output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
     from ...api.settings.load import Configuration

@@ -14,9 +14,8 @@ from typer import Argument, Option
 from ...core.errors import InvalidInput, StagewrightError
 from ...core.units import count
 from ..options.database import ConfigFlag, DatabaseFlag, require_database, resolve_database
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import check_writable, emit, say_next
+from ..support.output import JsonFlag, check_writable, emit, say_next
 
 if TYPE_CHECKING:
     from ...api.store.database import Database

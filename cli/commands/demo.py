@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from ..options.output import JsonFlag
-from ..support.output import check_folder, emit, say, say_next, write_file
+from ..support.output import JsonFlag, check_folder, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster

@@ -9,9 +9,8 @@ from typer import Argument
 
 from ...core.text_table import format_table, sanitize
 from ...core.units import count, format_bytes, format_time
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import emit, say_next
+from ..support.output import JsonFlag, emit, say_next
 from ..support.read_documents import read_document
 
 if TYPE_CHECKING:  # pydantic would double the time of --help

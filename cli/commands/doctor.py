@@ -14,11 +14,10 @@ from typer import Option
 from ... import __version__
 from ...core.errors import StagewrightError
 from ...core.units import format_bytes
-from ...profiler.machine.host_memory import free_memory_bytes, host_memory_bytes
-from ..options.output import JsonFlag
+from ...profiler.machine.memory import free_memory_bytes, host_memory_bytes
 from ..support.gpu_report import TorchReport, describe_torch, examine_torch
 from ..support.optional_dependencies import EXTRAS, MissingExtra, missing_packages
-from ..support.output import emit, say, say_next
+from ..support.output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
     from ...profiler.links.records import LinkReport

@@ -8,9 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..options.model import FAMILIES, Config
-from ..options.output import JsonFlag
 from ..support.named_models import read_model, read_precision
-from ..support.output import check_writable, finish_profile
+from ..support.output import JsonFlag, check_writable, finish_profile
 from ..support.read_documents import read_document
 
 

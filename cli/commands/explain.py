@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from ..options.output import JsonFlag
-from ..support.flag_names import flags_of
+from ...view.option_flags import flags_of
 from ..support.next_steps import command_line, suggest_after_plan
-from ..support.output import emit, say_next
+from ..support.output import JsonFlag, emit, say_next
 from ..support.read_documents import read_devices, read_document
 
 if TYPE_CHECKING:

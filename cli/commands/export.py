@@ -8,9 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import check_writable, emit, say, say_next, write_file
+from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
 from ..support.read_documents import read_document
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..options.output import JsonFlag
 from ..options.server import Token
 from ..support.next_steps import command_line
-from ..support.output import emit, say, say_next
+from ..support.output import JsonFlag, emit, say, say_next
 from ..support.service import open_client
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from ..options.database import (
     require_database,
     resolve_database,
 )
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import emit, say, say_next
+from ..support.output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
     from ...api.store.records import ApiKey, NewApiKey, Project, Quotas

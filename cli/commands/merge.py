@@ -7,8 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ..options.output import JsonFlag
-from ..support.output import check_writable, finish_profile
+from ..support.output import JsonFlag, check_writable, finish_profile
 from ..support.read_documents import read_document
 
 

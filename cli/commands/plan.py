@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Context
 
+from ...view.option_flags import FLAGS
 from ..options import plan as flags
-from ..options.output import JsonFlag
 from ..options.server import Server, Token, check_token
-from ..support.flag_names import FLAGS, plan_text
+from ..support.flag_names import plan_text
 from ..support.named_models import (
     EstimateFlags,
     describe_estimate,
@@ -20,7 +20,7 @@ from ..support.named_models import (
     suggest_smaller_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
-from ..support.output import check_writable, emit, say, say_next, write_file
+from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
 from ..support.progress import planning_progress
 from ..support.read_documents import build_record, read_devices, read_document
 

@@ -15,11 +15,10 @@ from ..exit_codes import exit_code, report
 from ..options import model as of_model
 from ..options import profile as flags
 from ..options.model import read_named_request
-from ..options.output import JsonFlag
 from ..options.server import Server, Token, check_token
 from ..support.load_object import call_object, load_model, load_object, refuse_options
 from ..support.named_models import lengthen_dtype
-from ..support.output import check_writable, finish_profile
+from ..support.output import JsonFlag, check_writable, finish_profile
 from ..support.progress import progress_bar
 from ..support.service import profile_on_service
 
@@ -153,8 +152,8 @@ def _measure_objects(
     """Measure a model built by the user's code, in this process."""
     if (loss is None) != (target is None):
         raise InvalidInput("--loss and --target must be given together")
-    from ...profiler.machine.allocator import keep_freed_memory
-    from ...profiler.machine.device_check import check_device
+    from ...profiler.machine.memory import keep_freed_memory
+    from ...profiler.machine.provenance import check_device
     from ...profiler.measure.profile import profile
 
     # Before the user's code allocates anything, for the allocator's settings to apply.

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import emit, say, say_next, write_file
+from ..support.output import JsonFlag, emit, say, say_next, write_file
 from ..support.read_documents import read_document
 
 if TYPE_CHECKING:

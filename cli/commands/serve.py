@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from ..options.output import JsonFlag
+from ..support.output import JsonFlag
 
 
 def command(

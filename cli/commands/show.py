@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..options.output import JsonFlag
 from ..options.server import Server, Token, check_token
 from ..support.flag_names import plan_text
 from ..support.next_steps import (
@@ -18,7 +17,7 @@ from ..support.next_steps import (
     suggest_measuring,
     suggest_planning,
 )
-from ..support.output import check_writable, emit, profile_text, say, say_next, write_file
+from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
 from ..support.read_documents import read_document
 from ..support.service import fetch_document, suggest_after_show
 

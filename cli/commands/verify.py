@@ -13,10 +13,9 @@ from typer import Argument, Option
 from ...core.errors import InvalidInput, PlanMismatch
 from ..options import model as of_model
 from ..options import profile as flags
-from ..options.output import JsonFlag
 from ..support.load_object import call_object, load_model, load_object
 from ..support.next_steps import command_line
-from ..support.output import emit, say, say_next
+from ..support.output import JsonFlag, emit, say, say_next
 from ..support.read_documents import read_document
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from ..options.output import JsonFlag
-from ..support.output import emit, say
+from ..support.output import JsonFlag, emit, say
 
 VARIABLE = "STAGEWRIGHT_SCHEDULER"
 

@@ -6,15 +6,18 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from ...core.errors import InvalidInput
 from .next_steps import suggest_planning
 
 if TYPE_CHECKING:
     from ...core.profile.profile import Profile
+
+JsonFlag = Annotated[bool, Option("--json", help="Print one JSON document to stdout.")]
 
 
 MIN_WIDTH = 40

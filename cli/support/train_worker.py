@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...profiler.machine.allocator import keep_freed_memory
+from ...profiler.machine.memory import keep_freed_memory
 from ...profiler.models.families import build_loss, build_model, training_batch
 from ...runtime.distributed import DistributedPipeline
 from ...runtime.ranks.failure_detection import ConnectionEnded
 from ...runtime.ranks.process_groups import end_process, init_process_group
 from ...runtime.trace import record
 from .child_process import end_with_owner
-from .rank_error import RankErrorRecord
+from .launch_ranks import RankErrorRecord
 
 LEARNING_RATE = 1e-3
 

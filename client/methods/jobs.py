@@ -14,7 +14,7 @@ from ..progress import Progress, show_progress
 from ..request_builders import build_create, build_get, drop_none
 from ..retry import send_with_retries
 from ..sans_io import HttpRequest, Steps
-from .documents import model_fields
+from .resources import model_fields
 
 
 def profile_job(

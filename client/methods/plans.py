@@ -19,8 +19,8 @@ from ..progress import Progress
 from ..request_builders import build_create, build_get, build_query, drop_none
 from ..retry import send_with_retries
 from ..sans_io import HttpReply, Steps
-from .documents import model_fields
 from .jobs import wait
+from .resources import model_fields
 
 PROMPT_S = 2
 """Seconds the service waits for a measurement before it answers with a job (``Prefer: wait``):

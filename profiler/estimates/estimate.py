@@ -32,7 +32,7 @@ from ..models.families import build_loss, build_model
 from .calibration import CalibrationPoint, calibrate, make_calibration_point
 from .error_band import error_band, error_note
 from .layer_costs import LayerWork, ModelWork, model_work
-from .meta_copies import META, on_meta, without_values
+from .meta_device import META, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
 from .settings_match import TENSORS, check_settings, floating_dtype
 

@@ -25,8 +25,8 @@ from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.layer_run import LayerRun, Values, backward_pairs, layer_runs
 from ..layers.loss_layer import Loss, LossFunction
-from .device_kernels import DeviceKernels
 from .flops import Cost, cost_of
+from .meta_device import DeviceKernels
 
 Operations = tuple[Cost, ...]
 

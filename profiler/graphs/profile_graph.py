@@ -22,12 +22,9 @@ from ..layers.first_run import waiting_gradients
 from ..layers.layer_run import LayerRun, layer_runs
 from ..layers.precision import as_in_training
 from ..machine.clock import timing
-from ..machine.contention import busy_neighbours
-from ..machine.device_check import check_device
-from ..machine.host_memory import free_memory_bytes
-from ..machine.provenance import provenance
-from ..machine.threads import threads
-from ..machine.throttling import watched_clocks
+from ..machine.conditions import busy_neighbours, threads, watched_clocks
+from ..machine.memory import free_memory_bytes
+from ..machine.provenance import check_device, provenance
 from .boundary_inputs import MAX_HELD_BYTES, BoundaryValues
 from .measure_layer import MeasuredLayer, measure_layer
 from .memory_needed import fixed_bytes, least_bytes

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from ...capture.program.program import tensors_of, value_of
 from ...core.errors import MeasurementError, OutOfMemory, StagewrightError, first_line
 from ...core.units import format_bytes
-from ..machine.out_of_memory import device_bytes, is_out_of_memory
+from ..machine.memory import device_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from .layer_run import LayerRun

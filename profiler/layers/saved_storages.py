@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...capture.program.program import storage_key
 from ...core.profile.profile import SavedStorage
-from ..machine.out_of_memory import allocated_bytes
+from ..machine.memory import allocated_bytes
 
 
 class Storage(NamedTuple):

@@ -12,7 +12,7 @@ from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.sample import CallStructure
 from ...core.errors import CaptureError, OutOfMemory, StagewrightError, first_line
-from ..machine.out_of_memory import device_bytes, is_out_of_memory
+from ..machine.memory import device_bytes, is_out_of_memory
 from .error_attribution import blamed, out_of_memory
 from .first_run import first_run
 from .layer_run import LayerRun, layer_runs

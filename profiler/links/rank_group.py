@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ...core.errors import InvalidInput, RankFailed, first_line
 from ...core.rank_heartbeats import Heartbeats
-from ..machine.host_memory import host_memory_bytes
+from ..machine.memory import host_memory_bytes
 from .records import LinkOptions, RankDevice
 
 GRACE_S = 5.0

@@ -10,7 +10,7 @@ from typing import NoReturn, TextIO
 import torch
 
 from ...core.errors import RankFailed, StagewrightError
-from ..machine.allocator import keep_freed_memory
+from ..machine.memory import keep_freed_memory
 from .rank_group import RankGroup, Silent
 from .records import LinkOptions
 from .session import LinkSession

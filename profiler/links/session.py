@@ -12,11 +12,20 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
 from ...core.progress import Progress
 from .fit import fit_levels
-from .levels import Pair, RankLevel, find_levels, host_size, list_probes, number_hosts
+from .levels import (
+    Pair,
+    RankLevel,
+    describe_devices,
+    find_levels,
+    host_size,
+    list_probes,
+    number_hosts,
+    remarks,
+    scatter,
+)
 from .rank_group import RankGroup
 from .records import LevelTimes, LinkReport, LinkTime, RankDevice
 from .timing import Sized, sizes_up_to, time_all_reduces, time_messages
-from .to_cluster import describe_devices, remarks, scatter
 
 PROBE_BYTES = 2**20
 """Size of the messages that tell levels apart."""

@@ -1,4 +1,4 @@
-"""Provenance of a measurement: device, software and settings."""
+"""Device of a measurement: whether it is here, and what to record of it and its software."""
 
 from __future__ import annotations
 
@@ -8,8 +8,28 @@ from pathlib import Path
 
 import torch
 
+from ...core.errors import InvalidInput
 from ...core.profile.profile import Clocks, Provenance, Tf32
 from ...core.requests.requests import ProfilingOptions
+
+
+def check_device(device: str) -> str:
+    """Return the device if this torch can use it, else raise `InvalidInput`."""
+    if not device.startswith("cuda"):
+        return device
+    if not torch.cuda.is_available():
+        raise InvalidInput(
+            f"this torch sees no CUDA device, so {device} cannot be measured here; "
+            "measure on the device cpu, or where there is a GPU",
+            field="/profiling/device",
+        )
+    count, (_, _, index) = torch.cuda.device_count(), device.partition(":")
+    if int(index or 0) >= count:
+        raise InvalidInput(
+            f"there is no {device} here; the {count} CUDA devices are cuda:0 to cuda:{count - 1}",
+            field="/profiling/device",
+        )
+    return device
 
 
 def provenance(

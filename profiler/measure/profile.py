@@ -18,22 +18,18 @@ from ...core.profile.profile import Profile
 from ...core.progress import Progress
 from ...core.requests.requests import ProfilingOptions
 from ..layers.cost_classes import cost_classes, members_of
-from ..layers.finite_check import notes_on_numbers
 from ..layers.first_run import first_run
 from ..layers.layer_run import layer_runs
-from ..layers.loss_layer import Loss, LossFunction
+from ..layers.loss_layer import Loss, LossFunction, notes_on_numbers
 from ..layers.precision import Context, as_in_training, forward_context
 from ..layers.trace_model import make_gradients, traced
 from ..machine.clock import Clock
-from ..machine.contention import busy_neighbours
+from ..machine.conditions import busy_neighbours, threads, watched_clocks
 from ..machine.provenance import provenance
-from ..machine.threads import threads
-from ..machine.throttling import watched_clocks
 from .compile_layers import NOTE, compile_layers
-from .session import Measuring
+from .session import Measuring, WholeModel, eager_call
 from .timed_passes import Passes, Samples
 from .to_profile import Measurements, build_profile
-from .whole_model import WholeModel, eager_call
 
 
 def profile(

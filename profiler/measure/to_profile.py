@@ -19,8 +19,8 @@ from ...core.profile.profile import (
 from ..layers.first_run import FirstRun
 from ..layers.layer_run import LayerRun
 from ..machine.clock import timing
+from .session import WholeModel
 from .timed_passes import Phase, Samples
-from .whole_model import WholeModel
 
 
 @dataclass(frozen=True)

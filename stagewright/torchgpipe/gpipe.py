@@ -15,8 +15,7 @@ from ..runtime.local.streams import CopyStreams, StageDevice
 from .batchnorm import DeferredBatchNorm, whole_batches
 from .microbatch import TensorOrTensors, check, gather, scatter
 from .partition import Form, PartitionRun
-from .skip.routes import skip_routes
-from .skip.skippable import verify_skippables
+from .skip.skippable import skip_routes, verify_skippables
 
 Device = torch.device | int | str
 CHECKPOINT_MODES = ("always", "except_last", "never")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from .microbatch import check
-from .skip.routes import SkipName
+from .skip.namespace import SkipName
 from .skip.tracker import SkipTracker, use_skip_tracker
 
 

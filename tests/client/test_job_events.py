@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.client.job_events import follow_events
+from stagewright.client.job_events import EventParser, follow_events
 from stagewright.client.methods.jobs import wait
 from stagewright.client.progress import describe_event
 from stagewright.client.sans_io import TransportFailure
-from stagewright.client.sse import EventParser
 from stagewright.core.errors import (
     Cancelled,
     DeadlineExceeded,

@@ -14,8 +14,8 @@ from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.requests import MeasureRequest, ProfilingOptions
 from stagewright.profiler import measure_worker as child
 from stagewright.profiler.launch_worker import measure_apart
-from stagewright.profiler.machine.device_check import check_device
-from stagewright.profiler.machine.out_of_memory import is_out_of_memory
+from stagewright.profiler.machine.memory import is_out_of_memory
+from stagewright.profiler.machine.provenance import check_device
 from stagewright.profiler.models.families import expected_inputs, expected_target
 
 REQUEST = {

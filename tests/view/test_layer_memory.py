@@ -8,7 +8,7 @@ from stagewright import plan
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.view.build_plan_view import build_plan_view
-from stagewright.view.layer_memory import LayerMemory
+from stagewright.view.layer_columns import LayerMemory
 from tests.builders import chain_profile, random_profile
 
 

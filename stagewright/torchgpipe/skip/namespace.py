@@ -29,3 +29,7 @@ class Namespace:
 
     def __lt__(self, other: object) -> bool:
         return isinstance(other, Namespace) and self.id < other.id
+
+
+SkipName = tuple[Namespace | None, str]
+"""Namespace of a skip tensor, if it has one, and its name in it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from .namespace import Namespace
-from .routes import SkipName
+from .namespace import Namespace, SkipName
 from .tracker import current_skip_tracker
 
 __all__ = ["pop", "skippable", "stash", "verify_skippables"]
@@ -229,3 +229,36 @@ def verify_skippables(module: nn.Sequential) -> None:
 
 def _again(label: str, name: SkipName, what: str) -> str:
     return f"'{label}' redeclared '{name[1]}' as {what} but not isolated by namespace"
+
+
+@dataclass
+class SkipRoutes:
+    """Routes of the skip tensors that cross partitions: where each is stashed and popped."""
+
+    ends: dict[SkipName, tuple[int, int]] = field(default_factory=dict)
+
+    def into(self, partition: int) -> tuple[SkipName, ...]:
+        """Return the skip tensors popped in a partition, in the order of stashing partitions."""
+        found = [(ends[0], name) for name, ends in self.ends.items() if ends[1] == partition]
+        return tuple(name for _, name in sorted(found, key=lambda pair: pair[0]))
+
+    def out_of(self, partition: int) -> tuple[SkipName, ...]:
+        """Return the skip tensors stashed in a partition for later ones."""
+        return tuple(name for name, ends in self.ends.items() if ends[0] == partition)
+
+
+def skip_routes(partitions: Sequence[nn.Module]) -> SkipRoutes:
+    """Find the routes between the layers of partitions, nested layers included."""
+    stashed: dict[SkipName, int] = {}
+    routes = SkipRoutes()
+    for index, partition in enumerate(partitions):
+        for layer in partition.modules():
+            if not isinstance(layer, Skippable):
+                continue
+            for name in layer.poppable():
+                source = stashed.pop(name, index)
+                # Within a partition, the tracker passes the tensor, and no route is needed.
+                if source != index:
+                    routes.ends[name] = source, index
+            stashed.update(dict.fromkeys(layer.stashable(), index))
+    return routes

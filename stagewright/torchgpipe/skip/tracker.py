@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from .routes import SkipName
+from .namespace import SkipName
 
 
 class SkipTracker:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from stagewright.cli.support.flag_names import FLAGS, flags_of, in_flags, plan_text
+from stagewright.cli.support.flag_names import in_flags, plan_text
 from stagewright.core.plan.plan import Pin, Plan, PlanOptions
 from stagewright.planner.plan import plan
+from stagewright.view.option_flags import FLAGS, flags_of
 from tests.builders import chain_profile
 
 

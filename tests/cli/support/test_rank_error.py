@@ -8,7 +8,7 @@ import torch
 from stagewright.cli.exit_codes import ExitCode, exit_code
 from stagewright.cli.support import launch_ranks as launch
 from stagewright.cli.support import train_worker
-from stagewright.cli.support.rank_error import RankErrorRecord
+from stagewright.cli.support.launch_ranks import RankErrorRecord
 from stagewright.core.errors import CaptureError, PlanMismatch, RankFailed
 from tests.torch_models import make_case, make_plan
 

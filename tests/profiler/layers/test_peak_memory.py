@@ -12,7 +12,7 @@ from benchmarks.memory_models import ByAttribute, ByName, Recomputed
 from benchmarks.stage_runs import Place
 from stagewright.core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from stagewright.core.requests.requests import ProfilingOptions
-from stagewright.profiler.machine.out_of_memory import allocated_bytes, block_bytes
+from stagewright.profiler.machine.memory import allocated_bytes, block_bytes
 from stagewright.profiler.measure.profile import profile
 
 QUICK = ProfilingOptions(budget_s=0.01, num_threads=1)

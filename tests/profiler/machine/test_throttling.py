@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stagewright.core.profile.profile import Clocks
-from stagewright.profiler.machine.throttling import watched_clocks
+from stagewright.profiler.machine.conditions import watched_clocks
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

@@ -1,14 +1,51 @@
-"""Memory curves: bytes each device holds over a step."""
+"""One lane per rank: boxes of its work and the curve of its memory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from ..core.plan.plan import Plan, Stage
+from ..core.plan.schedule import Work
 from ..planner.simulator.rows import HeldRow, StepRows
 from ..schedules.layout import Layout
-from .gantt import list_stages, name_device
-from .plan_view import MemoryCurve
+from .plan_view import Boxes, Lane, MemoryCurve
+
+COMPUTATIONS = frozenset(map(str, Work))
+
+
+def name_device(plan: Plan, where: Layout, rank: int) -> str:
+    """Return the name of the device a rank runs on."""
+    stage = where.stages_of(rank)[0]
+    return plan.stages[stage].devices[where.stage_ranks[stage].index(rank)]
+
+
+def build_lanes(plan: Plan, where: Layout, step: StepRows | None) -> tuple[Lane, ...]:
+    """Build one lane per rank."""
+    busy_s = [0.0] * where.num_ranks
+    for event in step.events if step is not None else ():
+        if event.kind in COMPUTATIONS:  # a device that waits for a transfer is idle
+            busy_s[event.rank] += event.end_s - event.start_s
+    return tuple(
+        Lane(
+            device=name_device(plan, where, rank),
+            stages=where.stages_of(rank),
+            busy_s=busy_s[rank],
+        )
+        for rank in range(where.num_ranks)
+    )
+
+
+def build_boxes(step: StepRows) -> Boxes:
+    """Transpose a step's events into columns."""
+    ranks, stages, kinds, microbatches, start_s, end_s = zip(*step.events, strict=True)
+    return Boxes(
+        ranks=ranks,
+        stages=stages,
+        kinds=kinds,
+        microbatches=microbatches,
+        start_s=start_s,
+        end_s=end_s,
+    )
 
 
 def build_memory_curves(
@@ -21,7 +58,7 @@ def build_memory_curves(
     peaks = plan.memory_by_device()
     curves = []
     for rank in range(where.num_ranks):
-        stages = [plan.stages[index] for index in list_stages(where, rank)]
+        stages = [plan.stages[index] for index in where.stages_of(rank)]
         device = name_device(plan, where, rank)
         curves.append(
             MemoryCurve(

@@ -1,8 +1,10 @@
-"""A GPU's clock before and after measuring, and what held it back; read, never changed."""
+"""Conditions of a measurement: CPU threads, busy neighbours, and the GPU's clocks."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +12,43 @@ from typing import Any
 import torch
 
 from ...core.profile.profile import Clocks
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run torch's operations on so many threads meanwhile; `None` leaves their number."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    """Keep cores busy with ``count`` single-threaded processes doing layer-like work.
+
+    Ranks that share a machine share its memory bandwidth and caches. A profile taken on an idle
+    machine is too optimistic for them; one taken beside neighbours that work as hard is not.
+    """
+    command = [sys.executable, "-m", "stagewright.profiler.machine.contention_worker"]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()  # it says so when it is warm
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+
 
 REASONS = {
     "nvmlClocksThrottleReasonSwPowerCap": "power cap",

@@ -1,10 +1,60 @@
-"""Telling that memory ran out from other errors; torch is looked up, not imported."""
+"""Memory of this machine: how much, how it is allocated, and that it ran out; imports no torch."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def host_memory_bytes() -> int:
+    """Physical memory, or the container's limit where that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = CONTAINER_LIMIT.read_text().strip()
+    except OSError:
+        return physical
+    return min(physical, int(limit)) if limit.isdigit() else physical
+
+
+def free_memory_bytes() -> int | None:
+    """Memory that new work may take without others losing theirs; `None` if not known."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) * 1024, host_memory_bytes())
+    return None
+
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_MAX = -4
+
+
+def keep_freed_memory() -> bool:
+    """Stop glibc from handing freed tensors back to the system; return False without glibc.
+
+    By default each allocation of more than a few megabytes is mapped afresh and its pages are
+    zeroed by the kernel at first touch, in every step. For the rest of this process, memory once
+    taken is used again. Meant for programs that own their process, such as training workers.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**26))
+    return all(mallopt(name, value) for name, value in settings)
+
 
 CPU_ALLOCATOR = "DefaultCPUAllocator"
 """Opens the message of torch's CPU allocator, whose error has no class of its own."""

@@ -1,0 +1,146 @@
+"""Stored profiles and graphs, the service's catalogue, and API keys (scope admin)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from ...core.cluster.cluster import Cluster
+from ...core.graph.graph import Graph
+from ...core.profile.profile import Profile
+from ...core.service.catalogue import AcceleratorList, Capabilities, ModelFamily, ModelFamilyList
+from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
+from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
+from ...core.service.stored import Stored
+from ..model_sources import ModelLike, Upload, describe_model, read_pt2_without_weights
+from ..request_builders import (
+    build_create,
+    build_get,
+    build_upload,
+    drop_none,
+    json_bytes,
+    to_json_value,
+)
+from ..retry import send_with_retries
+from ..sans_io import HttpRequest, Steps
+
+
+def model_fields(model: ModelLike, sample: Any) -> Steps[dict[str, Any]]:
+    """Return the request fields that describe a model, uploading a ``.pt2`` file first."""
+    source = describe_model(model, sample)
+    if isinstance(source, Upload):
+        return {"graph_id": (yield from upload_pt2(source.path)).id}
+    return source
+
+
+def upload_pt2(path: str | Path) -> Steps[Stored]:
+    """Store the graph of an exported program (``torch.export.save``), without its weights.
+
+    Raises:
+        InvalidInput: The file is not an exported program, or contains unsupported operations.
+    """
+    call = build_upload("graphs", "pt2", content=read_pt2_without_weights(Path(path)))
+    return (yield from send_with_retries(call)).read(Stored)
+
+
+def put_graph(graph: Graph) -> Steps[Stored]:
+    """Store a graph, to plan from it by its id."""
+    call = build_create("graphs", fields=to_json_value(graph))
+    return (yield from send_with_retries(call)).read(Stored)
+
+
+def get_graph(graph_id: str) -> Steps[StoredGraph]:
+    """Return a stored graph."""
+    return (yield from send_with_retries(build_get("graphs", graph_id))).read(StoredGraph)
+
+
+def graphs(*, limit: int | None = None, cursor: str | None = None) -> Steps[GraphList]:
+    """List stored graphs, newest first."""
+    call = build_get("graphs", limit=limit, cursor=cursor)
+    return (yield from send_with_retries(call)).read(GraphList)
+
+
+def put_profile(profile: Profile) -> Steps[Stored]:
+    """Store a profile, to plan from it by its id."""
+    call = build_create("profiles", fields=to_json_value(profile))
+    return (yield from send_with_retries(call)).read(Stored)
+
+
+def get_profile(profile_id: str) -> Steps[StoredProfile]:
+    """Return a stored profile."""
+    call = build_get("profiles", profile_id)
+    return (yield from send_with_retries(call)).read(StoredProfile)
+
+
+def profiles(*, limit: int | None = None, cursor: str | None = None) -> Steps[ProfileList]:
+    """List stored profiles, newest first."""
+    call = build_get("profiles", limit=limit, cursor=cursor)
+    return (yield from send_with_retries(call)).read(ProfileList)
+
+
+def export_profile(profile_id: str, format: Literal["profile", "csv"] = "profile") -> Steps[str]:
+    """Return a profile as the text of a file: its JSON document, or CSV with a row per layer."""
+    call = build_get("profiles", profile_id, "export", format=format)
+    return (yield from send_with_retries(call)).body.decode()
+
+
+def capabilities() -> Steps[Capabilities]:
+    """Return the service's features and limits."""
+    return (yield from send_with_retries(build_get("capabilities"))).read(Capabilities)
+
+
+def accelerators() -> Steps[AcceleratorList]:
+    """Return the accelerators for which costs can be estimated."""
+    return (yield from send_with_retries(build_get("accelerators"))).read(AcceleratorList)
+
+
+def model_families() -> Steps[ModelFamilyList]:
+    """Return the model families that can be named instead of sent."""
+    return (yield from send_with_retries(build_get("model-families"))).read(ModelFamilyList)
+
+
+def model_family(family: str) -> Steps[ModelFamily]:
+    """Return one model family, with the schema of its configuration."""
+    call = build_get("model-families", family)
+    return (yield from send_with_retries(call)).read(ModelFamily)
+
+
+def cluster(devices: str) -> Steps[Cluster]:
+    """Return the cluster that shorthand such as ``4x24GB`` stands for."""
+    return (yield from send_with_retries(build_get("clusters", devices=devices))).read(Cluster)
+
+
+def keys() -> Steps[KeyList]:
+    """List the project's keys without their secrets, including revoked ones."""
+    return (yield from send_with_retries(build_get("api-keys"))).read(KeyList)
+
+
+def create_key(
+    name: str,
+    *,
+    scopes: Sequence[str] = ("read", "plan"),
+    quotas: Quotas | None = None,
+    expires_at: datetime | None = None,
+) -> Steps[NewApiKey]:
+    """Create a key. Its secret is in this answer and nowhere else.
+
+    If the answer is lost, the request is not repeated; see `keys` for whether it was created.
+    """
+    expires = None if expires_at is None else expires_at.isoformat()
+    fields = drop_none(name=name, scopes=list(scopes), quotas=quotas, expires_at=expires)
+    call = HttpRequest(
+        "POST",
+        build_get("api-keys").path,
+        headers={"Content-Type": "application/json"},
+        body=json_bytes(fields),
+        is_repeatable=False,  # the service stores no secret, so it could not answer the same again
+    )
+    return (yield from send_with_retries(call)).read(NewApiKey)
+
+
+def revoke_key(key_id: str) -> Steps[ApiKey]:
+    """Revoke a key, which takes effect with the next request."""
+    call = HttpRequest("DELETE", build_get("api-keys", key_id).path)
+    return (yield from send_with_retries(call)).read(ApiKey)

@@ -1,0 +1,66 @@
+"""Command-line flags of plan options, for commands and pages; imports no pydantic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..core.plan.plan import PlanOptions
+
+FLAGS = {
+    "num_microbatches": "--microbatches",
+    "batch_size": "--batch-size",
+    "schedule": "--schedule",
+    "chunks": "--chunks",
+    "max_extra_in_flight": "--extra-in-flight",
+    "objective": "--objective",
+    "num_stages": "--stages",
+    "max_stages": "--max-stages",
+    "max_replicas": "--max-replicas",
+    "recompute": "--recompute",
+    "layer_order": "--order",
+    "skips": "--skips",
+    "together": "--together",
+    "no_cut_after": "--no-cut-after",
+    "pins": "--pin",
+    "tied": "--tied",
+    "optimizer": "--optimizer",
+    "memory_fraction": "--memory-fraction",
+    "gap": "--gap",
+    "deadline_s": "--deadline",
+    "budget_s": "--budget",
+    "num_threads": "--threads",
+    "busy_neighbours": "--neighbours",
+}
+"""The flag of each option field (a test compares them with the commands)."""
+
+
+def flags_of(options: PlanOptions) -> list[str]:
+    """Return the command-line words for these options; defaults are left out."""
+    from ..core.plan.plan import PlanOptions
+
+    words: list[str] = []
+    for name, field in PlanOptions.model_fields.items():
+        value = getattr(options, name)
+        if value == field.default:
+            continue
+        for text in _format_value(name, value):
+            words += [FLAGS[name], text]
+    return words
+
+
+def _format_value(name: str, value: object) -> list[str]:
+    """Format an option's value for the command line; several texts if the flag is repeated."""
+    if name == "max_replicas" and value is None:
+        return ["any"]
+    if name == "pins" and isinstance(value, tuple):
+        # A pin may name a stage and a kind of device, which takes two flags.
+        return [
+            f"{pin.layer}={target}"
+            for pin in value
+            for target in (pin.stage, None if pin.kind is None else f"@{pin.kind}")
+            if target is not None
+        ]
+    if isinstance(value, tuple):
+        return [entry if isinstance(entry, str) else ":".join(entry) for entry in value]
+    return [str(value)]
