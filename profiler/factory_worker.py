@@ -1,6 +1,6 @@
 """Measure what a registered factory makes, in a process of its own that the caller confines.
 
-Reads and writes as `profiler.child` does. What is imported is said on the command line, which
+Reads and writes as `worker_protocol` says. What is imported is said on the command line, which
 whoever starts the process writes, and never in the request:
 ``--factory NAME=package.module:callable``, with ``--path FOLDER`` for where to find it.
 """
@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
+from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, first_line
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
 from .machine.memory import is_out_of_memory
-from .measure_worker import announcement, read_request, tell
+from .worker_protocol import serve, tell_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,22 +27,16 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Exit code 0 with a profile on standard output, 1 with an error on standard error."""
+    """Measure the request on standard input; return the exit code."""
     allowed = _arguments()
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what the model prints is no part of the answer
-    try:
-        profile = measure_factory(
-            read_request(sys.stdin.read()),
-            allowed,
-            lambda done, total, layer: tell({"done": done, "total": total, "layer": layer}),
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)  # what the model prints is no part of the answer
+        return serve(
+            MeasureRequest,
+            "measure request",
+            lambda asked: measure_factory(asked, allowed, tell_progress).to_json(),
+            output,
         )
-    except StagewrightError as error:
-        tell(announcement(error))
-        return 1
-    with os.fdopen(answer, "w") as output:
-        output.write(profile.to_json())
-    return 0
 
 
 def measure_factory(

@@ -1,28 +1,21 @@
-"""Measure one model in a process of its own: a request in, a profile out.
+"""Measure one model in a process of its own: a `MeasureRequest` in, a `Profile` out.
 
-Reads a `core.options.MeasureRequest` from standard input and writes the `Profile` to standard
-output. Progress goes to standard error as JSON lines with ``done``, ``total`` and ``layer``; on
-failure the last line there is JSON with ``error``, ``message`` and, where one field of the request
-is at fault, its JSON pointer as ``field``; the exit code is not 0.
+`worker_protocol` says how it is asked and answers.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from ..core.document import to_invalid_input
-from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
+from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, first_line
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
-from .launch_worker import measure_apart
 from .machine.memory import device_bytes, is_out_of_memory
 from .models.families import expected_inputs, expected_target
+from .worker_protocol import measure_apart, serve, tell_progress
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,44 +33,19 @@ INPUTS = "/sample/inputs"
 
 
 def main() -> int:
-    """Exit code 0 with a profile on standard output, 1 with an error on standard error."""
-    try:
-        profile = measure_here(
-            read_request(sys.stdin.read()),
-            lambda done, total, layer: tell({"done": done, "total": total, "layer": layer}),
-        )
-    except StagewrightError as error:
-        tell(announcement(error))
-        return 1
-    sys.stdout.write(profile.to_json())
-    return 0
-
-
-def announcement(error: StagewrightError) -> dict[str, object]:
-    """Write the last message of a child that failed."""
-    said: dict[str, object | None] = {"error": type(error).__name__, "message": str(error)}
-    if isinstance(error, InvalidInput):
-        said["field"] = error.field
-    if isinstance(error, OutOfMemory):
-        said["layer"] = error.layer
-        said["required_bytes"] = error.required_bytes
-        said["available_bytes"] = error.available_bytes
-    return {name: value for name, value in said.items() if value is not None}
-
-
-def read_request(text: str) -> MeasureRequest:
-    """Parse the request read from standard input."""
-    try:
-        return MeasureRequest.model_validate_json(text)
-    except ValidationError as error:
-        raise to_invalid_input(error, "measure request") from None
+    """Measure the request on standard input; return the exit code."""
+    return serve(
+        MeasureRequest,
+        "measure request",
+        lambda asked: measure_here(asked, tell_progress).to_json(),
+    )
 
 
 def measure(request: MeasureRequest, progress: Progress | None = None) -> Profile:
     """Measure the graph of a request, or build its model and sample and measure them.
 
     Models are measured here: that seeds torch's random generator, and sets the allocator of the
-    process. Graphs are measured in a process of their own, see `child_process.measure_apart`.
+    process. Graphs are measured in a process of their own, see `measure_apart`.
 
     Raises:
         InvalidInput: The device is not here, the model does not take the sample, or the graph
@@ -204,12 +172,6 @@ def _blaming_target(loss_fn: LossFunction, spec: ModelSpec) -> Callable[[Any, Te
             ) from error
 
     return loss
-
-
-def tell(message: dict[str, object]) -> None:
-    """Write one message line for the parent process."""
-    sys.stderr.write(json.dumps(message) + "\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Child process that reads a ``.pt2`` archive on standard input and writes its graph.
 
-On failure, the last line of standard error is JSON, in the format of `profiler.child`.
+On failure, the last line of standard error is JSON, in the format of `profiler.worker_protocol`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def run_confined(
 
     Args:
         command: The program; it reads the request on standard input, answers on standard output
-            and writes progress and errors to standard error in the format of `profiler.child`.
+            and writes progress and errors to standard error as
+            `profiler.worker_protocol` says.
         request: The child's standard input.
         limits: Limits on the child. Memory is checked 20 times a second and may be exceeded in
             between.

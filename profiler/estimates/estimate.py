@@ -28,6 +28,7 @@ from ...core.models.families import ModelSpec
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ...core.requests.default_samples import default_sample
 from ..layers.loss_layer import LossFunction
+from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
 from .calibration import CalibrationPoint, calibrate, make_calibration_point
 from .error_band import error_band, error_note
@@ -268,14 +269,10 @@ def document(
             saved_activation_bytes=work.loss.saved_bytes,
         )
     return Profile(
-        model=graph.model,
+        **graph_fields(graph),
         spec=spec,
-        inputs=graph.inputs,
         input_structure=graph.input_structure or work.captured.structure.to_json(),
         layers=layers,
-        boundaries=graph.boundaries,
-        edges=graph.edges,
-        parameters=graph.parameters,
         storages=work.storages,
         loss=loss,
         provenance=Provenance(
@@ -289,7 +286,6 @@ def document(
             calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
             error_band=error_band(backend, is_calibrated),
         ),
-        fixed_mode=graph.fixed_mode,
         notes=(
             f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: "
             + error_note(backend, is_calibrated),

@@ -1,21 +1,17 @@
-"""Estimate one model in a process of its own: a request in, a profile and a cluster out.
+"""Estimate one model in a process of its own: an `EstimateRequest` in, an `Estimated` out.
 
-Reads a `core.options.EstimateRequest` from standard input and writes an `Estimated` to standard
-output. Nothing of the model has values: its operations are applied to tensors without memory. On
-failure the last line of standard error is JSON as `profiler.child` writes it.
+Nothing of the model has values: its operations are applied to tensors without memory.
+`worker_protocol` says how it is asked and answers.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 
-from pydantic import ValidationError
-
-from ...core.document import to_invalid_input
-from ...core.errors import InvalidInput, StagewrightError
+from ...core.errors import InvalidInput
 from ...core.requests.default_samples import default_sample
 from ...core.requests.requests import Estimated, EstimateRequest
+from ..worker_protocol import serve
 
 FIELDS = {
     "/devices": "/cluster",
@@ -26,24 +22,10 @@ FIELDS = {
 
 
 def main() -> int:
-    """Return 0 with the answer on standard output, or 1 with an error on standard error."""
-    try:
-        answer = estimate(read_request(sys.stdin.read()))
-    except StagewrightError as error:
-        field = error.field if isinstance(error, InvalidInput) else None
-        told: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
-        sys.stderr.write(json.dumps(told if field is None else {**told, "field": field}) + "\n")
-        return 1
-    sys.stdout.write(answer.model_dump_json())
-    return 0
-
-
-def read_request(text: str) -> EstimateRequest:
-    """Parse the request read from standard input."""
-    try:
-        return EstimateRequest.model_validate_json(text)
-    except ValidationError as error:
-        raise to_invalid_input(error, "estimate request") from None
+    """Estimate the request on standard input; return the exit code."""
+    return serve(
+        EstimateRequest, "estimate request", lambda asked: estimate(asked).model_dump_json()
+    )
 
 
 def estimate(request: EstimateRequest) -> Estimated:

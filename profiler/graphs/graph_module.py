@@ -346,7 +346,7 @@ def rebuild(graph: Graph, *, device: torch.device | str = "cpu", seed: int = 0) 
     """Build a module from a graph's allow-listed operations, with random weights.
 
     Nothing is read but the graph. It is checked operation by operation when it runs; whoever does
-    not trust a graph runs it in a process of its own (see `profiler.child`).
+    not trust a graph runs it in a process of its own (see `profiler.measure_worker`).
 
     Args:
         graph: Captured with ``rebuildable`` set.

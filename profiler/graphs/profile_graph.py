@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -12,7 +11,7 @@ from ...capture.observation.preserve import preserve_random_state
 from ...capture.program.program import value_of
 from ...core.errors import MeasurementError
 from ...core.graph.graph import Graph
-from ...core.profile.profile import LayerProfile, Profile
+from ...core.profile.profile import Profile, Provenance
 from ...core.progress import Progress
 from ...core.requests.requests import ProfilingOptions
 from ...core.units import format_bytes
@@ -21,10 +20,10 @@ from ..layers.error_attribution import need
 from ..layers.first_run import waiting_gradients
 from ..layers.layer_run import LayerRun, layer_runs
 from ..layers.precision import as_in_training
-from ..machine.clock import timing
 from ..machine.conditions import busy_neighbours, threads, watched_clocks
 from ..machine.memory import free_memory_bytes
 from ..machine.provenance import check_device, provenance
+from ..measure.to_profile import graph_fields, layer_profile
 from .boundary_inputs import MAX_HELD_BYTES, BoundaryValues
 from .measure_layer import MeasuredLayer, measure_layer
 from .memory_needed import fixed_bytes, least_bytes
@@ -53,7 +52,7 @@ def profile_graph(
     seeded, and restored afterwards.
 
     Only torch's code is run. Operators are not safe against every argument, though, so untrusted
-    graphs are measured in a separate process (`profiler.child`).
+    graphs are measured in a separate process (`profiler.measure_worker`).
 
     Args:
         graph: Captured with ``rebuildable`` set.
@@ -68,6 +67,7 @@ def profile_graph(
             it needs.
     """
     options = options or ProfilingOptions()
+    progress = progress or (lambda *_: None)
     device = torch.device(check_device(options.device or "cpu"))
     with as_in_training(device), threads(options.num_threads), preserve_random_state():
         torch.manual_seed(seed)
@@ -82,32 +82,18 @@ def profile_graph(
         # values throughout.
         left_bytes = min(_check_fits(run, device, held) for run in chosen)
         inputs = BoundaryValues(rebuilt, runs, device, generator, left_bytes)
-        found: list[MeasuredLayer | None] = [None] * len(runs)
+        found: dict[int, MeasuredLayer] = {}
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
             for done, (run, members) in enumerate(zip(chosen, groups, strict=True)):
-                if progress is not None:
-                    progress(done, len(groups), run.name)
+                progress(done, len(groups), run.name)
                 # Again, without the inputs, which are there by now: free memory changes.
                 _check_fits(run, device)
                 budget_s = options.budget_s / len(groups)
                 measured = measure_layer(rebuilt, run, inputs, options, budget_s, generator)
-                for member in members:
-                    found[member] = measured
-        if progress is not None:
-            progress(len(groups), len(groups), "all layers")
-    complete = [entry for entry in found if entry is not None]
-    origin = provenance(device, options, clocks.clocks())
-    return _document(_Found(rebuilt, runs, classes, complete)).model_copy(
-        update={"provenance": origin}
-    )
-
-
-@dataclass(frozen=True)
-class _Found:
-    rebuilt: Rebuilt
-    runs: Sequence[LayerRun]
-    classes: Sequence[str]
-    layers: Sequence[MeasuredLayer]
+                found |= dict.fromkeys(members, measured)
+        progress(len(groups), len(groups), "all layers")
+    layers = [found[index] for index in range(len(runs))]
+    return _document(rebuilt, runs, classes, layers, provenance(device, options, clocks.clocks()))
 
 
 def _groups(
@@ -141,43 +127,35 @@ def _check_fits(run: LayerRun, device: torch.device, held: Sequence[fx.Node] = (
     return available - least
 
 
-def _document(found: _Found) -> Profile:
-    graph, resident = found.rebuilt.graph, found.rebuilt.resident
-    kept = [layer.kept for layer in found.layers]
-    layers = []
-    values = {n: value_of(n) for run in found.runs for n in run.writes if n is not None}
+def _document(
+    rebuilt: Rebuilt,
+    runs: Sequence[LayerRun],
+    classes: Sequence[str],
+    found: Sequence[MeasuredLayer],
+    provenance: Provenance,
+) -> Profile:
+    graph, resident = rebuilt.graph, rebuilt.resident
+    values = {n: value_of(n) for run in runs for n in run.writes if n is not None}
     # A layer measured alone never sees the gradients of skips that wait for layers in front.
-    waiting = waiting_gradients(found.runs, values)
-    for layer, name, run, measured, passing in zip(
-        graph.layers, found.classes, found.runs, found.layers, waiting, strict=True
-    ):
-        times, dispatch = measured.samples.device_s, measured.samples.dispatch_s
-        split = {
-            phase: timing(times[phase]) if times[phase] else None
-            for phase in ("backward_input", "backward_weight")
-        }
-        layers.append(
-            LayerProfile(
-                layer=layer.model_copy(update={"cost_class": name}),
-                forward=timing(times["forward"]),
-                backward=timing(times["backward"]),
-                **split,
-                dispatch_forward=timing(dispatch["forward"]) if measured.on_its_own else None,
-                dispatch_backward=timing(dispatch["backward"]) if measured.on_its_own else None,
-                saved_activation_bytes=kept_bytes(run, measured.kept, resident),
-                output_bytes=measured.output_bytes,
-                workspace_bytes=max(measured.forward_bytes, measured.backward_bytes + passing),
-            )
+    waiting = waiting_gradients(runs, values)
+    layers = tuple(
+        layer_profile(
+            layer.model_copy(update={"cost_class": name}),
+            measured.samples,
+            measured.on_its_own,
+            saved_activation_bytes=kept_bytes(run, measured.kept, resident),
+            output_bytes=measured.output_bytes,
+            workspace_bytes=max(measured.forward_bytes, measured.backward_bytes + passing),
         )
+        for layer, name, run, measured, passing in zip(
+            graph.layers, classes, runs, found, waiting, strict=True
+        )
+    )
     return Profile(
-        model=graph.model,
-        inputs=graph.inputs,
+        **graph_fields(graph),
         input_structure=graph.input_structure,
-        layers=tuple(layers),
-        boundaries=graph.boundaries,
-        edges=graph.edges,
-        parameters=graph.parameters,
-        storages=storage_table(found.runs, kept, resident),
-        fixed_mode=graph.fixed_mode,
+        layers=layers,
+        storages=storage_table(runs, [entry.kept for entry in found], resident),
+        provenance=provenance,
         notes=(*graph.notes, NOTE),
     )

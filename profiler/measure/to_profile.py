@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...capture.captured import Captured
-from ...core.graph.graph import Layer
+from ...core.graph.graph import Graph, Layer
 from ...core.models.families import ModelSpec
 from ...core.profile.profile import (
     LayerProfile,
@@ -14,7 +15,6 @@ from ...core.profile.profile import (
     Profile,
     Provenance,
     Reconciliation,
-    Timing,
 )
 from ..layers.first_run import FirstRun
 from ..layers.layer_run import LayerRun
@@ -43,11 +43,21 @@ class Measurements:
 def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Provenance) -> Profile:
     """Assemble the profile; times are medians and none is rescaled."""
     graph = found.captured.graph
+    first = found.first
+    rows = zip(
+        graph.layers, found.cost_classes, found.samples, found.runs, first.output_bytes,
+        first.workspace_bytes, strict=False,
+    )  # fmt: skip
     layers = tuple(
-        _layer_profile(found, index, layer.model_copy(update={"cost_class": cost_class}))
-        for index, (layer, cost_class) in enumerate(
-            zip(graph.layers, found.cost_classes, strict=True)
+        layer_profile(
+            layer.model_copy(update={"cost_class": cost_class}),
+            samples,
+            found.on_its_own,
+            saved_activation_bytes=run.saved_bytes or 0,
+            output_bytes=output_bytes,
+            workspace_bytes=workspace_bytes,
         )
+        for layer, cost_class, samples, run, output_bytes, workspace_bytes in rows
     )
     loss = None
     if len(found.runs) > len(layers):
@@ -58,43 +68,42 @@ def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Prove
             saved_activation_bytes=found.runs[-1].saved_bytes or 0,
         )
     return Profile(
-        model=graph.model,
+        **graph_fields(graph),
         spec=spec,
-        inputs=graph.inputs,
         input_structure=found.captured.structure.to_json(),
         layers=layers,
-        boundaries=graph.boundaries,
-        edges=graph.edges,
-        parameters=graph.parameters,
-        storages=found.first.storages,
+        storages=first.storages,
         loss=loss,
         reconciliation=reconciliation(found),
         provenance=provenance,
-        fixed_mode=graph.fixed_mode,
         notes=(*graph.notes, *found.notes),
     )
 
 
-def _layer_profile(found: Measurements, index: int, layer: Layer) -> LayerProfile:
-    """``recompute`` stays out: it is the same forward, with gradients, that was measured."""
-    samples, run = found.samples[index], found.runs[index]
-    dispatch = found.on_its_own
+def graph_fields(graph: Graph) -> dict[str, Any]:
+    """Return the fields that a profile takes over from the graph of its model."""
+    names = ("model", "inputs", "boundaries", "edges", "parameters", "fixed_mode")
+    return {name: getattr(graph, name) for name in names}
+
+
+def layer_profile(
+    layer: Layer, samples: Samples, on_its_own: bool, **sizes_bytes: int
+) -> LayerProfile:
+    """Describe a layer by its times and sizes.
+
+    ``recompute`` stays out: it is the same forward, with gradients, that was measured.
+    """
+    times, dispatch = samples.device_s, samples.dispatch_s
+    parts: tuple[Phase, ...] = ("backward_input", "backward_weight")
+    issued: tuple[Phase, ...] = ("forward", "backward") if on_its_own else ()
     return LayerProfile(
         layer=layer,
-        forward=timing(samples.device_s["forward"]),
-        backward=timing(samples.device_s["backward"]),
-        backward_input=_if_measured(samples.device_s["backward_input"]),
-        backward_weight=_if_measured(samples.device_s["backward_weight"]),
-        dispatch_forward=timing(samples.dispatch_s["forward"]) if dispatch else None,
-        dispatch_backward=timing(samples.dispatch_s["backward"]) if dispatch else None,
-        saved_activation_bytes=run.saved_bytes or 0,
-        output_bytes=found.first.output_bytes[index],
-        workspace_bytes=found.first.workspace_bytes[index],
+        forward=timing(times["forward"]),
+        backward=timing(times["backward"]),
+        **{phase: timing(times[phase]) for phase in parts if times[phase]},
+        **{f"dispatch_{phase}": timing(dispatch[phase]) for phase in issued},
+        **sizes_bytes,
     )
-
-
-def _if_measured(samples_s: list[float]) -> Timing | None:
-    return timing(samples_s) if samples_s else None
 
 
 def reconciliation(found: Measurements) -> Reconciliation | None:

@@ -1,7 +1,7 @@
 """Instead of the measuring and the estimating child: it has an answer at once, of another model.
 
 A program of its own, of the standard library alone, so that it takes milliseconds. With ``profile``
-it answers as `profiler.child` does, with ``estimate`` as `profiler.estimates.child`.
+it answers as `profiler.measure_worker` does, with ``estimate`` as `profiler.estimates.worker`.
 """
 
 import json

@@ -13,10 +13,10 @@ from stagewright.core.errors import InvalidInput, MeasurementError
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.requests import MeasureRequest, ProfilingOptions
 from stagewright.profiler import measure_worker as child
-from stagewright.profiler.launch_worker import measure_apart
 from stagewright.profiler.machine.memory import is_out_of_memory
 from stagewright.profiler.machine.provenance import check_device
 from stagewright.profiler.models.families import expected_inputs, expected_target
+from stagewright.profiler.worker_protocol import measure_apart
 
 REQUEST = {
     "model": {"family": "mlp", "config": {"num_layers": 2, "input_size": 8}},

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.errors import InvalidInput
-from ...profiler.machine.out_of_memory import allocated_bytes
+from ...profiler.machine.memory import allocated_bytes
 from ..skip.tracker import SkipTracker, use_skip_tracker
 
 Values = tuple[Any, ...]

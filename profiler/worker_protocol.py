@@ -1,4 +1,9 @@
-"""Start the measuring process and understand what it says, however it ends."""
+"""Both ends of a worker process: a request on standard input, the answer on standard output.
+
+Progress goes to standard error as JSON lines with ``done``, ``total`` and ``layer``; on failure the
+last line there is JSON with ``error``, ``message`` and, where one field of the request is at fault,
+its JSON pointer as ``field``; the exit code is not 0.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,53 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TextIO, TypeVar
 
+from pydantic import ValidationError
+
+from ..core.document import Record, to_invalid_input
 from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError
 from ..core.profile.profile import Profile
 from ..core.progress import Progress
 from ..core.requests.requests import MeasureRequest
 
 COMMAND = (sys.executable, "-m", "stagewright.profiler.measure_worker")
+
+RequestT = TypeVar("RequestT", bound=Record)
+
+
+def serve(
+    kind: type[RequestT], what: str, answer: Callable[[RequestT], str], output: TextIO | None = None
+) -> int:
+    """Answer the request on standard input, to standard output by default; return an exit code."""
+    try:
+        try:
+            request = kind.model_validate_json(sys.stdin.read())
+        except ValidationError as error:
+            raise to_invalid_input(error, what) from None
+        text = answer(request)
+    except StagewrightError as error:
+        names = ("field", "layer", "required_bytes", "available_bytes")
+        details = {name: getattr(error, name, None) for name in names}
+        _tell(
+            error=type(error).__name__,
+            message=str(error),
+            **{name: value for name, value in details.items() if value is not None},
+        )
+        return 1
+    (output or sys.stdout).write(text)
+    return 0
+
+
+def tell_progress(done: int, total: int, layer: str) -> None:
+    """Write a line of progress for the parent process."""
+    _tell(done=done, total=total, layer=layer)
+
+
+def _tell(**message: object) -> None:
+    sys.stderr.write(json.dumps(message) + "\n")
+    sys.stderr.flush()
 
 
 def measure_apart(
@@ -67,13 +111,11 @@ def _message(line: str) -> dict[str, object]:
 def _error(told: dict[str, object], code: int, layer: str, last: str) -> StagewrightError:
     kind = told.get("error")
     if kind == "InvalidInput":
-        field = told.get("field")
-        return InvalidInput(str(told["message"]), field=None if field is None else str(field))
+        return InvalidInput(str(told["message"]), field=_text(told.get("field")))
     if kind == "OutOfMemory":
-        layer_told = told.get("layer")
         return OutOfMemory(
             str(told["message"]),
-            layer=None if layer_told is None else str(layer_told),
+            layer=_text(told.get("layer")),
             required_bytes=_number(told.get("required_bytes")),
             available_bytes=_number(told.get("available_bytes")),
         )
@@ -88,6 +130,10 @@ def _error(told: dict[str, object], code: int, layer: str, last: str) -> Stagewr
         + "; an operator crashed on its arguments, or the system took its memory back: capture the "
         "model again, or use a smaller micro-batch"
     )
+
+
+def _text(said: object) -> str | None:
+    return None if said is None else str(said)
 
 
 def _number(said: object) -> int | None:
