@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -32,28 +31,14 @@ from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
 from .calibration import CalibrationPoint, calibrate, make_calibration_point
 from .error_band import error_band, error_note
-from .layer_costs import LayerWork, ModelWork, model_work
-from .meta_device import META, on_meta, without_values
+from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
+from .meta_device import META, empty_meta, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
 from .settings_match import TENSORS, check_settings, floating_dtype
 
 DTYPES: dict[Precision, torch.dtype] = {
     precision: getattr(torch, name) for precision, name in TENSORS.items()
 }
-
-
-@dataclass(frozen=True)
-class EstimateTarget:
-    """Target of an estimate: a device, a precision, and threads, which count on a CPU alone."""
-
-    device: Accelerator
-    precision: Precision
-    num_threads: int = 1
-
-    @property
-    def winograd(self) -> bool:
-        """See `flops.cost_of`."""
-        return self.device.backend == "cuda" and self.precision == "float32"
 
 
 def target(
@@ -109,9 +94,8 @@ def estimate(
         work = model_work(
             without_values(model, dtype),
             on_meta(sample, dtype),
-            backend=wanted.device.backend,
-            winograd=wanted.winograd,
-            loss_fn=loss_fn,
+            wanted,
+            loss_fn,
             target=None if target_tensor is None else on_meta(target_tensor, dtype),
         )
     return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
@@ -140,22 +124,10 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelW
     dtype = DTYPES[wanted.precision]
     with META:
         model = build_model(spec).to(dtype)
-    inputs = {
-        name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=META)
-        for name, entry in sample.inputs.items()
-    }
-    goal = None
-    if sample.target is not None:
-        kind = getattr(torch, sample.target.dtype)
-        goal = torch.empty(sample.target.shape, dtype=kind, device=META)
-    return model_work(
-        model,
-        on_meta(inputs, dtype),
-        backend=wanted.device.backend,
-        winograd=wanted.winograd,
-        loss_fn=None if goal is None else build_loss(spec),
-        target=goal,
-    )
+    inputs = on_meta({name: empty_meta(entry) for name, entry in sample.inputs.items()}, dtype)
+    if sample.target is None:
+        return model_work(model, inputs, wanted)
+    return model_work(model, inputs, wanted, build_loss(spec), empty_meta(sample.target))
 
 
 def rates_for(wanted: EstimateTarget, profiles: Sequence[Profile]) -> DeviceRates:
@@ -205,10 +177,7 @@ def profile_work(profile: Profile, wanted: EstimateTarget) -> ModelWork:
         model = build_model(profile.spec)
         floating = floating_dtype(profile)
         model = model.to(getattr(torch, floating)) if floating else model
-    flat = [
-        torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=META)
-        for spec in profile.inputs
-    ]
+    flat = [empty_meta(spec) for spec in profile.inputs]
     goal = None
     if profile.loss is not None:
         # A profile does not record its target; the shape follows from the family's usual one: the
@@ -221,14 +190,8 @@ def profile_work(profile: Profile, wanted: EstimateTarget) -> ModelWork:
             shape = (batch, *profile.inputs[0].shape[2:])
         goal = torch.empty(shape, dtype=torch.int64, device=META)
     structure = CallStructure.from_json(profile.input_structure)
-    work = model_work(
-        model,
-        structure.as_sample(flat),
-        backend=wanted.device.backend,
-        winograd=wanted.winograd,
-        loss_fn=None if goal is None else build_loss(profile.spec),
-        target=goal,
-    )
+    loss_fn = None if goal is None else build_loss(profile.spec)
+    work = model_work(model, structure.as_sample(flat), wanted, loss_fn, goal)
     names = [entry.layer.name for entry in profile.layers]
     if names != work.captured.layers.names:
         raise InvalidInput(

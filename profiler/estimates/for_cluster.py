@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ...core.cluster.accelerators import (
     CATALOGUE,
     Accelerator,
@@ -26,7 +24,7 @@ from ...core.profile.profile import Profile
 from ..graphs.rebuilt_capture import rebuild_captured
 from .estimate import EstimateTarget, document, rates_for, spec_work, target
 from .layer_costs import ModelWork, captured_work
-from .meta_device import META
+from .meta_device import META, empty_meta
 from .settings_match import FLOATING, TENSORS
 
 
@@ -51,18 +49,9 @@ def graph_work(graph: Graph, wanted: EstimateTarget) -> ModelWork:
     """Count the work of a graph's layers for one micro-batch, without the unknown loss."""
     captured = rebuild_captured(graph, META).captured
     shapes = {tensor.name: tensor for tensor in graph.inputs}
-    flat = [
-        torch.empty(shapes[name].shape, dtype=getattr(torch, shapes[name].dtype), device=META)
-        for name in captured.program.structure.names
-    ]
+    flat = [empty_meta(shapes[name]) for name in captured.program.structure.names]
     try:
-        return captured_work(
-            captured,
-            captured.program.model,
-            flat,
-            backend=wanted.device.backend,
-            winograd=wanted.winograd,
-        )
+        return captured_work(captured, captured.program.model, flat, wanted)
     except MeasurementError as error:
         raise InvalidInput(
             f"the graph cannot be estimated: {first_line(error)}", field="/operations"

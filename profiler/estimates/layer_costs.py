@@ -19,7 +19,7 @@ from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.program.program import tensors_of
 from ...capture.sample import read_sample
-from ...core.cluster.accelerators import Backend
+from ...core.cluster.accelerators import Accelerator, Backend, Precision
 from ...core.profile.profile import SavedStorage
 from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
@@ -32,6 +32,20 @@ Operations = tuple[Cost, ...]
 
 
 @dataclass(frozen=True)
+class EstimateTarget:
+    """Target of an estimate: a device, a precision, and threads, which count on a CPU alone."""
+
+    device: Accelerator
+    precision: Precision
+    num_threads: int = 1
+
+    @property
+    def winograd(self) -> bool:
+        """See `flops.cost_of`."""
+        return self.device.backend == "cuda" and self.precision == "float32"
+
+
+@dataclass(frozen=True)
 class LayerWork:
     """One layer (or the loss) for one micro-batch.
 
@@ -39,9 +53,9 @@ class LayerWork:
     alone. ``saved_bytes`` are of distinct storages; for ``workspace_bytes`` see `MemoryRun`.
     """
 
-    forward: tuple[Cost, ...] = ()
-    backward: tuple[Cost, ...] = ()
-    backward_input: tuple[Cost, ...] = ()
+    forward: Operations = ()
+    backward: Operations = ()
+    backward_input: Operations = ()
     saved_bytes: int = 0
     output_bytes: int = 0
     workspace_bytes: int = 0
@@ -72,9 +86,7 @@ class ModelWork:
 def model_work(
     model: nn.Module,
     sample: Any,
-    *,
-    backend: Backend,
-    winograd: bool = False,
+    wanted: EstimateTarget,
     loss_fn: LossFunction | None = None,
     target: Tensor | None = None,
 ) -> ModelWork:
@@ -84,7 +96,7 @@ def model_work(
     structure, flat = read_sample(model, sample)
     loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
     captured = trace(model, structure.as_sample(flat), check=False)
-    return captured_work(captured, model, flat, backend=backend, winograd=winograd, loss=loss)
+    return captured_work(captured, model, flat, wanted, loss)
 
 
 @torch.enable_grad()
@@ -92,9 +104,7 @@ def captured_work(
     captured: Captured,
     model: nn.Module,
     flat: Sequence[Tensor],
-    *,
-    backend: Backend,
-    winograd: bool = False,
+    wanted: EstimateTarget,
     loss: Loss | None = None,
 ) -> ModelWork:
     """Count the work of a captured model's layers on the meta device; it is given gradients."""
@@ -110,10 +120,12 @@ def captured_work(
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
-    first = first_run(model, runs, inputs, len(classes), lambda: DeviceKernels(backend))
+    first = first_run(
+        model, runs, inputs, len(classes), lambda: DeviceKernels(wanted.device.backend)
+    )
     parts = [LayerWork()] * len(runs)
     for group in groups:
-        forward, whole, alone = _operations(runs[group[0]], first.values, backend, winograd)
+        forward, whole, alone = _operations(runs[group[0]], first.values, wanted)
         for index in group:
             parts[index] = LayerWork(
                 forward=forward,
@@ -167,13 +179,13 @@ def recorded(
 
 
 def _operations(
-    run: LayerRun, values: Values, backend: Backend, winograd: bool
+    run: LayerRun, values: Values, target: EstimateTarget
 ) -> tuple[Operations, Operations, Operations]:
     """Record operations of the forward, the backward, and the backward for inputs alone."""
-    forward, whole, alone = (_Recorder(winograd) for _ in range(3))
+    forward, whole, alone = (_Recorder(target.winograd) for _ in range(3))
     leaves = run.leaves(values)
     arguments = run.arguments(leaves)
-    with DeviceKernels(backend), forward:
+    with DeviceKernels(target.device.backend), forward:
         outputs = run.function(*arguments)
     roots, gradients = backward_pairs(outputs)
     inputs = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]

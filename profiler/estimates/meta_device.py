@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from ...capture.sample import check_module
 from ...core.cluster.accelerators import Backend
 from ...core.errors import InvalidInput
+from ...core.graph.sample import SampleTensor
+from ...core.graph.tensors import TensorSpec
 
 aten = torch.ops.aten
 
@@ -118,6 +120,11 @@ def _fused_dropout(
 
 
 META = torch.device("meta")
+
+
+def empty_meta(like: SampleTensor | TensorSpec) -> Tensor:
+    """Return a tensor of the shape and type described, without memory."""
+    return torch.empty(like.shape, dtype=getattr(torch, like.dtype), device=META)
 
 
 def without_values(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from ...capture.program.mutation import is_random, is_region
-from ...capture.program.program import Program, storage_key, tensors_of, value_of
+from ...capture.program.program import Program, storage_key, value_of
 from ...core.errors import InvalidInput
-from ..layers.layer_run import LayerRun, mapped
+from ..layers.layer_run import LayerRun, bytes_of, mapped
 from ..models.families import make_sample
 from .graph_module import in_one_line
 from .memory_needed import within_budget
@@ -146,7 +146,7 @@ def _computable(program: Program) -> list[fx.Node]:
     found = []
     for node in program.graph.nodes:
         if node.op == "get_attr":
-            small = _bytes(value_of(node)) <= MAX_COMPUTED_BYTES
+            small = bytes_of(value_of(node)) <= MAX_COMPUTED_BYTES
             possible = small and str(node.target) not in parameters
         else:
             possible = (
@@ -154,7 +154,7 @@ def _computable(program: Program) -> list[fx.Node]:
                 and not is_random(node)
                 and (not is_region(node) or not _draws_inside(node, program))
                 and all(source in known for source in node.all_input_nodes)
-                and _bytes(value_of(node)) <= MAX_COMPUTED_BYTES
+                and bytes_of(value_of(node)) <= MAX_COMPUTED_BYTES
             )
         if possible:
             known.add(node)
@@ -170,7 +170,3 @@ def _draws_inside(node: fx.Node, program: Program) -> bool:
         if isinstance(body, fx.GraphModule)
         for inner in body.graph.nodes
     )
-
-
-def _bytes(value: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(value))

@@ -10,11 +10,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ...capture.program.program import tensors_of
 from ...capture.program.segment import get_constants
 from ...core.requests.requests import ProfilingOptions
 from ..layers.error_attribution import blamed
-from ..layers.layer_run import LayerRun
+from ..layers.layer_run import LayerRun, bytes_of
 from ..layers.memory_run import memory_run
 from ..layers.precision import forward_context
 from ..machine.clock import Clock
@@ -70,7 +69,7 @@ def measure_layer(
         found = memory_run(live, values, table, device, context)
         given = [values[node] for node in run.reads]
         kept = table.places(found.kept, given, found.produced, get_constants(segment).values())
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(found.produced)]
+        output_bytes = bytes_of(found.produced)
         needs = found.forward_bytes, found.backward_bytes
         # The outputs would stay in memory beside those of the timed passes.
         del found, given
@@ -79,7 +78,7 @@ def measure_layer(
         samples = Samples()
         passes = Passes([live], values, clock, context, [samples])
         _repeat(passes, samples, budget_s, split=not options.compile)
-    return MeasuredLayer(samples, kept, sum(sizes), *needs, clock.cuda)
+    return MeasuredLayer(samples, kept, output_bytes, *needs, clock.cuda)
 
 
 def _repeat(passes: Passes, samples: Samples, budget_s: float, *, split: bool) -> None:

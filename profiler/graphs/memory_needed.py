@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from ...capture.program.program import storage_key, tensors_of, value_of
 from ...capture.program.segment import get_constants
-from ..layers.layer_run import LayerRun
+from ..layers.layer_run import LayerRun, bytes_of
 
 
 class HeldBytes:
@@ -89,23 +89,14 @@ def least_bytes(run: LayerRun, held: Iterable[fx.Node] = ()) -> int:
     for node in (*held, *run.reads, *run.writes):
         if node is not None:
             values.add(value_of(node))
-    gradients = sum(_size_bytes(tensor) for tensor in run.parameters)
-    return values.size_bytes + run.parameter_bytes + gradients + fixed_bytes(run)
+    return values.size_bytes + run.parameter_bytes + bytes_of(run.parameters) + fixed_bytes(run)
 
 
 def fixed_bytes(run: LayerRun) -> int:
     """Sum a layer's buffers and constants."""
-    return sum(_size_bytes(tensor) for tensor in _fixed(run))
-
-
-def _fixed(run: LayerRun) -> Iterator[Tensor]:
-    if run.segment is not None:
-        yield from run.segment.buffers()
-        yield from get_constants(run.segment).values()
-
-
-def _size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    if run.segment is None:
+        return 0
+    return bytes_of([*run.segment.buffers(), *get_constants(run.segment).values()])
 
 
 def _storages(value: Any) -> dict[int, int]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from torch import Tensor, fx
+from torch import fx
 
-from ...capture.program.program import tensors_of, value_of
+from ...capture.program.program import value_of
 from ...core.errors import MeasurementError, OutOfMemory, StagewrightError, first_line
 from ...core.units import format_bytes
 from ..machine.memory import device_bytes, is_out_of_memory
-
-if TYPE_CHECKING:
-    from .layer_run import LayerRun
+from .layer_run import LayerRun, bytes_of
 
 
 @contextmanager
@@ -88,13 +85,8 @@ def _run_bytes(run: LayerRun) -> int:
 def _gradient_bytes(run: LayerRun) -> int:
     """Sum gradients of trainable parameters and differentiated inputs."""
     wanted = [node for node, needed in zip(run.reads, run.needs_grad, strict=True) if needed]
-    return _node_bytes(wanted) + sum(_bytes(parameter) for parameter in run.parameters)
+    return _node_bytes(wanted) + bytes_of(run.parameters)
 
 
 def _node_bytes(nodes: Iterable[fx.Node | None]) -> int:
-    values = (value_of(node) for node in nodes if node is not None)
-    return sum(_bytes(tensor) for value in values for tensor in tensors_of(value))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return bytes_of([value_of(node) for node in nodes if node is not None])

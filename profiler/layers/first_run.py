@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from ...capture.program.program import tensors_of
 from ...core.profile.profile import SavedStorage
 from .error_attribution import blamed
-from .layer_run import LayerRun
+from .layer_run import LayerRun, bytes_of
 from .memory_run import memory_run
 from .saved_storages import Storage, StorageTable
 
@@ -58,8 +58,7 @@ def first_run(
         for node, value in zip(run.writes, found.produced, strict=True):
             if node is not None:
                 values[node] = value
-        sizes = [t.numel() * t.element_size() for t in tensors_of(found.produced)]
-        output_bytes.append(sum(sizes))
+        output_bytes.append(bytes_of(found.produced))
         forward_bytes.append(found.forward_bytes)
         backward_bytes.append(found.backward_bytes)
         run.saved_bytes = table.bytes_of(index)
@@ -89,7 +88,7 @@ def waiting_gradients(runs: Sequence[LayerRun], values: Mapping[fx.Node, Any]) -
     for maker, run in enumerate(runs):
         for made in run.writes:
             if made is not None and made in last_reader:
-                size = sum(t.numel() * t.element_size() for t in tensors_of(values[made]))
+                size = bytes_of(values[made])
                 for index in range(maker + 1, last_reader[made]):
                     waiting[index] += size
     return waiting

@@ -92,10 +92,15 @@ def layer_runs(captured: Captured) -> list[LayerRun]:
                 changed=_changed(captured, index, reads),
                 parameters=[p for p in segment.parameters() if p.requires_grad],
                 segment=segment,
-                parameter_bytes=sum(p.numel() * p.element_size() for p in segment.parameters()),
+                parameter_bytes=bytes_of(list(segment.parameters())),
             )
         )
     return runs
+
+
+def bytes_of(value: Any) -> int:
+    """Sum the bytes of the tensors in a value; shared memory counts for each."""
+    return sum(tensor.nbytes for tensor in tensors_of(value))
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -83,7 +83,7 @@ def profile_sizes(
         value = _detached(value, tracker)
         with _LeftBehind() as left, use_skip_tracker(tracker):
             value = layer(value)
-        parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
+        parameters = sum(p.nbytes for p in layer.parameters())
         sizes.append(left.size_bytes() * samples + parameters * param_scale)
     return sizes
 
