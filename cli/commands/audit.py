@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ...core.errors import InvalidInput
-from ..options.database import (
-    ConfigFlag,
-    DatabaseFlag,
-    open_store,
-    require_database,
-    resolve_database,
-)
+from ..options.database import ConfigFlag, DatabaseFlag, open_store
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say_next
 
@@ -40,9 +34,7 @@ def command(
     The log has one entry for everything created, changed, revoked or refused. With --project,
     entries without a project (such as unauthenticated requests) are left out.
     """
-    address = resolve_database(database, config)
-    require_database(address)
-    with open_store(address) as store:
+    with open_store(database, config) as store:
         owner = None if project is None else _find_project_id(store, project)
         page = store.audit.entries(project_id=owner, limit=limit, cursor=cursor)
     if as_json:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -19,16 +18,9 @@ if TYPE_CHECKING:
     from ...runtime.checkpoint_files.manifest import Checkpoint
 
 
-class CheckpointAction(Enum):
-    """Action of ``stagewright checkpoint``."""
-
-    INSPECT = "inspect"
-    CONVERT = "convert"
-
-
 def command(
     action: Annotated[
-        CheckpointAction, Argument(help="List the contents, or write a single file.")
+        Literal["inspect", "convert"], Argument(help="List the contents, or write a single file.")
     ],
     folder: Annotated[
         Path, Argument(metavar="FOLDER", help="Folder given to save_checkpoint, or one step in it.")
@@ -48,7 +40,7 @@ def command(
     inspect lists all tensors and the optimizer's settings without loading them or torch.
     convert writes a state dict or a safetensors file, whatever plan the checkpoint is from.
     """
-    if action is CheckpointAction.INSPECT:
+    if action == "inspect":
         if output is not None or with_optimizer:
             raise InvalidInput("OUT and --with-optimizer require convert")
         _inspect(folder, step, as_json=as_json)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument
 
+from ..options.database import ConfigFlag
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
 
@@ -16,20 +15,9 @@ if TYPE_CHECKING:
     from ...api.settings.load import Configuration
 
 
-class ConfigAction(Enum):
-    """Action of ``stagewright config``."""
-
-    SHOW = "show"
-
-
 def command(
-    action: Annotated[
-        ConfigAction, Argument(help="show: each value and its origin.")
-    ] = ConfigAction.SHOW,
-    file: Annotated[
-        Path | None,
-        Option("--config", help="The server's settings file, in TOML (also STAGEWRIGHT_CONFIG)."),
-    ] = None,
+    action: Annotated[Literal["show"], Argument(help="show: each value and its origin.")] = "show",
+    file: ConfigFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show the settings a server would start with here, and where each comes from.

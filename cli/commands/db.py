@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import Enum
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput, StagewrightError
 from ...core.units import count
-from ..options.database import ConfigFlag, DatabaseFlag, require_database, resolve_database
+from ..options.database import ConfigFlag, DatabaseFlag, find_database
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, check_writable, emit, say_next
 
@@ -21,21 +19,12 @@ if TYPE_CHECKING:
     from ...api.store.database import Database
 
 
-class DbAction(Enum):
-    """Action of ``stagewright db``."""
-
-    CHECK = "check"
-    UPGRADE = "upgrade"
-    BACKUP = "backup"
-    RESTORE = "restore"
-    PRUNE = "prune"
-
-
+Action = Literal["check", "upgrade", "backup", "restore", "prune"]
 DaysOption = Annotated[float | None, Option(min=0, rich_help_panel="For prune")]
 
 
 def command(
-    action: Annotated[DbAction, Argument(help="Action; see below.")],
+    action: Annotated[Action, Argument(help="Action; see below.")],
     file: Annotated[
         Path | None, Argument(metavar="FILE", help="For backup and restore: the backup file.")
     ] = None,
@@ -55,45 +44,35 @@ def command(
     with their profiles and graphs (--plans-days); the rest is kept.
     """
     _check_arguments(action, file, (jobs_days, audit_days, plans_days))
-    address = resolve_database(database, config)
-    if action not in (DbAction.UPGRADE, DbAction.RESTORE):
-        require_database(address)
-    with _open(address) as opened:
-        if action is DbAction.CHECK:
+    from ...api.store.database import Database, utc_now
+
+    must_exist = action not in ("upgrade", "restore")
+    address = find_database(database, config, must_exist=must_exist)
+    with closing(Database(address, now=utc_now)) as opened:
+        if action == "check":
             _check(opened, as_json=as_json)
-        elif action is DbAction.UPGRADE:
+        elif action == "upgrade":
             _upgrade(opened, as_json=as_json)
-        elif action is DbAction.PRUNE:
+        elif action == "prune":
             _prune(opened, jobs_days, audit_days, plans_days, as_json=as_json)
-        elif action is DbAction.BACKUP:
+        elif action == "backup":
             _backup(opened, file or Path(), as_json=as_json)
         else:
             _restore(opened, file or Path(), as_json=as_json)
 
 
-def _check_arguments(action: DbAction, file: Path | None, days: tuple[float | None, ...]) -> None:
+def _check_arguments(action: Action, file: Path | None, days: tuple[float | None, ...]) -> None:
     """Raise `InvalidInput` for arguments that exclude each other."""
-    if action in (DbAction.BACKUP, DbAction.RESTORE):
+    if action in ("backup", "restore"):
         if file is None:
-            raise InvalidInput(f"missing file: stagewright db {action.value} FILE")
+            raise InvalidInput(f"missing file: stagewright db {action} FILE")
     elif file is not None:
-        raise InvalidInput(f"{action.value} takes no FILE; name the database with --database")
-    if (action is DbAction.PRUNE) != any(value is not None for value in days):
+        raise InvalidInput(f"{action} takes no FILE; name the database with --database")
+    if (action == "prune") != any(value is not None for value in days):
         raise InvalidInput(
             "prune requires at least one of --jobs-days, --audit-days and --plans-days; no other "
             "action accepts them"
         )
-
-
-@contextmanager
-def _open(address: str) -> Iterator[Database]:
-    from ...api.store.database import Database, utc_now
-
-    database = Database(address, now=utc_now)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 def _check(database: Database, *, as_json: bool) -> None:
@@ -127,8 +106,7 @@ def _backup(database: Database, file: Path, *, as_json: bool) -> None:
     rows = backup(database, file)
     data = {"file": str(file), "size_bytes": file.stat().st_size, "rows": rows}
     emit(json.dumps(data) if as_json else f"{file}: {_format_counts(rows)} from {database.name}")
-    again = command_line("db", "restore", file, "--database", "restored.db")
-    say_next(again, quiet=as_json)
+    say_next(command_line("db", "restore", file, "--database", "restored.db"), quiet=as_json)
 
 
 def _restore(database: Database, file: Path, *, as_json: bool) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -18,27 +17,12 @@ if TYPE_CHECKING:
     from ...core.service.jobs import JobEvent, JobView
 
 
-class JobsAction(Enum):
-    """Action of ``stagewright jobs``."""
-
-    LIST = "list"
-    SHOW = "show"
-    WATCH = "watch"
-    CANCEL = "cancel"
-
-
-class JobsState(Enum):
-    """State of the jobs to list."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+Action = Literal["list", "show", "watch", "cancel"]
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
 def command(
-    action: Annotated[JobsAction, Argument(help="Action; see below.")],
+    action: Annotated[Action, Argument(help="Action; see below.")],
     job_id: Annotated[
         str | None, Argument(metavar="ID", help="Id of the job, for all actions but list.")
     ] = None,
@@ -51,7 +35,7 @@ def command(
         ),
     ] = None,
     token: Token = None,
-    state: Annotated[JobsState | None, Option(help="For list: only jobs in this state.")] = None,
+    state: Annotated[State | None, Option(help="For list: only jobs in this state.")] = None,
     limit: Annotated[int, Option(min=1, max=500, help="For list: maximum number of jobs.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
@@ -59,31 +43,31 @@ def command(
 
     watch finishes as the job does: with its result, or with the error it failed with.
     """
-    if action is JobsAction.LIST:
+    if action == "list":
         if job_id is not None:
             raise InvalidInput("list takes no id: stagewright jobs list, or jobs show ID")
     elif job_id is None:
-        raise InvalidInput(f"missing job id: stagewright jobs {action.value} ID")
+        raise InvalidInput(f"missing job id: stagewright jobs {action} ID")
     with open_client(server, token, quiet=as_json) as client:
         if job_id is None:
             _list(client, state, limit, as_json=as_json)
-        elif action is JobsAction.WATCH:
+        elif action == "watch":
             _show(client, _watch(client, job_id, quiet=as_json), as_json=as_json)
-        elif action is JobsAction.SHOW:
+        elif action == "show":
             _show(client, client.job(job_id), as_json=as_json)
         else:
             _show(client, client.cancel(job_id), as_json=as_json)
 
 
-def _list(client: Client, state: JobsState | None, limit: int, *, as_json: bool) -> None:
+def _list(client: Client, state: State | None, limit: int, *, as_json: bool) -> None:
     from ...core.text_table import format_table
 
-    found = client.jobs(state=None if state is None else state.value, limit=limit)
+    found = client.jobs(state=state, limit=limit)
     if as_json:
         emit(found.model_dump_json())
         return
     if not found.jobs:
-        emit(f"no {state.value} jobs" if state else "no jobs")
+        emit(f"no {state} jobs" if state else "no jobs")
         return
     headings = ("job", "kind", "state", "created", "detail")
     emit(format_table([headings, *(_row(job) for job in found.jobs)]))

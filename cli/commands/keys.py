@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from ...api.auth.scopes import MEANING, SCOPES, Scope
 from ...core.errors import InvalidInput
 from ...core.text_table import format_table
-from ..options.database import (
-    ConfigFlag,
-    DatabaseFlag,
-    open_store,
-    require_database,
-    resolve_database,
-)
+from ..options.database import ConfigFlag, DatabaseFlag, open_store
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
 
@@ -31,16 +24,11 @@ CREATE = "For create"
 SCOPE_MEANINGS = "; ".join(f"{scope}: {MEANING[scope]}" for scope in SCOPES)
 
 
-class KeysAction(Enum):
-    """Action of ``stagewright keys``."""
-
-    CREATE = "create"
-    LIST = "list"
-    REVOKE = "revoke"
+Action = Literal["create", "list", "revoke"]
 
 
 def command(
-    action: Annotated[KeysAction, Argument(help="Action; see below.")],
+    action: Annotated[Action, Argument(help="Action; see below.")],
     name_or_id: Annotated[
         str | None,
         Argument(metavar="NAME|ID", help="For create: a descriptive name. For revoke: the id."),
@@ -83,13 +71,10 @@ def command(
     it as 'Authorization: Bearer SECRET'. revoke takes effect with the next request.
     """
     _check_arguments(action, name_or_id)
-    address = resolve_database(database, config)
-    if action is not KeysAction.CREATE:
-        require_database(address)
-    with open_store(address) as store:
+    with open_store(database, config, must_exist=action != "create") as store:
         if name_or_id is None:
             _list(store, _find_projects(store, project), as_json=as_json)
-        elif action is KeysAction.REVOKE:
+        elif action == "revoke":
             _revoke(store, _find_projects(store, project), name_or_id, as_json=as_json)
         else:
             owner = _resolve_project(store, project or "default", create=new_project)
@@ -98,8 +83,8 @@ def command(
             _print_new_key(made, as_json=as_json)
 
 
-def _check_arguments(action: KeysAction, name_or_id: str | None) -> None:
-    if (action is KeysAction.LIST) != (name_or_id is None):
+def _check_arguments(action: Action, name_or_id: str | None) -> None:
+    if (action == "list") != (name_or_id is None):
         raise InvalidInput(
             "create requires a name, revoke requires a key's id, and list takes neither: "
             "stagewright keys create NAME, keys revoke ID, keys list"

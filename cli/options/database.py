@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +29,11 @@ ConfigFlag = Annotated[
 ]
 
 
-def resolve_database(given: str | None, config: Path | None = None) -> str:
-    """Return the database given, or else the one a server started here would use."""
+def find_database(given: str | None, config: Path | None = None, *, must_exist: bool = True) -> str:
+    """Return the database given, or else the one a server started here would use.
+
+    An SQLite file that ``must_exist`` is refused if it does not: opening it would create one.
+    """
     from ...api.settings.load import configure
 
     # Not strict: trouble with settings that have nothing to do with the database is no
@@ -39,22 +41,16 @@ def resolve_database(given: str | None, config: Path | None = None) -> str:
     found = configure({"database": given}, file=config, strict=False)
     if trouble := found.troubles.get("database_password_file"):
         raise InvalidInput(trouble)
-    return found.settings.database
-
-
-def require_database(database: str) -> None:
-    """Raise `InvalidInput` if an SQLite file does not exist: opening it would create one."""
-    if "://" not in database and not Path(database).is_file():
+    database = found.settings.database
+    if must_exist and "://" not in database and not Path(database).is_file():
         raise InvalidInput(f"database {database} does not exist; name one with --database")
+    return database
 
 
-@contextmanager
-def open_store(database: str) -> Iterator[Store]:
-    """Open a database's store and close it at the end of the block."""
+def open_store(
+    given: str | None, config: Path | None, *, must_exist: bool = True
+) -> closing[Store]:
+    """Open the store in the database found, for a ``with`` block."""
     from ...api.store.store import Store
 
-    store = Store(database)
-    try:
-        yield store
-    finally:
-        store.close()
+    return closing(Store(find_database(given, config, must_exist=must_exist)))

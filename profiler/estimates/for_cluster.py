@@ -22,8 +22,8 @@ from ...core.graph.sample import Sample
 from ...core.models.families import ModelSpec
 from ...core.profile.profile import Profile
 from ..graphs.rebuilt_capture import rebuild_captured
-from .estimate import EstimateTarget, document, rates_for, spec_work, target
-from .layer_costs import ModelWork, captured_work
+from .estimate import document, rates_for, spec_work, target
+from .layer_costs import EstimateTarget, ModelWork, captured_work
 from .meta_device import META, empty_meta
 from .settings_match import FLOATING, TENSORS
 
