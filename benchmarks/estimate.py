@@ -29,14 +29,17 @@ from stagewright.core.cluster.accelerators import Precision
 from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
+    LlamaConfig,
+    LlamaSpec,
     MLPConfig,
     MLPSpec,
     ModelSpec,
     ResNetSpec,
     UNetConfig,
     UNetSpec,
+    ViTConfig,
+    ViTSpec,
 )
-from stagewright.core.models.transformer_families import LlamaConfig, LlamaSpec, ViTConfig, ViTSpec
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.default_samples import default_sample
 from stagewright.core.requests.requests import ProfilingOptions

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from ..errors import InvalidInput
 from ..graph.sample import Sample, SampleTensor
-from ..models.families import GPT2Spec, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
-from ..models.transformer_families import (
+from ..models.families import (
     BertSpec,
+    GPT2Spec,
     LlamaSpec,
     MixtralSpec,
+    MLPSpec,
+    ModelSpec,
     Qwen2Spec,
+    ResNetSpec,
     T5Spec,
+    UNetSpec,
     ViTSpec,
 )
 

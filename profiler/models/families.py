@@ -11,13 +11,18 @@ from torch.nn import functional
 
 from ...core.graph.sample import Sample, SampleTensor
 from ...core.graph.tensors import TensorSpec
-from ...core.models.families import GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
-from ...core.models.transformer_families import (
+from ...core.models.families import (
     BertSpec,
+    GPT2Spec,
     LlamaSpec,
     MixtralSpec,
+    MLPConfig,
+    MLPSpec,
+    ModelSpec,
     Qwen2Spec,
+    ResNetSpec,
     T5Spec,
+    UNetSpec,
     ViTSpec,
 )
 from ...core.requests.default_samples import get_max_sequence_length

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from ...core.errors import InvalidInput
-from ...core.models.families import GPT2Spec
-from ...core.models.transformer_families import (
+from ...core.models.families import (
     BertSpec,
+    GPT2Spec,
     LlamaConfig,
     LlamaSpec,
     MixtralSpec,

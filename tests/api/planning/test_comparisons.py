@@ -11,7 +11,7 @@ from stagewright.api.model_sources.families import OWN_FAMILIES
 from stagewright.api.routes.catalogue import _families
 from stagewright.core.cluster.accelerators import CATALOGUE
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.models.families import ModelSpec
+from stagewright.profiler.models.transformer import TransformersSpec
 
 
 @pytest.fixture
@@ -102,11 +102,9 @@ def test_a_family_that_cannot_be_built_here_is_refused_before_anything_is_starte
 
 
 def test_families_that_need_nothing_but_torch_are_known():
-    """What `profiler.models.transformer` builds is described beside each other, but for GPT-2."""
-    others = {"gpt2"}
-    for kind in get_args(get_args(ModelSpec)[0]):
-        if kind.__module__.endswith(".transformer_families"):
-            others.update(get_args(kind.model_fields["family"].annotation))
+    others = {
+        get_args(kind.model_fields["family"].annotation)[0] for kind in get_args(TransformersSpec)
+    }
     assert len(others) >= 7
     assert set(_families(True)) - set(OWN_FAMILIES) == others
 

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stagewright.core.models.families import GPT2Config, GPT2Spec
-from stagewright.core.models.transformer_families import (
+from stagewright.core.models.families import (
+    GPT2Config,
+    GPT2Spec,
     LlamaConfig,
     LlamaSpec,
     MixtralConfig,

@@ -8,22 +8,20 @@ import torch
 from stagewright.capture.capture import trace
 from stagewright.capture.sample import read_sample
 from stagewright.core.models.families import (
+    BertConfig,
+    BertSpec,
     GPT2Config,
     GPT2Spec,
+    LlamaConfig,
+    LlamaSpec,
+    MixtralConfig,
+    MixtralSpec,
     MLPSpec,
     ModelSpec,
     ResNetConfig,
     ResNetSpec,
     UNetConfig,
     UNetSpec,
-)
-from stagewright.core.models.transformer_families import (
-    BertConfig,
-    BertSpec,
-    LlamaConfig,
-    LlamaSpec,
-    MixtralConfig,
-    MixtralSpec,
     ViTConfig,
     ViTSpec,
 )
