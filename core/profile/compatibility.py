@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import InvalidInput
+from ..text_table import truncate
 from .profile import Profile
 
 SETTINGS = {
@@ -25,30 +26,37 @@ Difference = tuple[str, str, str]
 """The name of what differs, and both values."""
 
 
+def compare(
+    what: str, describe: Callable[[Profile], str], one: Profile, other: Profile
+) -> list[Difference]:
+    """Return what two profiles' descriptions say, if they differ."""
+    before, after = describe(one), describe(other)
+    return [(what, before, after)] if before != after else []
+
+
 def setting_differences(one: Profile, other: Profile) -> list[Difference]:
     """List the settings, devices and software versions in which two profiles differ."""
-    found: list[Difference] = []
-    kinds = [profile.provenance.device.partition(":")[0] for profile in (one, other)]
-    if kinds[0] != kinds[1]:
-        found.append(("kind of device", kinds[0], kinds[1]))
+    found = compare(
+        "kind of device", lambda each: each.provenance.device.partition(":")[0], one, other
+    )
     for field, name in SETTINGS.items():
         before, after = getattr(one.provenance, field), getattr(other.provenance, field)
         if before != after:
             found.append((name, _text(before), _text(after)))
     if one.provenance.source == other.provenance.source == "measured":
-        runs = ["none" if profile.reconciliation is None else "timed" for profile in (one, other)]
-        if runs[0] != runs[1]:  # a graph is measured without its code, on random weights
-            found.append(("run of the whole model (a graph has none)", runs[0], runs[1]))
+        found += compare(  # a graph is measured without its code, on random weights
+            "run of the whole model (a graph has none)",
+            lambda each: "none" if each.reconciliation is None else "timed",
+            one,
+            other,
+        )
     return found
 
 
 def model_differences(one: Profile, other: Profile) -> list[Difference]:
     """List the ways in which two profiles are not of the same model cut into the same layers."""
-    found: list[Difference] = []
-    if one.model != other.model:
-        found.append(("model", one.model, other.model))
-    if one.spec != other.spec:
-        found.append(("family or configuration", str(one.spec), str(other.spec)))
+    found = compare("model", lambda each: each.model, one, other)
+    found += compare("family or configuration", lambda each: str(each.spec), one, other)
     names = [[entry.layer.name for entry in profile.layers] for profile in (one, other)]
     found += _first_difference("layers", *names)
     weights = [
@@ -63,16 +71,13 @@ def model_differences(one: Profile, other: Profile) -> list[Difference]:
         ]
         found += _first_difference("trainable parameters", *frozen)
     # The first dimension is the number of samples, in which profiles to be merged may differ.
-    inputs = [
-        str([(entry.name, entry.shape[1:], entry.dtype) for entry in profile.inputs])
-        for profile in (one, other)
-    ]
-    if inputs[0] != inputs[1]:
-        found.append(("inputs beside the samples", inputs[0], inputs[1]))
-    has_loss = ["none" if entry.loss is None else "one" for entry in (one, other)]
-    if has_loss[0] != has_loss[1]:
-        found.append(("loss", has_loss[0], has_loss[1]))
-    return found
+    found += compare(
+        "inputs beside the samples",
+        lambda each: str([(entry.name, entry.shape[1:], entry.dtype) for entry in each.inputs]),
+        one,
+        other,
+    )
+    return found + compare("loss", lambda each: "one" if each.loss else "none", one, other)
 
 
 def forward_differences(one: Profile, other: Profile) -> list[Difference]:
@@ -116,11 +121,7 @@ def _keepers(profile: Profile, *, together: bool) -> list[str]:
 
 
 def check_mergeable(profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    """Check that profiles differ in nothing but the number of samples.
-
-    Args:
-        profiles: At least one.
-        names: Their names, for the message.
+    """Check that profiles, named for the message, differ in nothing but the number of samples.
 
     Raises:
         InvalidInput: They differ otherwise; the message says how.
@@ -154,7 +155,8 @@ def _check_pair(one: Profile, other: Profile, names: tuple[str, str]) -> None:
     found = found or forward_differences(one, other)
     if found:
         lines = "".join(
-            f"\n  {what}: {_short(before)} and {_short(after)}" for what, before, after in found
+            f"\n  {what}: {truncate(before, 120)} and {truncate(after, 120)}"
+            for what, before, after in found
         )
         raise InvalidInput(
             f"{names[0]} and {names[1]} cannot be merged: they differ in more than the "
@@ -173,7 +175,3 @@ def _first_difference(what: str, one: Sequence[str], other: Sequence[str]) -> li
 
 def _text(value: object) -> str:
     return "none" if value in (None, "") else str(value)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:117]}..."

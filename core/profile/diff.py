@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..document import Record
 from ..errors import InvalidInput
-from .compatibility import setting_differences
+from .compatibility import compare, setting_differences
 from .profile import LayerProfile, Profile, Timing
 
 
@@ -108,23 +108,16 @@ def diff(before: Profile, after: Profile) -> ProfileDiff:
     return ProfileDiff(
         before_id=before.content_id(),
         after_id=after.content_id(),
-        settings=tuple(
-            [
-                *_samples(before, after),
-                *setting_differences(before, after),
-                *_losses(before, after),
-            ]
+        settings=(
+            *compare("first input", _first_input, before, after),
+            *setting_differences(before, after),
+            *compare("loss", lambda one: "measured" if one.loss else "none", before, after),
         ),
         layers=tuple(_layer(name, first[name], second[name]) for name in common),
         total=_total(before, after),
         only_before=tuple(name for name in first if name not in second),
         only_after=tuple(name for name in second if name not in first),
     )
-
-
-def _losses(before: Profile, after: Profile) -> list[tuple[str, str, str]]:
-    have = ["measured" if profile.loss else "none" for profile in (before, after)]
-    return [("loss", have[0], have[1])] if have[0] != have[1] else []
 
 
 def _layer(name: str, before: LayerProfile, after: LayerProfile) -> LayerChange:
@@ -139,14 +132,11 @@ def _layer(name: str, before: LayerProfile, after: LayerProfile) -> LayerChange:
 
 
 def _total(before: Profile, after: Profile) -> LayerChange:
+    first, second = before.layers, after.layers
     return LayerChange(
         name="total",
-        forward=time_change(
-            [entry.forward for entry in before.layers], [entry.forward for entry in after.layers]
-        ),
-        backward=time_change(
-            [entry.backward for entry in before.layers], [entry.backward for entry in after.layers]
-        ),
+        forward=time_change([one.forward for one in first], [one.forward for one in second]),
+        backward=time_change([one.backward for one in first], [one.backward for one in second]),
         activations=SizeChange(before_bytes=_kept(before), after_bytes=_kept(after)),
     )
 
@@ -171,9 +161,5 @@ def _kept(profile: Profile) -> int:
     )
 
 
-def _samples(before: Profile, after: Profile) -> list[tuple[str, str, str]]:
-    shapes = [
-        "x".join(map(str, profile.inputs[0].shape)) if profile.inputs else "none"
-        for profile in (before, after)
-    ]
-    return [("first input", shapes[0], shapes[1])] if shapes[0] != shapes[1] else []
+def _first_input(profile: Profile) -> str:
+    return "x".join(map(str, profile.inputs[0].shape)) if profile.inputs else "none"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..graph.graph import Boundary, Parameter
-from .profile import LayerProfile, Profile, Timing
+from ..graph.graph import Boundary
+from .profile import Profile, Timing
 
 NOTE = "forward only: backwards, gradients and kept activations were left out, for inference"
 
@@ -15,28 +15,25 @@ def for_inference(profile: Profile) -> Profile:
     has a gradient or optimizer state. Use the objective ``throughput`` for a stream of requests,
     ``latency`` for one request at a time.
     """
+    forward = {
+        "backward": Timing(median_s=0.0),
+        "backward_input": None,
+        "backward_weight": None,
+        "recompute": None,
+        "dispatch_backward": None,
+        "saved_activation_bytes": 0,
+    }
     return profile.model_copy(
         update={
-            "layers": tuple(_forward_of(entry) for entry in profile.layers),
+            "layers": tuple(entry.model_copy(update=forward) for entry in profile.layers),
             "boundaries": tuple(_without_gradients(each) for each in profile.boundaries),
-            "parameters": tuple(_frozen(each) for each in profile.parameters),
+            "parameters": tuple(
+                each.model_copy(update={"trainable": False}) for each in profile.parameters
+            ),
             "storages": (),
             "loss": None,
             "reconciliation": None,
             "notes": (*profile.notes, NOTE),
-        }
-    )
-
-
-def _forward_of(entry: LayerProfile) -> LayerProfile:
-    return entry.model_copy(
-        update={
-            "backward": Timing(median_s=0.0),
-            "backward_input": None,
-            "backward_weight": None,
-            "recompute": None,
-            "dispatch_backward": None,
-            "saved_activation_bytes": 0,
         }
     )
 
@@ -46,7 +43,3 @@ def _without_gradients(boundary: Boundary) -> Boundary:
         tensor.model_copy(update={"requires_grad": False}) for tensor in boundary.tensors
     )
     return boundary.model_copy(update={"tensors": tensors})
-
-
-def _frozen(parameter: Parameter) -> Parameter:
-    return parameter.model_copy(update={"trainable": False})

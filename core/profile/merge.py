@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TypeVar
 
 from ..errors import InvalidInput
 from ..graph.tensors import TensorSpec
 from .compatibility import check_distinct, check_mergeable
 from .pool import pool_profiles, total_time_s
-from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
-from .scale import get_microbatch_size, list_sizes, list_timings, scale_profile
+from .profile import Profile, SavedStorage, Timing
+from .scale import get_microbatch_size, map_costs, pair, scale_profile
 
 GROWTH = "; bytes that grow faster than the number of samples are underestimated"
 """Limitation of extrapolation to larger sizes."""
-
-PartT = TypeVar("PartT", LayerProfile, LossProfile)
-_T = TypeVar("_T")
 
 
 def merge(
@@ -76,22 +73,23 @@ def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     if samples in measured:
         return measured[samples]
     sizes = sorted(measured)
+    own = _largest_band(list(measured.values()))
     if len(sizes) == 1:
         found = scale_profile(measured[sizes[0]], Fraction(samples, sizes[0]))
         note = f"EXTRAPOLATED to {samples} samples from a profile at {sizes[0]}"
-        if samples > sizes[0]:
-            note += GROWTH
-        return _labelled(found, note, _sum_of(_largest_band(list(measured.values()))))
-    low, high = _nearest(sizes, samples)
-    found = _Line(low, high, samples).profile(measured[low], measured[high])
+        return _labelled(found, note + GROWTH * (samples > sizes[0]), own)
+    # The two measured sizes around it, or the nearest two. The first pair that ends above serves
+    # sizes below all measured ones, too.
+    pairs = list(pairwise(sizes))
+    low, high = next((pair for pair in pairs if samples < pair[1]), pairs[-1])
+    found = _Line(low, high, samples).interpolate(measured[low], measured[high])
     inside = low < samples < high
     what = "interpolated" if inside else "EXTRAPOLATED"
     note = f"times and bytes are {what} to {samples} samples from profiles at {low} and {high}"
-    if samples > high:
-        note += GROWTH
-    own = _largest_band(list(measured.values()))
-    # The error of interpolation was measured between sizes; beyond them it says nothing.
-    return _labelled(found, note, _sum_of(own, _band(measured) if inside else None))
+    # The error of interpolation was measured between sizes; beyond them it says nothing. Errors of
+    # successive steps add up, assuming the worst.
+    bands = [band for band in (own, _band(measured) if inside else None) if band is not None]
+    return _labelled(found, note + GROWTH * (samples > high), sum(bands) if bands else None)
 
 
 def _pooled(profiles: Sequence[Profile]) -> Profile:
@@ -108,20 +106,11 @@ def _largest_band(profiles: Sequence[Profile]) -> float | None:
     return max((band for band in bands if band is not None), default=None)
 
 
-def _sum_of(*bands: float | None) -> float | None:
-    """Add errors of successive steps, assuming the worst; return `None` if none is known."""
-    known = [band for band in bands if band is not None]
-    return sum(known) if known else None
-
-
 def _labelled(profile: Profile, note: str, band: float | None) -> Profile:
     provenance = profile.provenance.model_copy(update={"source": "estimated", "error_band": band})
+    notes = (*profile.notes, note)
     return profile.model_copy(
-        update={
-            "provenance": provenance,
-            "reconciliation": None,
-            "notes": (*profile.notes, note),
-        }
+        update={"provenance": provenance, "reconciliation": None, "notes": notes}
     )
 
 
@@ -131,22 +120,11 @@ def _band(measured: Mapping[int, Profile]) -> float | None:
     sizes = sorted(measured)
     # Leave one out: every inner size is guessed from its neighbours and compared with itself.
     for low, middle, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
-        guess = _Line(low, high, middle).profile(measured[low], measured[high])
-        exact = measured[middle]
-        exact_s = total_time_s(exact.layers, exact.loss)
+        guess = _Line(low, high, middle).interpolate(measured[low], measured[high])
+        exact_s = total_time_s(measured[middle])
         if exact_s:
-            errors.append(abs(total_time_s(guess.layers, guess.loss) / exact_s - 1))
-    return max(errors) if errors else None
-
-
-def _nearest(sizes: Sequence[int], samples: int) -> tuple[int, int]:
-    """Return the measured sizes on both sides, or the two nearest on one side."""
-    pairs = list(pairwise(sizes))
-    # The first pair that ends above serves sizes below all measured ones, too.
-    for low, high in pairs:
-        if samples < high:
-            return low, high
-    return pairs[-1]
+            errors.append(abs(total_time_s(guess) / exact_s - 1))
+    return max(errors, default=None)
 
 
 @dataclass(frozen=True)
@@ -157,37 +135,30 @@ class _Line:
     high: int
     samples: int
 
-    def profile(self, low: Profile, high: Profile) -> Profile:
-        loss = self.part(low.loss, high.loss) if low.loss and high.loss else None
-        return low.model_copy(
+    def interpolate(self, low: Profile, high: Profile) -> Profile:
+        profiles = (low, high)
+
+        def tensor(found: list[TensorSpec]) -> TensorSpec:
+            lengths = pair("dimensions", profiles, [each.shape for each in found])
+            return found[0].model_copy(
+                update={"shape": tuple(self.size(*each) for each in lengths)}
+            )
+
+        def timing(_: str, found: list[Timing]) -> Timing:
+            return self.timing(*found)
+
+        # Storages of two sizes cannot be paired one by one. An interval of layers holds all
+        # storages of a set or none, so their total is all that planning needs.
+        totals = [_by_keepers(profile.storages) for profile in profiles]
+        return map_costs(profiles, timing, lambda found: self.size(*found), tensor).model_copy(
             update={
-                "inputs": self.tensors(low.inputs, high.inputs),
-                "layers": tuple(
-                    self.part(one, other)
-                    for one, other in zip(low.layers, high.layers, strict=True)
+                "storages": tuple(
+                    SavedStorage(size_bytes=self.size(*(t[layers] for t in totals)), layers=layers)
+                    for layers in sorted({*totals[0], *totals[1]})
                 ),
-                "boundaries": tuple(
-                    one.model_copy(update={"tensors": self.tensors(one.tensors, other.tensors)})
-                    for one, other in zip(low.boundaries, high.boundaries, strict=True)
-                ),
-                "edges": tuple(
-                    one.model_copy(update={"tensor": self.tensor(one.tensor, other.tensor)})
-                    for one, other in self.same_many("edges", low.edges, high.edges)
-                ),
-                "storages": self.storages(low.storages, high.storages),
-                "loss": loss,
                 "notes": tuple(dict.fromkeys((*low.notes, *high.notes))),
             }
         )
-
-    def part(self, one: PartT, other: PartT) -> PartT:
-        timed, sized = list_timings(other), list_sizes(other)
-        updates: dict[str, object] = {
-            name: self.timing(found, timed[name]) if name in timed else None
-            for name, found in list_timings(one).items()
-        }
-        updates |= {name: self.size(found, sized[name]) for name, found in list_sizes(one).items()}
-        return one.model_copy(update=updates)
 
     def timing(self, one: Timing, other: Timing) -> Timing:
         share = (self.samples - self.low) / (self.high - self.low)
@@ -215,51 +186,10 @@ class _Line:
             exact = max(exact, Fraction(other))
         return math.ceil(exact)
 
-    def storages(
-        self, one: Sequence[SavedStorage], other: Sequence[SavedStorage]
-    ) -> tuple[SavedStorage, ...]:
-        """Interpolate the total size of the storages that are kept by the same set of layers."""
-        # Storages of two sizes cannot be paired one by one. An interval of layers holds all
-        # storages of a set or none, so their total is all that planning needs.
-        totals = [_by_keepers(one), _by_keepers(other)]
-        keepers = sorted({*totals[0], *totals[1]})
-        return tuple(
-            SavedStorage(
-                size_bytes=self.size(totals[0].get(layers, 0), totals[1].get(layers, 0)),
-                layers=layers,
-            )
-            for layers in keepers
-        )
 
-    def tensors(
-        self, one: Sequence[TensorSpec], other: Sequence[TensorSpec]
-    ) -> tuple[TensorSpec, ...]:
-        pairs = self.same_many("tensors", one, other)
-        return tuple(self.tensor(before, after) for before, after in pairs)
-
-    def tensor(self, one: TensorSpec, other: TensorSpec) -> TensorSpec:
-        shape = tuple(
-            self.size(before, after)
-            for before, after in self.same_many("dimensions", one.shape, other.shape)
-        )
-        return one.model_copy(update={"shape": shape})
-
-    def same_many(self, what: str, one: Sequence[_T], other: Sequence[_T]) -> list[tuple[_T, _T]]:
-        """Pair the elements at both sizes.
-
-        Raises:
-            InvalidInput: Their numbers differ, so the model behaves differently.
-        """
-        if len(one) != len(other):
-            raise InvalidInput(
-                f"the profile at {self.low} samples has {len(one)} {what}, the one at {self.high} "
-                f"has {len(other)}; the model behaves differently at the two sizes"
-            )
-        return list(zip(one, other, strict=True))
-
-
-def _by_keepers(storages: Sequence[SavedStorage]) -> dict[tuple[int, ...], int]:
-    found: dict[tuple[int, ...], int] = {}
+def _by_keepers(storages: Sequence[SavedStorage]) -> Counter[tuple[int, ...]]:
+    """Return the total size of the storages that are kept by the same set of layers."""
+    found: Counter[tuple[int, ...]] = Counter()
     for storage in storages:
-        found[storage.layers] = found.get(storage.layers, 0) + storage.size_bytes
+        found[storage.layers] += storage.size_bytes
     return found

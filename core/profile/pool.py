@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median, quantiles
-from typing import TypeVar
 
 from .profile import LayerProfile, LossProfile, Profile, Reconciliation, Timing
-from .scale import list_sizes, list_timings
-
-PartT = TypeVar("PartT", LayerProfile, LossProfile)
+from .scale import map_costs
 
 
 def pool_profiles(profiles: Sequence[Profile]) -> Profile:
@@ -23,21 +20,15 @@ def pool_profiles(profiles: Sequence[Profile]) -> Profile:
     """
     if len(profiles) == 1:
         return profiles[0]
-    first = profiles[0]
-    layers = tuple(
-        _part(entries) for entries in zip(*(profile.layers for profile in profiles), strict=True)
-    )
-    losses = [profile.loss for profile in profiles if profile.loss is not None]
-    loss = _part(losses) if losses else None
+    pooled = map_costs(profiles, lambda _, found: pool_timings(found), max, lambda found: found[0])
     # All storages of one profile, the largest: those of different runs cannot be paired.
     most = max(profiles, key=lambda profile: sum(one.size_bytes for one in profile.storages))
-    return first.model_copy(
+    notes = dict.fromkeys(note for profile in profiles for note in profile.notes)
+    return pooled.model_copy(
         update={
-            "layers": layers,
-            "loss": loss,
             "storages": most.storages,
-            "reconciliation": _reconciled(profiles, layers, loss),
-            "notes": (*_notes(profiles), f"pooled from {len(profiles)} profiles"),
+            "reconciliation": _reconciled(profiles, pooled),
+            "notes": (*notes, f"pooled from {len(profiles)} profiles"),
         }
     )
 
@@ -57,29 +48,14 @@ def pool_timings(timings: Sequence[Timing]) -> Timing:
     )
 
 
-def total_time_s(layers: Sequence[LayerProfile], loss: LossProfile | None) -> float:
+def total_time_s(profile: Profile) -> float:
     """Return the time of forward and backward over all layers and the loss."""
-    parts: list[LayerProfile | LossProfile] = [*layers, *([loss] if loss else [])]
+    parts: list[LayerProfile | LossProfile] = [*profile.layers]
+    parts += [profile.loss] if profile.loss else []
     return sum(part.forward.median_s + part.backward.median_s for part in parts)
 
 
-def _part(entries: Sequence[PartT]) -> PartT:
-    """Pool one layer, or the loss, leaving out what some profiles did not time."""
-    timed = [list_timings(entry) for entry in entries]
-    sized = [list_sizes(entry) for entry in entries]
-    updates: dict[str, object] = {
-        name: pool_timings([each[name] for each in timed])
-        if all(name in each for each in timed)
-        else None
-        for name in timed[0]
-    }
-    updates |= {name: max(each[name] for each in sized) for name in sized[0]}
-    return entries[0].model_copy(update=updates)
-
-
-def _reconciled(
-    profiles: Sequence[Profile], layers: Sequence[LayerProfile], loss: LossProfile | None
-) -> Reconciliation | None:
+def _reconciled(profiles: Sequence[Profile], pooled: Profile) -> Reconciliation | None:
     found = [profile.reconciliation for profile in profiles if profile.reconciliation]
     # The pooled layers come from all profiles, so their comparison with the whole must, too.
     if len(found) < len(profiles):
@@ -91,10 +67,6 @@ def _reconciled(
         update={
             "whole_forward": forward,
             "whole_backward": backward,
-            "relative_error": total_time_s(layers, loss) / whole_s - 1 if whole_s else 0.0,
+            "relative_error": total_time_s(pooled) / whole_s - 1 if whole_s else 0.0,
         }
     )
-
-
-def _notes(profiles: Sequence[Profile]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))

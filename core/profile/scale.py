@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 from ..errors import InvalidInput
-from ..graph.graph import Boundary
 from ..graph.tensors import TensorSpec
 from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
+
+PartT = TypeVar("PartT", LayerProfile, LossProfile)
+T = TypeVar("T")
 
 
 def get_microbatch_size(profile: Profile) -> int:
@@ -44,22 +46,34 @@ def scale_profile(profile: Profile, factor: Fraction) -> Profile:
     size = get_microbatch_size(profile)
     if (size * factor).denominator != 1:
         raise InvalidInput(f"{factor} of {size} samples is not a whole number of samples")
-    scale = _Scale(size, factor)
-    loss = profile.loss
-    return profile.model_copy(
+    ratio = float(factor)
+
+    def scale_timing(name: str, found: list[Timing]) -> Timing:
+        # Dispatching operations takes the CPU as long for any number of samples.
+        if name.startswith("dispatch"):
+            return found[0]
+        scaled = {"median_s": found[0].median_s * ratio, "spread_s": found[0].spread_s * ratio}
+        return found[0].model_copy(update=scaled)
+
+    def scale_tensor(found: list[TensorSpec]) -> TensorSpec:
+        # The batch need not be the first dimension (attention masks, transposed activations): take
+        # the first that is a multiple of it. A tensor without one does not depend on the batch.
+        shape = list(found[0].shape)
+        place = next((place for place, length in enumerate(shape) if length % size == 0), None)
+        if place is None:
+            return found[0]
+        shape[place] = int(shape[place] * factor)
+        return found[0].model_copy(update={"shape": tuple(shape)})
+
+    def scale_bytes(found: list[int]) -> int:
+        return math.ceil(found[0] * factor)
+
+    return map_costs([profile], scale_timing, scale_bytes, scale_tensor).model_copy(
         update={
-            "inputs": scale.tensors(profile.inputs),
-            "layers": tuple(scale.layer(entry) for entry in profile.layers),
-            "boundaries": tuple(scale.boundary(entry) for entry in profile.boundaries),
-            "edges": tuple(
-                edge.model_copy(update={"tensor": scale.tensor(edge.tensor)})
-                for edge in profile.edges
-            ),
             "storages": tuple(
-                SavedStorage(size_bytes=scale.size(entry.size_bytes), layers=entry.layers)
+                SavedStorage(size_bytes=scale_bytes([entry.size_bytes]), layers=entry.layers)
                 for entry in profile.storages
             ),
-            "loss": loss and scale.loss(loss),
             "reconciliation": None,
             "provenance": profile.provenance.model_copy(update={"source": "estimated"}),
             "notes": (*profile.notes, _assumption(size, int(size * factor))),
@@ -67,16 +81,70 @@ def scale_profile(profile: Profile, factor: Fraction) -> Profile:
     )
 
 
-def list_timings(entry: LayerProfile | LossProfile) -> dict[str, Timing]:
-    """Return the timings of a layer or the loss, by field."""
-    return {name: found for name, found in entry if isinstance(found, Timing)}
+def map_costs(
+    profiles: Sequence[Profile],
+    timing: Callable[[str, list[Timing]], Timing],
+    size: Callable[[list[int]], int],
+    tensor: Callable[[list[TensorSpec]], TensorSpec],
+) -> Profile:
+    """Return the first profile with costs and tensors computed from those of all profiles.
+
+    The functions take what the profiles have in one place: a timing (after its field's name), bytes
+    that depend on the micro-batch, or a tensor. Timings that some profile lacks are left out.
+
+    Raises:
+        InvalidInput: The profiles differ in their numbers of tensors or edges.
+    """
+
+    def part(entries: Sequence[PartT]) -> PartT:
+        updates: dict[str, object] = {}
+        for name, first in entries[0]:
+            found = [getattr(entry, name) for entry in entries]
+            if isinstance(first, Timing):
+                updates[name] = None if None in found else timing(name, found)
+            elif name.endswith("_bytes") and isinstance(first, int):
+                updates[name] = size(found)
+        return entries[0].model_copy(update=updates)
+
+    def tensors(sequences: Sequence[Sequence[TensorSpec]]) -> tuple[TensorSpec, ...]:
+        return tuple(tensor(list(found)) for found in pair("tensors", profiles, sequences))
+
+    losses = [profile.loss for profile in profiles if profile.loss is not None]
+    return profiles[0].model_copy(
+        update={
+            "inputs": tensors([profile.inputs for profile in profiles]),
+            "layers": tuple(
+                part(entries) for entries in zip(*(one.layers for one in profiles), strict=True)
+            ),
+            "boundaries": tuple(
+                found[0].model_copy(update={"tensors": tensors([each.tensors for each in found])})
+                for found in zip(*(profile.boundaries for profile in profiles), strict=True)
+            ),
+            "edges": tuple(
+                found[0].model_copy(update={"tensor": tensor([edge.tensor for edge in found])})
+                for found in pair("edges", profiles, [profile.edges for profile in profiles])
+            ),
+            "loss": part(losses) if len(losses) == len(profiles) else None,
+        }
+    )
 
 
-def list_sizes(entry: LayerProfile | LossProfile) -> dict[str, int]:
-    """Return the sizes that depend on the micro-batch, by field."""
-    return {
-        name: found for name, found in entry if name.endswith("_bytes") and isinstance(found, int)
-    }
+def pair(
+    what: str, profiles: Sequence[Profile], sequences: Sequence[Sequence[T]]
+) -> list[tuple[T, ...]]:
+    """Pair the elements that profiles of different sizes have in one place.
+
+    Raises:
+        InvalidInput: Their numbers differ, so the model behaves differently.
+    """
+    first, last = len(sequences[0]), len(sequences[-1])
+    if first != last:
+        low, high = (get_microbatch_size(profile) for profile in (profiles[0], profiles[-1]))
+        raise InvalidInput(
+            f"the profile at {low} samples has {first} {what}, the one at {high} has {last}; "
+            "the model behaves differently at the two sizes"
+        )
+    return list(zip(*sequences, strict=True))
 
 
 def _assumption(measured: int, size: int) -> str:
@@ -87,53 +155,3 @@ def _assumption(measured: int, size: int) -> str:
         f"{measured} sample{'s' * (measured > 1)}, which were profiled, to {size}; the times are "
         f"probably {error} than they will be. A profile at {size} would tell"
     )
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """See `scale_profile`."""
-
-    batch: int
-    factor: Fraction
-
-    def size(self, size_bytes: int) -> int:
-        return math.ceil(size_bytes * self.factor)
-
-    def timing(self, timing: Timing) -> Timing:
-        ratio = float(self.factor)
-        return timing.model_copy(
-            update={"median_s": timing.median_s * ratio, "spread_s": timing.spread_s * ratio}
-        )
-
-    def tensors(self, tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        return tuple(self.tensor(tensor) for tensor in tensors)
-
-    def tensor(self, tensor: TensorSpec) -> TensorSpec:
-        # The batch need not be the first dimension (attention masks, transposed activations): take
-        # the first that is a multiple of it. A tensor without one does not depend on the batch.
-        for place, length in enumerate(tensor.shape):
-            if length % self.batch == 0:
-                longer = int(length * self.factor)
-                shape = (*tensor.shape[:place], longer, *tensor.shape[place + 1 :])
-                return tensor.model_copy(update={"shape": shape})
-        return tensor
-
-    def boundary(self, boundary: Boundary) -> Boundary:
-        return boundary.model_copy(update={"tensors": self.tensors(boundary.tensors)})
-
-    def layer(self, entry: LayerProfile) -> LayerProfile:
-        return entry.model_copy(update={**self._timings(entry), **self._sizes(entry)})
-
-    def _timings(self, entry: LayerProfile | LossProfile) -> dict[str, Timing]:
-        # Dispatching operations takes the CPU as long for any number of samples.
-        return {
-            name: self.timing(found)
-            for name, found in list_timings(entry).items()
-            if not name.startswith("dispatch")
-        }
-
-    def _sizes(self, entry: LayerProfile | LossProfile) -> dict[str, int]:
-        return {name: self.size(found) for name, found in list_sizes(entry).items()}
-
-    def loss(self, loss: LossProfile) -> LossProfile:
-        return loss.model_copy(update={**self._timings(loss), **self._sizes(loss)})

@@ -36,7 +36,7 @@ class ProfileTotals:
         self._weights_of = _by_layer([one.layers for one in self._weights], len(profile.layers))
         self._kept_of = _by_layer([one.layers for one in profile.storages], len(profile.layers))
         self.whole = self.of(range(len(profile.layers)))
-        self.whole_time_s = total_time_s(profile.layers, profile.loss)
+        self.whole_time_s = total_time_s(profile)
 
     def of(self, layers: Sequence[int]) -> LayerTotals:
         """Return the totals of these layers."""
