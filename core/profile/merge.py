@@ -140,9 +140,8 @@ class _Line:
 
         def tensor(found: list[TensorSpec]) -> TensorSpec:
             lengths = pair("dimensions", profiles, [each.shape for each in found])
-            return found[0].model_copy(
-                update={"shape": tuple(self.size(*each) for each in lengths)}
-            )
+            shape = tuple(self.size(*each) for each in lengths)
+            return found[0].model_copy(update={"shape": shape})
 
         def timing(_: str, found: list[Timing]) -> Timing:
             return self.timing(*found)
