@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError, InvalidInput, first_line
 from ...core.graph.graph import Boundary
+from ..observation.interception import ParameterGuard, changes_parameter
 from ..observation.nested_values import collect_constants, extract_tensors
 from ..observation.observe import (
     ForwardObservation,
@@ -19,7 +20,6 @@ from ..observation.observe import (
     report_state_changes,
     watch_forward,
 )
-from ..observation.parameter_guard import ParameterGuard, changes_parameter
 from ..observation.preserve import preserve_model, preserve_modes, seed_everything
 from ..sample import CallStructure
 from .input_variations import vary_inputs

@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError
 from ..program.program import storage_key
-from .activation_checkpoints import watch_checkpoints
-from .gradient_hooks import watch_gradients
-from .mode_reads import watch_mode_reads
-from .module_calls import HOOKS, ModuleCall, watch_calls
+from .interception import (
+    HOOKS,
+    ModuleCall,
+    ParameterGuard,
+    watch_calls,
+    watch_checkpoints,
+    watch_gradients,
+    watch_mode_reads,
+)
 from .nested_values import extract_tensors, is_representable
-from .parameter_guard import ParameterGuard
 from .preserve import copied, get_random_state
 from .python_state import ChangeKind, Contents, classify_change, find_iterators, read_contents
 

@@ -15,7 +15,7 @@ _UPDATED_WITHOUT_SAYING = ("running_mean", "running_var")
 """Arguments that normalisations change in training although their schemas do not declare it: ATen's
 batch_norm and instance_norm are declared without aliases."""
 
-_CHANGE_NO_VALUE = ("detach_", "requires_grad_")
+CHANGE_NO_VALUE = ("detach_", "requires_grad_")
 
 _IN_PLACE_OPERATORS = frozenset(
     (
@@ -86,7 +86,7 @@ def region_of(node: fx.Node, program: Program) -> tuple[fx.Graph, list[Any]] | N
 def _by_schema(node: fx.Node) -> list[fx.Node]:
     assert isinstance(node.target, OpOverload)
     schema = node.target._schema
-    if schema.name.rpartition("::")[2] in _CHANGE_NO_VALUE:
+    if schema.name.rpartition("::")[2] in CHANGE_NO_VALUE:
         return []
     changed = [
         node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
@@ -127,7 +127,7 @@ def _may_alias(node: fx.Node) -> bool:
 
 
 def _says_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__") and name not in _CHANGE_NO_VALUE
+    return name.endswith("_") and not name.endswith("__") and name not in CHANGE_NO_VALUE
 
 
 def is_region(node: fx.Node) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...core.graph.allowed_ops import MODULES
 from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
-from ..observation.module_calls import HOOKS
+from ..observation.interception import HOOKS
 from ..program.mode_dependent import AttentionDropout
 from .literals import NotSerializable
 

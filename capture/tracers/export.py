@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError
+from ..observation.interception import replace_attribute
 from ..observation.nested_values import extract_tensors, keep_positions
 from ..program.program import CALL, PATH, Program, is_inside
 from ..serialize.allowed_ops import is_check
@@ -91,7 +92,7 @@ def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
     """
     # torch.export rejects outputs of classes that are not registered with pytree, such as the
     # dataclasses of user code.
-    written, had_own = model.forward, "forward" in vars(model)
+    written = model.forward
     forms: list[Any] = []
 
     @functools.wraps(written)
@@ -100,14 +101,8 @@ def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
         forms.append(extract_tensors(written(*args, **kwargs), found))
         return tuple(found)
 
-    try:
-        model.forward = forward
+    with replace_attribute(model, "forward", forward):
         yield forms
-    finally:
-        if had_own:
-            model.forward = written
-        else:
-            del model.forward
 
 
 def _all_inside(paths: set[str], opaque: Mapping[str, str]) -> bool:

@@ -23,8 +23,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ...core.errors import CaptureError
-from ..observation.activation_checkpoints import disable_checkpoints
-from ..observation.module_calls import HOOKS
+from ..observation.interception import HOOKS, disable_checkpoints, replace_attribute
 from ..observation.nested_values import (
     append_access,
     extract_tensors,
@@ -145,21 +144,11 @@ def _replaced_module(
         )
         return active.stand(entry, tensors)
 
-    hooks = {name: getattr(module, name) for name in HOOKS}
-    had_own = "forward" in vars(module)
-    own = vars(module).get("forward")
-    try:
+    with ExitStack() as replaced:
         for name in HOOKS:
-            setattr(module, name, OrderedDict())
-        module.forward = forward
+            replaced.enter_context(replace_attribute(module, name, OrderedDict()))
+        replaced.enter_context(replace_attribute(module, "forward", forward))
         yield
-    finally:
-        if had_own:
-            module.forward = own  # type: ignore[assignment]
-        else:
-            vars(module).pop("forward", None)
-        for name, table in hooks.items():
-            setattr(module, name, table)
 
 
 @contextmanager
@@ -189,15 +178,8 @@ def _replaced_function(function: Any, active: OpaqueCalls) -> Iterator[None]:
         )
         return active.stand(entry, tensors)
 
-    own = {name: vars(function)[name] for name in ("forward",) if name in vars(function)}
-    try:
-        function.forward = staticmethod(forward)
+    with replace_attribute(function, "forward", staticmethod(forward)):
         yield
-    finally:
-        if own:
-            function.forward = own["forward"]
-        else:
-            del function.forward
 
 
 def find_recurrent_modules(model: nn.Module, seen: ForwardObservation) -> set[str]:

@@ -1,0 +1,240 @@
+"""Interception of what a running model does: module calls, checkpoints, gradients, reads, writes.
+
+Only classes and torch's functions are changed, and only meanwhile; the model itself is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...core.errors import CaptureError
+from ..program.mutation import CHANGE_NO_VALUE
+from ..program.program import storage_key
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@contextmanager
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of an object or a class; restore it, or its absence, on exit."""
+    # Read from `vars`, because getattr would bind methods and find those of base classes.
+    had_own, before = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+@dataclass
+class ModuleCall:
+    """A call in progress.
+
+    Attributes:
+        module: The module called.
+        path: The first of its names in the model.
+        at_base: Whether ``nn.Module.__call__`` was reached; classes may put code around it.
+    """
+
+    module: nn.Module
+    path: str
+    at_base: bool = False
+
+
+Observer = Callable[[ModuleCall, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Takes the call, a function that performs it, and its arguments; returns the call's value."""
+
+
+@contextmanager
+def watch_calls(model: nn.Module, observer: Observer) -> Iterator[list[ModuleCall]]:
+    """Pass every module call through ``observer``; yield the stack of calls in progress."""
+    # `__call__` is replaced on nn.Module and on every class of the model that overrides it, since
+    # Python looks special methods up on the class.
+    paths: dict[int, str] = {}
+    for path, module in model.named_modules():
+        paths.setdefault(id(module), path)
+    stack: list[ModuleCall] = []
+
+    def wrapped(owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            base = owner is nn.Module
+            # A subclass's __call__ that calls super().__call__ arrives here twice: one call.
+            if id(module) not in paths:
+                return original(module, *args, **kwargs)
+            if stack and stack[-1].module is module and not stack[-1].at_base:
+                stack[-1].at_base = base
+                return original(module, *args, **kwargs)
+            frame = ModuleCall(module, paths[id(module)], base)
+            stack.append(frame)
+            try:
+                return observer(frame, lambda: original(module, *args, **kwargs), args, kwargs)
+            finally:
+                stack.remove(frame)
+
+        return call
+
+    owners = {
+        owner
+        for module in model.modules()
+        for owner in type(module).__mro__
+        if "__call__" in vars(owner) and issubclass(owner, nn.Module)
+    } | {nn.Module}
+    with ExitStack() as replaced:
+        for owner in owners:
+            call = wrapped(owner, vars(owner)["__call__"])
+            replaced.enter_context(replace_attribute(owner, "__call__", call))
+        yield stack
+
+
+_CHECKPOINT: Any = torch.utils.checkpoint.checkpoint.__wrapped__  # type: ignore[attr-defined]
+
+_CHECKPOINT_OPTIONS = (
+    "use_reentrant",
+    "preserve_rng_state",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "early_stop",
+)
+
+
+def _replace_checkpoint(replacement: Callable[..., Any]) -> Any:
+    # Replacing torch.utils.checkpoint.checkpoint itself would miss models that imported the
+    # function by name. torch._disable_dynamo's wrapper looks its target up under this attribute at
+    # every call, so setting it redirects every reference to the function.
+    return replace_attribute(_CHECKPOINT, "__dynamo_disable", replacement)
+
+
+@contextmanager
+def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+    """Call ``seen(function, options)`` at every checkpoint, which then proceeds as usual."""
+
+    def watch(function: Any, *args: Any, **kwargs: Any) -> Any:
+        seen(function, {key: kwargs[key] for key in _CHECKPOINT_OPTIONS if key in kwargs})
+        return _CHECKPOINT(function, *args, **kwargs)
+
+    with _replace_checkpoint(watch):
+        yield
+
+
+@contextmanager
+def disable_checkpoints() -> Iterator[None]:
+    """Replace every checkpoint by a plain call."""
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {key: value for key, value in kwargs.items() if key not in _CHECKPOINT_OPTIONS}
+        return function(*args, **given)
+
+    with _replace_checkpoint(call):
+        yield
+
+
+@contextmanager
+def watch_gradients(seen: Callable[[str], None]) -> Iterator[None]:
+    """Call ``seen`` with a description at every tensor hook and gradient, which tracers lose."""
+    # Every gradient, also torch.autograd.grad and Tensor.backward, passes _engine_run_backward.
+    hook: Any = Tensor.register_hook
+    run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def register_hook(tensor: Tensor, function: Any) -> Any:
+        seen("hooks a tensor's gradient")
+        return hook(tensor, function)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        seen("takes a gradient inside its forward")
+        return run(*args, **kwargs)
+
+    with (
+        replace_attribute(Tensor, "register_hook", register_hook),
+        replace_attribute(torch.autograd, "_engine_run_backward", run_backward),
+    ):
+        yield
+
+
+class _WatchedMode:
+    """A descriptor for ``training`` that records its readers and leaves the value in place."""
+
+    def __init__(self, paths: dict[int, str], readers: set[str]) -> None:
+        self._paths, self._readers = paths, readers
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Any:
+        if module is None:
+            return self
+        if id(module) in self._paths:
+            self._readers.add(self._paths[id(module)])
+        return vars(module)["training"]
+
+    def __set__(self, module: nn.Module, value: bool) -> None:
+        vars(module)["training"] = value
+
+
+@contextmanager
+def watch_mode_reads(model: nn.Module) -> Iterator[set[str]]:
+    """Collect the paths of the modules whose mode is read inside, except torch's own modules."""
+    # A data descriptor on the class takes precedence over the instance's attribute. torch's own
+    # modules are handled by the tracers.
+    readers: set[str] = set()
+    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    with ExitStack() as replaced:
+        for kind in {type(module) for module in model.modules()}:
+            if not kind.__module__.startswith("torch.") and "training" not in vars(kind):
+                watched = _WatchedMode(paths, readers)
+                replaced.enter_context(replace_attribute(kind, "training", watched))
+        yield readers
+
+
+class ParameterGuard(TorchDispatchMode):
+    """Dispatch mode that raises `CaptureError` if an operation would write to a parameter."""
+
+    # Parameters could not be restored afterwards without keeping a second copy of all weights,
+    # which a large model has no memory for. So the write is prevented.
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {
+            storage_key(parameter): name
+            for name, parameter in reversed(list(model.named_parameters()))
+        }
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        for tensor in _written(func._schema, args, given):
+            name = self._names.get(storage_key(tensor))
+            if name is not None:
+                raise changes_parameter(name)
+        return func(*args, **given)
+
+
+def changes_parameter(name: str) -> CaptureError:
+    return CaptureError(
+        f"forward changes its own parameter {name!r}; do so after the optimizer's step instead",
+        operation=name,
+    )
+
+
+def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    if not schema.is_mutable or schema.name.rpartition("::")[2] in (*CHANGE_NO_VALUE, "set_"):
+        return
+    for position, declared in enumerate(schema.arguments):
+        if declared.alias_info is None or not declared.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(declared.name)
+        for tensor in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(tensor, Tensor) and not isinstance(tensor, nn.UninitializedParameter):
+                yield tensor
