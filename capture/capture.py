@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import CaptureError, StagewrightError
+from ..core.errors import CaptureError, StagewrightError, first_line
 from ..core.graph.graph import Boundary, Graph
-from .captured import Captured
+from .captured import Captured, is_compatible
 from .equivalence.check import (
     EagerReference,
     check_piecewise_run,
@@ -23,14 +23,13 @@ from .equivalence.check import (
     observe_forward,
     run_eager_steps,
 )
-from .equivalence.evaluation_graph import is_compatible
+from .observation.observe import TracingTarget
 from .observation.preserve import preserve_model
 from .program.segment import Segment
 from .report import CaptureRecipe, choose_reason
 from .sample import check_module, get_integer_ranges, read_sample
 from .tracers.frontier import propose_mode_suspects, trace_around
 from .tracers.registry import Mode, Tracer, build_captured, select_tracers
-from .tracers.target import TracingTarget
 
 REMEDIES = (
     "Move the part that cannot be traced, such as a data-dependent branch, into a submodule (it is "
@@ -123,7 +122,12 @@ def _complete(
     program.structure = replace(case.structure, recipe=recipe)
     program.sample_ranges = get_integer_ranges(case.flat)
     program.notes += case.seen.remarks
-    captured.attempts, captured.checked = attempts, describe_check(case.expected)
+    captured.attempts = attempts
+    if case.expected is not None:
+        inputs = "different inputs" if case.expected.varied else "the same inputs"
+        captured.checked = (
+            f"equal to the model in two training steps on {inputs}, and in evaluation"
+        )
     return captured
 
 
@@ -190,14 +194,18 @@ def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> 
         CaptureError: The model could not be traced, or the result is not equivalent.
     """
     with _as_capture_error(), preserve_model(case.model):
-        if case.recipe is not None:
-            program = tracer(case, opaque)
-        else:
-            program = trace_around(case.model, case.seen, partial(tracer, case), opaque)
+        program = (
+            tracer(case, opaque)
+            if case.recipe is not None
+            else trace_around(case.model, case.seen, partial(tracer, case), opaque)
+        )
         captured = build_captured(program)
     if case.expected is not None:
         with _as_capture_error():
-            _check_equivalence(captured, case.expected)
+            pieces = _split_at_cuts(captured)
+            check_piecewise_run(case.model, *pieces, captured.unflatten_output, case.expected)
+            if not program.fixed_mode and not _follows_mode(captured, case.expected):
+                program.fixed_mode = ("Python code that looks at self.training",)
     return captured
 
 
@@ -209,26 +217,15 @@ def _as_capture_error() -> Iterator[None]:
     except StagewrightError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise CaptureError(
-            f"tracing failed: {type(error).__name__}: {reason[0] if reason else ''}"
+            f"tracing failed: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
-def _check_equivalence(captured: Captured, expected: EagerReference) -> None:
-    """Check that the traced model, split at every legal cut, is equivalent to the model."""
-    program = captured.program
-    check_piecewise_run(
-        program.model, *_split_at_cuts(captured), captured.unflatten_output, expected
-    )
-    if not program.fixed_mode and not _follows_mode(captured, expected):
-        program.fixed_mode = ("Python code that looks at self.training",)
-
-
 def _follows_mode(captured: Captured, expected: EagerReference) -> bool:
-    model, structure = captured.program.model, captured.structure
+    model, pieces = captured.program.model, _split_at_cuts(captured)
     unflatten, flat = captured.unflatten_output, expected.inputs[0]
-    return follows_mode(model, structure, *_split_at_cuts(captured), unflatten, flat)
+    return follows_mode(model, captured.structure, *pieces, unflatten, flat)
 
 
 def _split_at_cuts(captured: Captured) -> tuple[list[Segment], list[Boundary]]:
@@ -243,31 +240,21 @@ def _capture_failed(model: nn.Module, refusals: list[CaptureError]) -> CaptureEr
     reasons = "\n  ".join(dict.fromkeys(str(refusal) for refusal in refusals))
     blame = next((refusal.module for refusal in refusals if refusal.module), None)
     operation = next((refusal.operation for refusal in refusals if refusal.operation), None)
+    # Language models of transformers return a key-value cache by default, which is no tensor.
+    advice = (
+        "Its configuration has use_cache=True, which only generation needs: set "
+        "model.config.use_cache = False. "
+        if getattr(getattr(model, "config", None), "use_cache", False)
+        else ""
+    )
     return CaptureError(
         f"{type(model).__name__} could not be captured"
         + (f" because of module {blame!r}" if blame else "")
         + (f" at {operation}" if operation else "")
-        + f":\n  {reasons}\n{_cache_advice(model)}{REMEDIES}",
+        + f":\n  {reasons}\n{advice}{REMEDIES}",
         module=blame,
         operation=operation,
     )
-
-
-def _cache_advice(model: nn.Module) -> str:
-    # Language models of transformers return a key-value cache by default, which is no tensor.
-    if not getattr(getattr(model, "config", None), "use_cache", False):
-        return ""
-    return (
-        "Its configuration has use_cache=True, which only generation needs: set "
-        "model.config.use_cache = False. "
-    )
-
-
-def describe_check(expected: EagerReference | None) -> str:
-    if expected is None:
-        return "not compared with the model"
-    inputs = "different inputs" if expected.varied else "the same inputs"
-    return f"equal to the model in two training steps on {inputs}, and in evaluation"
 
 
 def default_device(model: nn.Module) -> torch.device:

@@ -92,7 +92,7 @@ def run_eager_steps(
         seen, output = _watched_forward(model, structure, flat)
         try:
             with ParameterGuard(model):
-                first = _behaviour(model, output, lambda: None)
+                first = _behaviour(model, output)
         except RuntimeError as error:
             raise InvalidInput(
                 f"{type(model).__name__} itself fails in its backward pass: {first_line(error)}"
@@ -149,10 +149,9 @@ def _watched_forward(
         except CaptureError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines()
             raise InvalidInput(
                 f"{type(model).__name__} itself fails on this sample: "
-                f"{type(error).__name__}: {reason[0] if reason else ''}",
+                f"{type(error).__name__}: {first_line(error)}",
                 field="/sample/inputs",
             ) from error
         watch.settle("", output)
@@ -167,7 +166,7 @@ def _watched_forward(
 def _step(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> StepBehaviour:
     seed_everything(SEEDS[1])
     args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
-    return _behaviour(model, model(*args, **kwargs), lambda: None)
+    return _behaviour(model, model(*args, **kwargs))
 
 
 def _as_finite(second: StepBehaviour, first: StepBehaviour) -> bool:
@@ -207,7 +206,9 @@ def check_piecewise_run(
             compare(found, wanted)
 
 
-def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> StepBehaviour:
+def _behaviour(
+    model: nn.Module, output: Any, rest: Callable[[], None] = lambda: None
+) -> StepBehaviour:
     """Differentiate the outputs for fixed pseudo-random cotangents, and copy all results."""
     leaves: list[Tensor] = []
     form = extract_tensors(output, leaves)
@@ -296,21 +297,14 @@ def follows_mode(
         try:
             with preserve_model(model):
                 seed_everything(SEEDS[0])
-                expected = _evaluated(model, model(*args, **kwargs))
+                expected = _behaviour(model, model(*args, **kwargs))
             seed_everything(SEEDS[0])
             together.train(False)
             run = PiecewiseRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
-            compare(_evaluated(model, unflatten(run.outputs)), expected)
+            compare(_behaviour(model, unflatten(run.outputs)), expected)
         except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be
             return False
     return True
-
-
-def _evaluated(model: nn.Module, output: Any) -> StepBehaviour:
-    leaves: list[Tensor] = []
-    form = extract_tensors(output, leaves)
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    return StepBehaviour([leaf.clone() for leaf in leaves], form, {}, buffers)
 
 
 SMALLEST_NORM = 1e-150

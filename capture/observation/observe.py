@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError
 from ..program.program import storage_key
+from ..sample import CallStructure
 from .interception import (
     HOOKS,
     ModuleCall,
@@ -115,6 +116,16 @@ class ForwardObservation:
     def blame(self, path: str, reason: str) -> None:
         """Record why a module must be opaque; the first reason counts."""
         self.reasons.setdefault(path, reason)
+
+
+@dataclass(frozen=True)
+class TracingTarget:
+    """A model with its sample and the observation of an eager forward: what a tracer takes."""
+
+    model: nn.Module
+    structure: CallStructure
+    flat: tuple[Tensor, ...]
+    seen: ForwardObservation
 
 
 @contextmanager

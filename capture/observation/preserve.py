@@ -27,7 +27,8 @@ from .python_state import (
     restore_slots,
 )
 
-Restore = Callable[[], None]
+Later = Callable[..., Any]
+"""Takes a function that restores something on exit, and its arguments."""
 
 
 @contextmanager
@@ -42,82 +43,67 @@ def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterato
         model: The model; its parameters must not be changed in place inside.
         training: Mode of the whole model inside; `None` keeps each module's own.
     """
-    # An ExitStack restores each kind of state even if restoring another raises. Callbacks run in
-    # reverse: attributes come first, so that the values are put back into the original objects.
+    # An ExitStack restores each value even if restoring another raises. Callbacks run in reverse:
+    # attributes come first, so that the values are put back into the original objects.
     with ExitStack() as restoring:
         restoring.enter_context(preserve_random_state())
-        for kind in (
-            _iterators,
-            _gradients,
-            _parameter_memory,
-            _buffer_values,
-            _tensors,
-            _generators,
-            _containers,
-            _attributes,
-        ):
-            restoring.callback(kind(model))
+        later, state = restoring.callback, find_python_state(model)
+        _save_iterators(model, later)
+        for parameter in model.parameters():
+            later(setattr, parameter, "grad", parameter.grad)
+            # detach() shares the memory: the values are not copied, only the storage is remembered.
+            later(_restore_memory, parameter, parameter.detach(), parameter.requires_grad)
+        for buffer in (each for module in model.modules() for each in module._buffers.values()):
+            if buffer is not None:
+                later(_restore_buffer, buffer, buffer.detach().clone())
+        for value in state:
+            if _is_ordinary(value):
+                later(_restore_tensor, value, value.detach().clone())
+            elif is_array(value):
+                later(_restore_array, value, value.copy())
+            elif (generator := get_generator_state(value)) is not None:
+                later(restore_generator, value, generator)
+        _save_containers(state, later)
+        _save_attributes(model, later)
         if training is not None:
             model.train(training)
         yield
 
 
-def _attributes(model: nn.Module) -> Restore:
+def _save_attributes(model: nn.Module, later: Later) -> None:
     """Save every module's attributes, including its mode, and the contents of its tables."""
-    attributes = [(module, dict(vars(module))) for module in model.modules()]
-    tables = [
-        (getattr(module, name), type(getattr(module, name))(getattr(module, name)))
-        for module in model.modules()
-        for name in TABLES
-    ]
-
-    def restore() -> None:
-        for module, held in attributes:
-            vars(module).clear()
-            vars(module).update(held)
-        for table, entries in tables:
-            table.clear()
-            table.update(entries)
-
-    return restore
+    for module in model.modules():
+        for name in TABLES:
+            table = getattr(module, name)
+            later(_restore_table, table, type(table)(table))
+    for module in model.modules():
+        later(_restore_table, vars(module), dict(vars(module)))
 
 
-def _containers(model: nn.Module) -> Restore:
+def _restore_table(table: Any, held: Any) -> None:
+    table.clear()
+    table.update(held)
+
+
+def _save_containers(state: list[Any], later: Later) -> None:
     """Save the elements of containers and the attributes of plain objects, by identity."""
-    kept = find_python_state(model)
-    objects = [value for value in kept if is_plain_object(value)]
+    objects = [value for value in state if is_plain_object(value)]
     attributes = [vars(value) for value in objects if hasattr(value, "__dict__")]
-    found = [
-        (container, _entries(container))
-        for container in (*kept, *attributes)
-        if isinstance(container, list | dict | set | deque)
-    ]
-    slotted = [(value, read_slots(value)) for value in objects]
-
-    def restore() -> None:
-        for value, slots in slotted:
-            restore_slots(value, slots)
-        for container, held in found:
-            # Refill only what changed: clearing would invalidate iterators and views on it.
-            now = _entries(container)
-            if len(now) != len(held) or any(
-                a is not b
-                for ours, theirs in zip(now, held, strict=True)
-                for a, b in zip(ours, theirs, strict=True)
-            ):
-                _refill(container, held)
-
-    return restore
+    for container in (*state, *attributes):
+        if isinstance(container, list | dict | set | deque):
+            later(_restore_container, container, _entries(container))
+    for value in objects:
+        later(restore_slots, value, read_slots(value))
 
 
-def _entries(container: Any) -> list[tuple[Any, ...]]:
-    """Return a dict's items, or the elements of any other container as 1-tuples."""
-    if isinstance(container, dict):
-        return list(container.items())
-    return [(element,) for element in container]
-
-
-def _refill(container: Any, held: list[tuple[Any, ...]]) -> None:
+def _restore_container(container: Any, held: list[tuple[Any, ...]]) -> None:
+    # Refill only what changed: clearing would invalidate iterators and views on it.
+    now = _entries(container)
+    pairs = zip(now, held, strict=False)
+    if len(now) == len(held) and all(
+        ours is theirs for pair in pairs for ours, theirs in zip(*pair, strict=True)
+    ):
+        return
     container.clear()
     if isinstance(container, dict):
         container.update(held)
@@ -127,32 +113,11 @@ def _refill(container: Any, held: list[tuple[Any, ...]]) -> None:
         container.extend(element for (element,) in held)
 
 
-def _generators(model: nn.Module) -> Restore:
-    found = [(value, get_generator_state(value)) for value in find_python_state(model)]
-
-    def restore() -> None:
-        for value, state in found:
-            if state is not None:
-                restore_generator(value, state)
-
-    return restore
-
-
-def _tensors(model: nn.Module) -> Restore:
-    """Save the values of tensors and arrays that are neither parameters nor buffers."""
-    kept = find_python_state(model)
-    tensors = [(value, value.detach().clone()) for value in kept if _is_ordinary(value)]
-    arrays = [(value, value.copy()) for value in kept if is_array(value)]
-
-    def restore() -> None:
-        for tensor, values in tensors:
-            if tensor.shape != values.shape or not torch.equal(tensor.detach(), values):
-                tensor.data.copy_(values)
-        for array, values in arrays:
-            if array.tobytes() != values.tobytes():
-                array[...] = values
-
-    return restore
+def _entries(container: Any) -> list[tuple[Any, ...]]:
+    """Return a dict's items, or the elements of any other container as 1-tuples."""
+    if isinstance(container, dict):
+        return list(container.items())
+    return [(element,) for element in container]
 
 
 def _is_ordinary(value: Any) -> bool:
@@ -164,20 +129,33 @@ def _is_ordinary(value: Any) -> bool:
     )
 
 
-def _iterators(model: nn.Module) -> Restore:
-    found = []
+def _restore_tensor(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    if tensor.shape != values.shape or not torch.equal(tensor.detach(), values):
+        tensor.data.copy_(values)
+
+
+def _restore_array(array: Any, values: Any) -> None:
+    if array.tobytes() != values.tobytes():
+        array[...] = values
+
+
+def _restore_buffer(buffer: torch.Tensor, values: torch.Tensor) -> None:
+    buffer.data.copy_(values)
+
+
+def _restore_memory(parameter: nn.Parameter, same_memory: torch.Tensor, required: bool) -> None:
+    if storage_key(parameter) != storage_key(same_memory):
+        parameter.data = same_memory
+    parameter.requires_grad = required
+
+
+def _save_iterators(model: nn.Module, later: Later) -> None:
     copies: dict[int, Any] = {}
     for module in model.modules():
         for _, value, put in find_iterators(module):
             unused = copies.setdefault(id(value), copied(value))
             if put is not None and unused is not None:
-                found.append((put, unused))
-
-    def restore() -> None:
-        for put, unused in found:
-            put(unused)
-
-    return restore
+                later(put, unused)
 
 
 def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
@@ -188,45 +166,6 @@ def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
             return copy.deepcopy(iterator)
         except Exception:  # noqa: BLE001 - whatever it holds may refuse in its own way
             return None
-
-
-def _buffer_values(model: nn.Module) -> Restore:
-    found = [
-        (buffer, buffer.detach().clone())
-        for module in model.modules()
-        for buffer in module._buffers.values()
-        if buffer is not None
-    ]
-
-    def restore() -> None:
-        for buffer, value in found:
-            buffer.data.copy_(value)
-
-    return restore
-
-
-def _parameter_memory(model: nn.Module) -> Restore:
-    """Save which memory parameters use, and which of them require a gradient."""
-    # detach() shares the memory: the values are not copied, only the storage is remembered.
-    found = [(p, p.detach(), p.requires_grad) for p in model.parameters()]
-
-    def restore() -> None:
-        for parameter, same_memory, required in found:
-            if storage_key(parameter) != storage_key(same_memory):
-                parameter.data = same_memory
-            parameter.requires_grad = required
-
-    return restore
-
-
-def _gradients(model: nn.Module) -> Restore:
-    found = [(parameter, parameter.grad) for parameter in model.parameters()]
-
-    def restore() -> None:
-        for parameter, gradient in found:
-            parameter.grad = gradient
-
-    return restore
 
 
 @contextmanager

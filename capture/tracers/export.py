@@ -20,10 +20,10 @@ from torch.utils import _pytree as pytree
 from ...core.errors import CaptureError
 from ..observation.interception import replace_attribute
 from ..observation.nested_values import extract_tensors, keep_positions
+from ..observation.observe import TracingTarget
 from ..program.program import CALL, PATH, Program, is_inside
 from ..serialize.allowed_ops import is_check
 from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, restore_opaque_calls
-from .target import TracingTarget
 
 
 def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:

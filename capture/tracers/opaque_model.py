@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError
 from ..observation.nested_values import append_access, keep_positions
+from ..observation.observe import TracingTarget
 from ..program.program import OPAQUE, VALUE, WHOLE, WRITTEN, Program
 from ..sample import CallStructure
-from .target import TracingTarget
 
 
 def build_opaque_program(subject: TracingTarget, reason: str) -> Program:

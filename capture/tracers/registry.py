@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError, InvalidInput
 from ..captured import Captured
-from ..observation.observe import explain_function_owners
+from ..observation.observe import TracingTarget, explain_function_owners
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
@@ -20,7 +20,6 @@ from .frontier import keep_outermost
 from .leaf_modules import restore_leaves
 from .opaque_model import build_opaque_program
 from .symbolic import trace_sequential, trace_symbolically
-from .target import TracingTarget
 
 Mode = Literal["auto", "export", "trace"]
 

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError, first_line
+from ..observation.observe import TracingTarget
 from ..observation.preserve import get_random_state, preserve_model
 from ..program.program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
 from .export import silence_loggers
-from .target import TracingTarget
 
 
 def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
