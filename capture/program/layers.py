@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
+from ..blocks import ModuleTree
 from .constants import constant_nodes
 from .mutation import is_random, mutated_inputs
 from .program import (
@@ -16,16 +17,12 @@ from .program import (
     OPAQUE,
     Program,
     path_of,
-    resolve,
     storage_key,
     tensors_of,
     value_of,
 )
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-LARGEST_SHARE = 0.25
-"""Share of all operations above which a module outside any container is split into children."""
 
 
 @dataclass
@@ -133,61 +130,20 @@ def find_kept_functions(program: Program, layers: Layers) -> dict[int, list[str]
 
 
 def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:
-    """Return the paths of the modules that become layers.
+    """Return the paths of the modules that become layers; an opaque module is not divided.
 
-    Elements of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` become layers at any
-    depth; outside the containers, every child does. An ``nn.Sequential`` model is divided into its
-    direct children, as in torchgpipe. An opaque module is not divided.
+    An ``nn.Sequential`` model is divided into its direct children, as in torchgpipe.
     """
     if type(model) is nn.Sequential:
         return set(model._modules)
-    blocks: set[str] = set()
-    opened: set[str] = {""}
-
-    def visit(path: str, module: nn.Module, *, element: bool) -> None:
-        children = list(module.named_children())
-        container = isinstance(module, CONTAINERS)
-        if not children or (path and path in opaque) or (element and not container):
-            blocks.add(path)
-        elif container or path in opened or _holds_composites(module):
-            for name, child in children:
-                visit(f"{path}.{name}" if path else name, child, element=container)
-        else:
-            blocks.add(path)
-
-    # Large modules without containers (a hand-written encoder, say) would be single layers and
-    # leave nothing to balance. Open them, one level per round, until none is too large.
-    while True:
-        blocks.clear()
-        visit("", model, element=False)
-        counts = Counter(_block_of(path_of(node), blocks) for node in nodes)
-        large = {
-            path
-            for path in blocks - opened
-            if counts[path] > LARGEST_SHARE * len(nodes)
-            and path
-            and path not in opaque
-            and not _is_element(model, path)
-            and any(True for _ in resolve(model, path).children())
-        }
-        if not large:
-            return blocks
-        opened |= large
-
-
-def _is_element(model: nn.Module, path: str) -> bool:
-    parent = path.rpartition(".")[0]
-    return bool(parent) and isinstance(resolve(model, parent), CONTAINERS)
-
-
-def _holds_composites(module: nn.Module) -> bool:
-    """Return True if a container below holds modules that have children of their own."""
-    return any(
-        any(True for _ in element.children())
-        for container in module.modules()
-        if isinstance(container, CONTAINERS)
-        for element in container.children()
-    )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    children = {
+        path: [f"{path}.{name}" if path else name for name, _ in module.named_children()]
+        for path, module in modules.items()
+    }
+    containers = {path for path, module in modules.items() if isinstance(module, CONTAINERS)}
+    tree = ModuleTree(children, containers, opaque)
+    return tree.choose_blocks([path_of(node) for node in nodes], _block_of)
 
 
 def _block_of(path: str, blocks: set[str]) -> str | None:

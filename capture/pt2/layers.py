@@ -7,13 +7,11 @@ There is no model here, only the paths of its modules: a module whose children a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..blocks import ModuleTree, list_ancestors
 from .program import OperatorCall
-
-MAX_SHARE = 0.25
-"""A module outside any container that has more than this share of the operations is opened."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ def assign_exported_layers(
         model: The model's class name, which names the only layer where there are no modules.
     """
     counted = [index for index, is_constant in enumerate(constant) if not is_constant]
-    tree = _ModuleTree({*modules, *(path for call in calls for _, path in call.stack)})
-    paths = tree.find_blocks([calls[index] for index in counted])
+    every_path = {*modules, *(path for call in calls for _, path in call.stack)}
+    paths = _find_blocks(every_path, [calls[index] for index in counted])
     names: list[str] = []
     kinds: list[str] = []
     seen: Counter[str] = Counter()
@@ -113,60 +111,22 @@ def _find_block(call: OperatorCall, paths: set[str]) -> tuple[str, str, str] | N
     return None
 
 
-class _ModuleTree:
-    """Modules of a model, by path."""
+def _find_blocks(modules: Iterable[str], calls: Sequence[OperatorCall]) -> set[str]:
+    """Return the paths of the modules that become layers."""
+    children: dict[str, dict[str, None]] = defaultdict(dict)  # a dict keeps the order
+    for path in sorted(modules):
+        for child in filter(None, list_ancestors(path)):
+            children[child.rpartition(".")[0]][child] = None
+    containers = {
+        path
+        for path, inside in children.items()
+        if all(child.rpartition(".")[2].isdecimal() for child in inside)
+    }
+    if "" in containers:
+        return set(children[""])
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._children: dict[str, dict[str, None]] = defaultdict(dict)  # a dict keeps the order
-        for path in sorted(paths):
-            for child in filter(None, _ancestors(path)):
-                self._children[child.rpartition(".")[0]][child] = None
-        # Modules above a container of modules that have children: always opened.
-        self._composite = {
-            ancestor
-            for path in list(self._children)
-            if self._is_container(path)
-            and any(self._children.get(child) for child in self._children[path])
-            for ancestor in _ancestors(path)
-        }
+    def find(call: OperatorCall, paths: set[str]) -> str | None:
+        block = _find_block(call, paths)
+        return block and block[1]
 
-    def find_blocks(self, calls: Sequence[OperatorCall]) -> set[str]:
-        """Return the paths of the modules that become layers; see `layers.block_paths`."""
-        if self._is_container(""):
-            return set(self._children[""])
-        opened = {""}
-        while True:
-            found = set(self._leaves(opened))
-            counts = Counter(block[1] for call in calls if (block := _find_block(call, found)))
-            large = {
-                path
-                for path in found - opened
-                if counts[path] > MAX_SHARE * len(calls)
-                and self._children.get(path)
-                and not self._is_container(path.rpartition(".")[0])
-            }
-            if not large:
-                return found
-            opened |= large
-
-    def _leaves(self, opened: set[str]) -> Iterator[str]:
-        waiting = [("", False)]  # a stack, not recursion: paths may be as deep as a sender likes
-        while waiting:
-            path, is_element = waiting.pop()
-            children, is_container = self._children.get(path, {}), self._is_container(path)
-            if not children or (is_element and not is_container):
-                yield path
-            elif is_container or path in opened or path in self._composite:
-                waiting += [(child, is_container) for child in children]
-            else:
-                yield path
-
-    def _is_container(self, path: str) -> bool:
-        children = self._children.get(path, {})
-        return bool(children) and all(child.rpartition(".")[2].isdecimal() for child in children)
-
-
-def _ancestors(path: str) -> list[str]:
-    """Return the root (an empty path), all modules above a path, and the path itself."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[:length]) for length in range(len(parts) + 1)]
+    return ModuleTree(children, containers).choose_blocks(calls, find)
