@@ -26,8 +26,6 @@ class Captured:
     """A captured model: its `Graph` as data, and the means to run any interval of its layers.
 
     Attributes:
-        program: The traced operations.
-        layers: The layer of each operation.
         cuts: The values live between layers.
         attempts: Tracers that failed before, with their errors.
         evaluation: The model captured in evaluation mode, if that needs a graph of its own.
@@ -69,15 +67,9 @@ class Captured:
         """Build a module of the layers from ``first`` up to, not including, ``last``.
 
         The first segment takes the model's flat inputs, any other the values live before it; the
-        last one returns the model's flat outputs, any other the values live after it.
-
-        Args:
-            first: Index of the first layer.
-            last: One past the last layer.
-            enter: Applied to every input.
-            leave: Applied to every output that crosses a cut.
-            received: Positions among the values live before the segment; all by default.
-            sent: Positions among the values live after the segment; all by default.
+        last one returns the model's flat outputs, any other the values live after it. ``received``
+        and ``sent`` select among the live values by position. ``enter`` is applied to every input,
+        ``leave`` to every output that crosses a cut.
         """
         end = last == len(self.layers)
         inputs = self.program.inputs if first == 0 else self._live(first, received)

@@ -101,14 +101,7 @@ def capture_report(
     checked: str,
     functions: Mapping[int, Sequence[str]] | None = None,
 ) -> CaptureReport:
-    """Build the report of a captured graph.
-
-    Args:
-        graph: The graph.
-        attempts: Tracers that failed before, each with its error message.
-        checked: How it was compared with the model, in words.
-        functions: Custom autograd functions that layers call, by layer index.
-    """
+    """Build the report of a captured graph."""
     functions = functions or {}
     return CaptureReport(
         model=graph.model,
@@ -176,10 +169,8 @@ def choose_reason(refusals: Sequence[str]) -> str:
 class CaptureRecipe:
     """The decisions of a capture, with which it can be repeated.
 
-    Attributes:
-        tracer: ``sequential``, ``export``, ``trace`` or ``modules``.
-        opaque: Paths of the opaque modules, with the reasons.
-        evaluation: Whether evaluation has a graph of its own.
+    ``opaque`` has the paths of the opaque modules, with the reasons; ``evaluation`` says whether
+    evaluation has a graph of its own.
     """
 
     tracer: str

@@ -42,11 +42,8 @@ SEEDS = (0, 1)
 class StepBehaviour:
     """Results of one training step.
 
-    Attributes:
-        outputs: The tensors that the model returned.
-        form: The returned value, with a `TensorPosition` for each tensor.
-        gradients: Gradients by parameter name.
-        buffers: Buffers by name, after the step.
+    ``form`` is the returned value, with a `TensorPosition` for each of the ``outputs``; ``buffers``
+    are those after the step.
     """
 
     outputs: list[Tensor]
@@ -59,10 +56,7 @@ class StepBehaviour:
 class EagerReference:
     """Two successive training steps of the model itself, on different inputs.
 
-    Attributes:
-        seen: Observation of the first forward.
-        inputs: Inputs of each step.
-        behaviours: Results of each step.
+    ``seen`` is the observation of the first forward.
     """
 
     seen: ForwardObservation
@@ -314,12 +308,8 @@ SMALLEST_NORM = 1e-150
 def relative_difference(found: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
     """Return the norm of the difference over the norm of ``expected``, in double precision.
 
-    The difference is infinite if infinities and NaN are not in the same places.
-
-    Args:
-        found: The tensor to check.
-        expected: The reference.
-        floor: Lower bound of the norm of ``expected``.
+    ``floor`` bounds the norm of ``expected`` below. The difference is infinite if infinities and
+    NaN are not in the same places.
     """
     if found.shape != expected.shape:
         return float("inf")

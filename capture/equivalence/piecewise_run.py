@@ -18,11 +18,9 @@ from ...core.graph.graph import Boundary
 class PiecewiseRun:
     """One forward through pieces, ready for its backward.
 
-    Args:
-        pieces: Modules that take flat tensors and return a tuple of tensors.
-        boundaries: Tensors that cross each cut, and which of them need a gradient.
-        flat: Inputs of the first piece.
-        copy: Pass copies to each piece, since pieces may work in place.
+    Pieces take flat tensors and return a tuple of them; the boundaries say which of the tensors
+    that cross a cut need a gradient. With ``copy`` each piece gets copies, since pieces may work in
+    place.
     """
 
     def __init__(

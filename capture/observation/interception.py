@@ -38,12 +38,9 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @dataclass
 class ModuleCall:
-    """A call in progress.
+    """A call in progress of the module that has this name, the first of its names, in the model.
 
-    Attributes:
-        module: The module called.
-        path: The first of its names in the model.
-        at_base: Whether ``nn.Module.__call__`` was reached; classes may put code around it.
+    ``at_base`` says whether ``nn.Module.__call__`` was reached; classes may put code around it.
     """
 
     module: nn.Module

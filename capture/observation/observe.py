@@ -77,12 +77,7 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """A change of an attribute during a forward.
-
-    Attributes:
-        kind: Kind of change.
-        outside: Whether it was made outside the module's own call.
-    """
+    """A change of an attribute during a forward; ``outside`` if not in the module's own call."""
 
     kind: ChangeKind
     outside: bool

@@ -37,11 +37,8 @@ def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterato
 
     Buffers are restored both as objects and by value: a forward may change one in place, or
     replace it. The same holds for other Python state: containers, plain objects, tensors, arrays
-    and random generators. Iterators are replaced by unused copies.
-
-    Args:
-        model: The model; its parameters must not be changed in place inside.
-        training: Mode of the whole model inside; `None` keeps each module's own.
+    and random generators. Iterators are replaced by unused copies. Parameters must not be changed
+    in place inside. ``training`` sets the mode of the whole model; `None` keeps each module's own.
     """
     # An ExitStack restores each value even if restoring another raises. Callbacks run in reverse:
     # attributes come first, so that the values are put back into the original objects.

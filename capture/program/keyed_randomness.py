@@ -64,11 +64,8 @@ def make_contiguous(value: Any) -> Any:
 class KeyedNodeCopier:
     """Copies a program's nodes, adding the operations that make their random numbers keyed.
 
-    Args:
-        program: The program to copy.
-        layers: Its layers.
-        cuts: Positions of legal cuts, ascending.
-        graph: The target; its first placeholder, the keys, is created here.
+    ``cuts`` are the positions of legal cuts, ascending. The first placeholder of the target graph,
+    the keys, is created here.
     """
 
     def __init__(

@@ -180,16 +180,9 @@ def make_segment(
 ) -> Segment:
     """Build the segment of the layers from ``first`` up to, not including, ``last``.
 
-    Args:
-        program: The traced model.
-        layers: Its layers.
-        first: Index of the first layer.
-        last: One past the last layer.
-        inputs: Nodes whose values the segment receives, in order.
-        outputs: Nodes (or constants) whose values it returns, in order.
-        enter: Applied to every input, if given.
-        leave: Applied to every output, if given.
-        cuts: Positions of legal cuts, ascending; see `Segment.keyed`.
+    It receives the values of ``inputs`` and returns those of ``outputs`` (nodes or constants), in
+    order; ``enter`` is applied to every input, ``leave`` to every output. ``cuts`` are the
+    positions of legal cuts, ascending; see `Segment.keyed`.
     """
     piece = _Piece(program, layers, first, last, inputs, outputs, enter, leave)
     segment = _assemble(program, *piece.copied(fx.Graph()))
@@ -222,12 +215,7 @@ class _Piece:
         graph: fx.Graph,
         copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
     ) -> tuple[fx.Graph, dict[str, Any]]:
-        """Copy the operations to a graph; return it and the model's attributes they read, by name.
-
-        Args:
-            graph: The target.
-            copy_node: Copies one node; by default unchanged.
-        """
+        """Copy the operations to a graph; return it and the attributes they read, by name."""
         program, layer_of = self.program, self.layers.layer_of
         wanted = [
             node for node in program.graph.nodes if self.first <= layer_of.get(node, -1) < self.last

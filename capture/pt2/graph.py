@@ -62,15 +62,9 @@ class _Node:
     """One operation of the graph: an operator call, or the extraction of one of its results.
 
     Attributes:
-        call: The operator call.
-        name: Unique in the graph.
         results: Names of the tensors it returns.
-        target: Operator and overload.
-        arguments: Positional arguments.
-        keywords: Keyword arguments.
         sources: Earlier operations it reads, by position.
         is_constant: Whether it depends on no input, parameter or buffer and is not random.
-        layer: Position of its layer.
     """
 
     call: OperatorCall

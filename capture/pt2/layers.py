@@ -39,14 +39,10 @@ def assign_exported_layers(
 ) -> ExportedLayers:
     """Cut a program into runs of its model's blocks; operations in between join what feeds them.
 
-    Args:
-        calls: The operations in execution order.
-        sources: For each operation, the operations it reads.
-        pinned: For each, whether it must stay where it happens (in-place or random).
-        constant: For each, whether it depends on no input and no state; such an operation goes
-            into the first layer that reads it.
-        modules: Paths of the model's modules.
-        model: The model's class name, which names the only layer where there are no modules.
+    ``sources`` has for each call those that it reads, ``pinned`` whether it must stay where it
+    happens (in-place or random), ``constant`` whether it depends on no input and no state; such an
+    operation goes into the first layer that reads it. Where there are no modules, ``model`` names
+    the only layer.
     """
     counted = [index for index, is_constant in enumerate(constant) if not is_constant]
     every_path = {*modules, *(path for call in calls for _, path in call.stack)}

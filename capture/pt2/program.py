@@ -94,7 +94,6 @@ class OperatorCall:
 
     Attributes:
         target: Operator and overload, such as ``aten.add.Tensor``.
-        arguments: Positional arguments.
         keywords: Keyword arguments, without those that only place a result.
         results: Names of the resulting tensors; `None` for an optional one that is not computed.
         is_list: Whether the operator returns one list of tensors.
@@ -113,14 +112,10 @@ class OperatorCall:
 
 @dataclass(frozen=True)
 class ExportedProgram:
-    """A program with nested graphs inlined.
+    """A program with nested graphs inlined, its operator calls in execution order.
 
     Attributes:
-        calls: Operators in execution order.
-        tensors: Every tensor by name.
-        inputs: Tensors given by the caller.
         state: Parameters, buffers and constants.
-        outputs: Returned values.
         modules: Paths of the model's modules.
         keyword_inputs: Number of inputs passed by name; they are the last ones.
         result_tree: Structure of the result, as torch's pytree serializes it.

@@ -29,9 +29,7 @@ from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, res
 def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     """Export a model in its current mode, at exactly this input shape.
 
-    Args:
-        subject: The model; its custom autograd functions become opaque calls.
-        opaque: Paths of the opaque modules, with the reasons.
+    Its custom autograd functions become opaque calls, as do the modules in ``opaque``.
 
     Raises:
         CaptureError: Export failed; the message names the module and operation.

@@ -24,17 +24,11 @@ def trace_around(
     tracer: Callable[[Mapping[str, str]], Program],
     more: Mapping[str, str],
 ) -> Program:
-    """Trace with as few opaque modules as possible.
+    """Trace with as few opaque modules as possible, at least those in ``more``.
 
     The frontier starts with the modules that the eager forward showed to be untraceable. Each
     failure adds the smallest module that caused it, and all others of its class, which would fail
     alike.
-
-    Args:
-        model: The model.
-        seen: Observation of its eager forward.
-        tracer: Traces around the opaque modules given by path.
-        more: Further modules to keep opaque, with the reasons.
 
     Raises:
         CaptureError: The model's own ``forward`` is the cause, or growing the frontier did not

@@ -38,11 +38,9 @@ from ..program.program import FUNCTION, OPAQUE, PATH, VALUE, WRITTEN, Program, p
 
 @dataclass
 class OpaqueCall:
-    """A call that was replaced while tracing.
+    """A call that was replaced while tracing, with a `TensorPosition` for every tensor.
 
     Attributes:
-        arguments: Its arguments, with a `TensorPosition` for every tensor.
-        outputs: Its value, in the same form.
         empties: Creates fake outputs while tracing.
         module: Path of the module called; empty for a function.
         function: The custom autograd function called, if any.
@@ -94,14 +92,7 @@ def _operation() -> Any:
 def replace_with_opaque_calls(
     model: nn.Module, seen: ForwardObservation, opaque: Collection[str], functions: list[type]
 ) -> Iterator[OpaqueCalls]:
-    """Replace the ``forward`` of modules and of custom autograd functions.
-
-    Args:
-        model: The model to be traced.
-        seen: Observation of its eager forward.
-        opaque: Paths of the modules.
-        functions: The custom autograd functions.
-    """
+    """Replace the ``forward`` of modules and of custom autograd functions."""
     active = OpaqueCalls()
     token = _ACTIVE.set(active)
     try:

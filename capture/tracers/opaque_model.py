@@ -19,10 +19,6 @@ from ..sample import CallStructure
 def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
     """Build a program with a single call of the model, which cannot be cut.
 
-    Args:
-        subject: The model; output shapes are taken from its eager forward.
-        reason: Why it could not be traced.
-
     Raises:
         CaptureError: The model's output cannot be represented.
     """

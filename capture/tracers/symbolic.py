@@ -21,12 +21,7 @@ from .export import silence_loggers
 
 
 def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
-    """Trace an ``nn.Sequential`` as one call per child, whatever the children do inside.
-
-    Args:
-        subject: The ``nn.Sequential``.
-        opaque: Paths of modules that a tracer could not enter, with the reasons.
-    """
+    """Trace an ``nn.Sequential`` as one call per child, whatever the children do inside."""
     graph = fx.Graph()
     value = graph.placeholder(subject.structure.names[0])
     for name in subject.model._modules:
@@ -42,11 +37,7 @@ def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Progr
 
 
 def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
-    """Trace symbolically, with ``torch.nn`` modules as leaves.
-
-    Args:
-        subject: The model.
-        opaque: Paths of further leaves, with the reasons.
+    """Trace symbolically, with ``torch.nn`` modules and the opaque ones as leaves.
 
     Raises:
         CaptureError: The model's Python code depends on its data, or cannot be traced.

@@ -33,12 +33,9 @@ class ModuleNode:
 def module_tree(names: Sequence[str], classes: Sequence[str] = ()) -> tuple[ModuleNode, ...]:
     """Build the tree and return its outermost nodes, ordered by their first layer.
 
-    A module with a single child is merged with it. Neighbours with equal children, layer by layer
-    of the same cost class, are folded into one node.
-
-    Args:
-        names: The layers' names: dotted paths of modules.
-        classes: Cost class of each layer, ``""`` where unknown; empty if all are.
+    The names are dotted paths of modules. A module with a single child is merged with it.
+    Neighbours with equal children, layer by layer of the same cost class, are folded into one node;
+    an unknown class is ``""``.
     """
     entries = [(index, tuple(name.split("."))) for index, name in enumerate(names)]
     return _folded(_children(entries), list(classes) or [""] * len(names))

@@ -14,9 +14,6 @@ def pool_profiles(profiles: Sequence[Profile]) -> Profile:
 
     A time is the median of the profiles' medians; its spread is the larger of their median spread
     and the interquartile range of the medians. Bytes are the largest of all profiles.
-
-    Args:
-        profiles: At least one; see `compatibility.check_mergeable`.
     """
     if len(profiles) == 1:
         return profiles[0]

@@ -37,10 +37,8 @@ class _Line:
 def format_profile(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
     """Format a profile as `print(profile)` and ``stagewright show`` show it.
 
-    Args:
-        profile: The profile.
-        tree: Group layers by module, folding equal neighbours; otherwise one row per layer.
-        depth: Levels of modules shown; `None` for all.
+    A tree groups layers by module to ``depth`` levels, folding equal neighbours; otherwise each
+    layer has a row.
     """
     rows = build_profile_rows(profile, tree=tree, depth=depth)
     return "\n".join([format_table(rows), "", *format_profile_details(profile)])

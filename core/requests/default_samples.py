@@ -30,10 +30,7 @@ def default_sample(
 ) -> Sample:
     """Return inputs and target of one micro-batch of a family.
 
-    Args:
-        spec: The family and its configuration.
-        microbatch: Number of samples.
-        sequence_length: Tokens per sample; `None` for 512, or the model's maximum if smaller.
+    Without ``sequence_length`` a sample has 512 tokens, or the model's maximum if smaller.
 
     Raises:
         InvalidInput: The family has no sequence length, or the length exceeds its maximum.
