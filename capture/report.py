@@ -10,8 +10,7 @@ from typing import Literal
 
 from ..core.document import Record
 from ..core.errors import InvalidInput
-from ..core.graph.graph import CaptureMode, Graph
-from ..core.graph.table import explain_not_rebuildable
+from ..core.graph.graph import CaptureMode, Graph, explain_not_rebuildable
 from ..core.text_table import format_table, truncate
 
 

@@ -21,8 +21,7 @@ from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
 from ..core.requests.presets import find_preset
 from ..core.requests.requests import FactoryCall
-from ..core.service.documents import StoredGraph, StoredProfile
-from ..core.service.stored import Stored
+from ..core.service.documents import Stored, StoredGraph, StoredProfile
 from .request_builders import drop_none, to_json_value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -181,3 +182,16 @@ class CompactRecord(Record):
             # The value itself, not its JSON, which may look different from an equal default.
             or getattr(self, name) != fields[name].get_default(call_default_factory=True)
         }
+
+
+GROUP = "stagewright.drawers"
+"""Entry points of this group take a document and return HTML."""
+
+
+def render_html(kind: str, document: Any) -> str | None:
+    """Return a document as HTML; `None` if no renderer for its kind is installed."""
+    for found in metadata.entry_points(group=GROUP, name=kind):
+        html = found.load()(document)
+        assert isinstance(html, str), f"{found.value} gives HTML"
+        return html
+    return None

@@ -45,7 +45,7 @@ class Infeasible(StagewrightError):
         constraint: Short name of the binding constraint, e.g. ``"memory"``.
         required: Requirement of the best attempt, in the constraint's unit.
         available: The limit, in the same unit.
-        remedies: `core.plan.remedies.Remedy` objects, least step time per sample first.
+        remedies: `core.plan.plan.Remedy` objects, least step time per sample first.
     """
 
     def __init__(

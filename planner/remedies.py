@@ -15,8 +15,7 @@ from typing import get_args
 
 from ..core.cluster.cluster import Cluster, Device
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
-from ..core.plan.plan import Plan, PlanOptions
-from ..core.plan.remedies import Remedy
+from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.profile.scale import get_microbatch_size

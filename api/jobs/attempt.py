@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
-from ...core.service.plans import PlanRecord
+from ...core.service.documents import PlanRecord
 from ..model_sources.measure import MeasuringSetup
 from ..planning.service import Planning, is_final
 from ..store.errors import StoreUnavailable

@@ -13,7 +13,7 @@ from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ...core.service.plans import InfeasibleAnswer, StoredPlan
+from ...core.service.documents import InfeasibleAnswer, StoredPlan
 from ...view.build_plan_view import MAX_ACTIONS, build_plan_view
 from ...view.html import data
 from ...view.plan_view import GraphView, LayerColumns, PlanView

@@ -11,8 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from ...core.errors import InvalidInput
 from ...core.profile.diff import diff
-from ...core.service.documents import ProfileSummary
-from ...core.service.plans import StoredPlan
+from ...core.service.documents import ProfileSummary, StoredPlan
 from ...view.layer_columns import build_profile_layers
 from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again

@@ -9,8 +9,7 @@ from pydantic import Field
 from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.service.documents import StoredProfile
-from ...core.service.plans import StoredPlan
+from ...core.service.documents import StoredPlan, StoredProfile
 from ...formats.chrome_trace import chrome_trace
 from ...formats.profile_csv import profile_csv
 from ...formats.svg import timeline_svg

@@ -15,7 +15,7 @@ from ...core.graph.graph import Graph
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
-from ...core.service.plans import PlanRecord, StoredPlan, to_infeasible_answer
+from ...core.service.documents import PlanRecord, StoredPlan, to_infeasible_answer
 from ...planner.plan import plan, was_cut_short
 from ..auth.access import Principal
 from ..http.field_errors import FieldError

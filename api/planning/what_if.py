@@ -12,10 +12,9 @@ from ...core.document import Record
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ...core.service.plans import StoredPlan, to_infeasible_answer
-from ...core.service.what_if import ComparedPlan
-from ...core.service.what_if import Comparison as Comparison
-from ...core.service.what_if import Simulation as Simulation
+from ...core.service.documents import ComparedPlan, StoredPlan, to_infeasible_answer
+from ...core.service.documents import Comparison as Comparison
+from ...core.service.documents import Simulation as Simulation
 from ...planner.price_split import plan_from_balance
 from ...planner.problem.input_checks import scale_to_plan
 from ...planner.simulator.plan_timeline import plan_timeline

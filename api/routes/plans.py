@@ -12,8 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
-from ...core.service.documents import PlanList
-from ...core.service.plans import StoredPlan
+from ...core.service.documents import PlanList, StoredPlan
 from ..auth.access import CurrentPrincipal, Principal
 from ..http.disconnect import while_connected
 from ..http.examples import plan_examples

@@ -14,12 +14,13 @@ from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
     GraphSummary,
+    PlanRecord,
     PlanSummary,
     ProfileSummary,
     StoredGraph,
+    StoredPlan,
     StoredProfile,
 )
-from ...core.service.plans import PlanRecord, StoredPlan
 from .database import Database
 from .errors import RecordNotFound
 from .idempotency import remember

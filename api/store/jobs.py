@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
-from ...core.service.plans import PlanRecord
+from ...core.service.documents import PlanRecord
 from .database import Database, new_id
 from .documents import DocumentStore
 from .errors import RecordNotFound, TooManyJobs

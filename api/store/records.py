@@ -8,10 +8,10 @@ from typing import Generic, Literal, TypeVar
 from pydantic import Field, JsonValue
 
 from ...core.document import Record
+from ...core.service.documents import Stored as Stored
 from ...core.service.keys import ApiKey as ApiKey
 from ...core.service.keys import NewApiKey as NewApiKey
 from ...core.service.keys import Quotas as Quotas
-from ...core.service.stored import Stored as Stored
 
 DEFAULT_PROJECT = "project_default"
 """Project of everything created without a key of another project; it always exists."""

@@ -10,10 +10,8 @@ from ...core.plan.plan import PlanOptions
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.requests.requests import EstimateOptions, ProfilingOptions
-from ...core.service.documents import PlanList
+from ...core.service.documents import Comparison, PlanList, Simulation, StoredPlan
 from ...core.service.jobs import JobView
-from ...core.service.plans import StoredPlan
-from ...core.service.what_if import Comparison, Simulation
 from ..model_sources import ModelLike
 from ..progress import Progress
 from ..request_builders import build_create, build_get, build_query, drop_none

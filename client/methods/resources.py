@@ -11,9 +11,8 @@ from ...core.cluster.cluster import Cluster
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.catalogue import AcceleratorList, Capabilities, ModelFamily, ModelFamilyList
-from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
+from ...core.service.documents import GraphList, ProfileList, Stored, StoredGraph, StoredProfile
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
-from ...core.service.stored import Stored
 from ..model_sources import ModelLike, Upload, describe_model, read_pt2_without_weights
 from ..request_builders import (
     build_create,

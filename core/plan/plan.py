@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Document, Record
+from ..cluster.cluster import Cluster
+from ..document import Document, Record, render_html
 from ..graph.graph import Boundary
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
@@ -408,6 +410,23 @@ class Plan(Document):
 
     def _repr_html_(self) -> str | None:
         """Return HTML for notebooks; `None`, which makes them show text, if nothing renders it."""
-        from ..document_html import render_html
-
         return render_html("plan", self)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Change of a request under which there would be a plan.
+
+    Attributes:
+        text: The change in words, such as ``recompute='auto'``.
+        cluster: Cluster of the changed request.
+        options: Options of the changed request.
+        step_time_s: Step of its plan; `None` if there was no time to find one.
+        is_settled: False if the search was cut short, so the step may be shorter.
+    """
+
+    text: str
+    cluster: Cluster
+    options: PlanOptions
+    step_time_s: float | None = None
+    is_settled: bool = True

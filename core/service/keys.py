@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from ..document import Record
-from .stored import Stored
+from .documents import Stored
 
 
 class Quotas(Record):

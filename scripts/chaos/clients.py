@@ -12,7 +12,7 @@ from http.client import HTTPException
 from typing import Any
 
 from stagewright.api.http.examples import measure_example
-from stagewright.core.service.plans import StoredPlan
+from stagewright.core.service.documents import StoredPlan
 
 from .server import TOKEN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.graph import Graph, Layer
 from stagewright.core.plan.plan import Plan, PlanOptions
-from stagewright.core.service.plans import InfeasibleAnswer, PlanRecord
+from stagewright.core.service.documents import InfeasibleAnswer, PlanRecord
 
 
 def planned(profile_id: str, answer: Plan, devices: str = "2xcpu") -> PlanRecord:

@@ -11,7 +11,7 @@ from stagewright.api.planning.what_if import PricedSplit, price
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.errors import InvalidInput
-from stagewright.core.service.plans import StoredPlan
+from stagewright.core.service.documents import StoredPlan
 from tests.page.blocks import blocks
 
 TOKEN = "a-token-for-choices"

@@ -15,7 +15,7 @@ from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
-from stagewright.core.service.plans import StoredPlan
+from stagewright.core.service.documents import StoredPlan
 from stagewright.planner.simulator.plan_timeline import plan_rows, plan_timeline
 from stagewright.view.build_plan_view import NOT_SEARCHED, build_plan_view
 

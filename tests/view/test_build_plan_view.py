@@ -17,7 +17,7 @@ from stagewright.core.graph.graph import Edge
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
-from stagewright.core.service.plans import StoredPlan
+from stagewright.core.service.documents import StoredPlan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.plan_timeline import plan_timeline
 from stagewright.view.build_plan_view import NOT_SEARCHED, build_plan_view

@@ -21,7 +21,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
-from stagewright.core.service.plans import PlanRecord
+from stagewright.core.service.documents import PlanRecord
 from stagewright.planner.plan import plan
 from tests.api.stored import a_graph, infeasible, planned
 
