@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,17 +135,17 @@ def skip_times(sends: Sequence[DirectSend]) -> tuple[SkipTimes, ...]:
     )
 
 
-@dataclass(frozen=True)
-class StepMessages:
+class StepMessages(NamedTuple):
     """Messages sorted by direction (forward first), maker and distance to the reader.
 
     Attributes:
         maker: The stage that makes it.
         reader: The stage that reads it.
         send_s: How long it travels between ranks.
-        channel: The shared channel it goes by, numbered from 0; -1 for one of the rank's own.
+        channel: The shared channel it goes by, numbered from 0; ``num_channels`` plus the
+            direction for one of the rank's own.
         first_made: Stage s makes messages ``first_made[d S + s]`` up to the next entry, in
-            direction d, 0 forward and 1 backward.
+            direction d, 0 forward and 1 backward. Entry 2 S is an empty range.
         read: Messages by direction and the stage that reads them, the nearest maker first.
         first_read: Stage s reads those at ``first_read[d S + s]`` up to the next entry.
         num_channels: Shared ones.
@@ -174,10 +175,12 @@ class StepMessages:
             maker=maker,
             reader=reader,
             send_s=np.array([row[1] for row in rows], np.float64),
-            channel=np.where(channel >= 0, np.searchsorted(shared, channel), -1),
-            first_made=_firsts(direction * stages + maker, 2 * stages),
+            channel=np.where(
+                channel >= 0, np.searchsorted(shared, channel), len(shared) + direction
+            ),
+            first_made=_firsts(direction * stages + maker, 2 * stages + 1),
             read=by_reader,
-            first_read=_firsts((direction * stages + reader)[by_reader], 2 * stages),
+            first_read=_firsts((direction * stages + reader)[by_reader], 2 * stages + 1),
             num_channels=len(shared),
         )
 
