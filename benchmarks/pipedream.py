@@ -46,13 +46,13 @@ from pipedream_results import COLUMNS, Column, Result, Settings
 
 from stagewright.core.errors import InvalidInput, StagewrightError
 from stagewright.formats.pipedream_graph import PipeDreamGraph, read_pipedream_graph, to_cost_graph
+from stagewright.planner.pipedream.dynamic_program import graph_states
 from stagewright.planner.pipedream.objective import (
     PipeDreamStage,
     pipedream_levels,
     pipedream_value,
     split_states,
 )
-from stagewright.planner.pipedream.states import graph_states
 from stagewright.schedules.numba_jit import is_available
 
 

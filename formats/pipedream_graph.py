@@ -21,7 +21,7 @@ from ..core.graph.graph import Boundary, Edge, Layer, Parameter
 from ..core.graph.tensors import TensorSpec
 from ..core.profile.profile import LayerProfile, Profile, Provenance, SavedStorage, Timing
 from ..planner.dag.downsets import Dag
-from ..planner.pipedream.states import CostGraph
+from ..planner.pipedream.dynamic_program import CostGraph
 
 SEPARATOR = " -- "
 MS_PER_S = 1000

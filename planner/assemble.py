@@ -9,12 +9,11 @@ from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
 from .cost.assignment import Assignment, counts_of
-from .cost.plan_cost import CostedPlan
-from .heuristics.baselines import list_baselines, list_slots, rejection_reason
+from .cost.plan_cost import CostedPlan, Decision
+from .heuristics.candidates import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
 from .problem.problem import PlanningRequest
 from .search.branch_and_bound import ROUNDING
-from .solvers.decision import Decision
 
 MAX_NAMED = 4
 """Idle devices that a note names."""

@@ -27,6 +27,7 @@ from .plan import plan
 FOLDER = Path(__file__).resolve().parent
 SOURCES = (
     FOLDER / "search" / "label_kernel.py",
+    FOLDER / "search" / "relaxation_kernel.py",
     FOLDER / "simulator" / "event_loop.py",
     FOLDER.parent / "schedules" / "action_order.py",
 )

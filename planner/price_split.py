@@ -13,11 +13,11 @@ from ..core.units import format_bytes
 from ..schedules.traits import FOLDED
 from .assemble import build_plan
 from .cost.assignment import Assignment, cuts_of, place_in_device_order, placed, repeated
+from .cost.plan_cost import Decision
 from .heuristics.candidates import apply_recompute
 from .problem.constraints import broken_option
 from .problem.input_checks import chunks_of, parse_cluster, require_options, require_profile
 from .problem.problem import PlanningRequest
-from .solvers.decision import Decision
 
 
 def plan_from_balance(

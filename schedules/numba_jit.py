@@ -12,8 +12,10 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache, cached_property
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +65,7 @@ class Kernel(Generic[P, R]):
     """Decorator for a function to run compiled on large inputs and as plain Python on small ones.
 
     The function may index its arguments (arrays and NamedTuples of arrays), compute, and call what
-    numba supports and functions of its own module. It returns its results, or writes them into
+    numba supports and functions of its own package. It returns its results, or writes them into
     arguments that are one-dimensional arrays. ``fastmath`` is off, so arithmetic is not reordered,
     and compiled and plain results agree bit for bit.
     """
@@ -82,11 +84,19 @@ class Kernel(Generic[P, R]):
         """Return the compiled function; the first call compiles it or reads numba's cache."""
         import numba
 
-        _make_callable(self.function)
+        function: Any = self.function
+        callees = _find_callees(function)
+        for callee in callees:
+            _register(callee)
+        # numba renews what it has cached for a function when that function's file changes. A name
+        # that depends on all files does so when any of those that it calls is in changes.
+        files = sorted({each.__code__.co_filename for each in callees})
         try:
-            compiled: Any = numba.njit(cache=True)(self.function)
-        except RuntimeError:  # no writable place for the cache, such as with a read-only home
-            compiled = numba.njit(self.function)
+            sources = b"".join(Path(file).read_bytes() for file in files)
+            function.__qualname__ = f"{function.__name__}_{crc32(sources):08x}"
+            compiled: Any = numba.njit(cache=True)(function)
+        except (RuntimeError, OSError):  # no writable cache, such as with a read-only home
+            compiled = numba.njit(function)
         kept: Callable[P, R] = compiled
         return kept
 
@@ -110,27 +120,36 @@ def _as_lists(value: Any) -> Any:
     return value
 
 
-def _make_callable(function: Any) -> None:
-    """Let compiled code call what a function calls: others of its module, and columns of zeros.
-
-    numba compiles only such functions as are registered. Doing that by decorators would load it
-    at import, even where no kernel is ever worth compiling.
-    """
-    for name in function.__code__.co_names:
-        called = function.__globals__.get(name)
-        if called is int_zeros or called is float_zeros:
-            _register_zeros(called)
-        elif isinstance(called, FunctionType) and called.__module__ == function.__module__:
-            _register(called)
+def _find_callees(function: FunctionType) -> set[FunctionType]:
+    """Return the functions of its package that compiled code of a function calls, by any way."""
+    package, found, waiting = function.__module__.rpartition(".")[0], set(), [function]
+    while waiting:
+        caller = waiting.pop()
+        for name in caller.__code__.co_names:
+            called = caller.__globals__.get(name)
+            if isinstance(called, FunctionType) and called.__module__.startswith(
+                (package, __name__)
+            ):
+                assert not _returns_numbers(caller) or _returns_numbers(called), (caller, called)
+                if called not in found:
+                    found.add(called)
+                    waiting.append(called)
+    return found
 
 
 @cache
 def _register(function: FunctionType) -> None:
-    """Register once: numba would keep, and try, every further registration."""
+    """Let compiled code call a function; once, as numba would keep and try every registration.
+
+    Doing that by decorators would load numba at import, even where no kernel is ever compiled.
+    """
     from numba import extending
 
-    extending.register_jitable(_nrt=not _returns_numbers(function))(function)
-    _make_callable(function)
+    if function in (int_zeros, float_zeros):
+        dtype = np.int64 if function is int_zeros else np.float64
+        extending.overload(function)(lambda count: lambda count: np.zeros(count, dtype))
+    else:
+        extending.register_jitable(_nrt=not _returns_numbers(function))(function)
 
 
 def _returns_numbers(function: FunctionType) -> bool:
@@ -150,11 +169,3 @@ def _is_number(kind: Any) -> bool:
     if get_origin(kind) is tuple:
         return all(map(_is_number, get_args(kind)))
     return kind in (int, float, bool, type(None))
-
-
-@cache
-def _register_zeros(function: Callable[[int], Any]) -> None:
-    from numba import extending
-
-    dtype = np.int64 if function is int_zeros else np.float64
-    extending.overload(function)(lambda count: lambda count: np.zeros(count, dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,15 +19,17 @@ from ..simulator.durations import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .assignment import Assignment
 from .chain import Bytes, ChainCosts, Order, chain_costs
-from .communication import NOTHING, Sent, StageLinks
-from .device_classes import Devices
-from .skip_connections import (
+from .communication import (
+    NOTHING,
+    Sent,
     SkipConnection,
+    StageLinks,
     bytes_over_cut,
     bytes_past_stage,
     find_skip_values,
     find_skips,
 )
+from .device_classes import Devices
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,22 @@ class CostedPlan:
     backward_channels: tuple[int, ...] = ()
     direct_sends: tuple[DirectSend, ...] = ()
     other_step_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The chosen plan and the bounds proven for all others.
+
+    Attributes:
+        lower_bound: Lower bound on the objective of every plan.
+        simulated_bound_s: Lower bound on the simulated step of every plan.
+        best_value: Least objective of all plans found; infinite for that of this plan.
+    """
+
+    costed: CostedPlan
+    lower_bound: float
+    simulated_bound_s: float
+    best_value: float = math.inf
 
 
 class CostModel:

@@ -1,4 +1,7 @@
-"""Candidate plans that are simulated beside those of the exact search."""
+"""Plans by simple rules: candidates that compete with those of the exact search, and baselines.
+
+Baselines are printed beside a plan, on its own devices; the plan is not slower than any of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 
 from ...core.errors import InvalidInput
+from ...core.units import format_bytes
 from ..cost.assignment import Assignment, Cuts, cuts_of, place_in_device_order, placed
 from ..cost.chain import ChainCosts
-from ..cost.plan_cost import CostModel
+from ..cost.device_classes import Devices
+from ..cost.plan_cost import CostedPlan, CostModel
+from ..problem.problem import PlanningRequest
 from .chain_partition import balance
 from .published_rules import pipedream_plan, torchgpipe_balance
 
@@ -215,3 +221,140 @@ def _merged(assignment: Assignment) -> Iterator[tuple[Cuts, Sequence[int], Seque
             (*replicas[:s], replicas[s] + replicas[s + 1], *replicas[s + 2 :]),
             (*recompute[:s], recompute[s] or recompute[s + 1], *recompute[s + 2 :]),
         )
+
+
+def list_baselines(
+    request: PlanningRequest, chosen: Assignment
+) -> Iterator[tuple[str, Assignment]]:
+    """Yield baselines by name; some may not be usable.
+
+    Equal layer counts and even times keep the plan's stages, replicas and devices; if the plan has
+    a single stage, they are pipelines with one device per stage instead. If it has several,
+    ``data_parallel`` is the whole model on each of its devices, if the options allow it.
+    """
+    shape = chosen if chosen.num_stages > 1 else one_device_a_stage(request, chosen)
+    if shape is not None:
+        for name, cuts in (
+            ("equal_layers", equal_layers(len(request.profile.layers), shape.num_stages)),
+            ("balance_by_time", even_times(request.costs, shape.num_stages)),
+        ):
+            if cuts is not None:
+                other = replace(shape, cuts=cuts)
+                yield name, other if shape is chosen else apply_recompute(request.cost_model, other)
+    alone = data_parallel(request, chosen)
+    if alone is not None and request.allows(alone):
+        yield "data_parallel", alone
+
+
+def take_faster_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:
+    """Return the plan, or a faster baseline of it, repeated until no baseline is faster."""
+    # A complete search beats all baselines; one cut short by its deadline may not.
+    while True:
+        best = costed
+        for _, other in list_baselines(request, costed.assignment):
+            found = (
+                request.cost_model.evaluate_if_feasible(other) if request.allows(other) else None
+            )
+            if found is not None and found.step_time_s < best.step_time_s:
+                best = found
+        if best is costed:
+            return costed
+        costed = best
+
+
+def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignment | None:
+    """Return a pipeline with one stage on each device of the plan, or of the cluster if it has one.
+
+    Cuts are those of even times. Returns `None` if fewer than two stages are possible.
+    """
+    found = list_slots(request.devices, chosen)
+    if len(found) == 1:
+        found = sorted(
+            (entry.devices[rank], number, rank)
+            for number, entry in enumerate(request.devices.classes)
+            for rank in range(len(entry))
+        )
+    most = min(
+        len(found), max(stage_counts(request.cost_model), default=1), request.costs.num_atoms
+    )
+    if most < 2:
+        return None
+    even = even_times(request.costs, most)
+    assert even is not None, "there are as many atoms"
+    return Assignment(
+        cuts=even,
+        replicas=(1,) * most,
+        classes=tuple(number for _, number, _ in found[:most]),
+        ends=tuple(rank + 1 for _, _, rank in found[:most]),
+        recompute=(False,) * most,
+    )
+
+
+def data_parallel(request: PlanningRequest, chosen: Assignment) -> Assignment | None:
+    """Return the whole model on each device of a plan of several stages, if those are alike."""
+    if chosen.num_stages == 1 or chosen.chunks > 1 or len(set(chosen.classes)) > 1:
+        return None
+    count = min(sum(chosen.replicas), request.cost_model.num_microbatches)
+    if count == 1:
+        return None
+    whole = (0, len(request.profile.layers))
+    found = placed(whole, [count], request.devices, class_index=chosen.classes[0])
+    return found and apply_recompute(request.cost_model, found)
+
+
+def list_slots(devices: Devices, chosen: Assignment) -> list[tuple[int, int, int]]:
+    """List a plan's devices in pipeline order: index in the cluster, class, rank in the class."""
+    found = dict.fromkeys(
+        (number, rank)
+        for number, end, count in zip(chosen.classes, chosen.ends, chosen.replicas, strict=True)
+        for rank in range(end - count, end)
+    )
+    return [(devices.classes[number].devices[rank], number, rank) for number, rank in found]
+
+
+def rejection_reason(request: PlanningRequest, assignment: Assignment) -> str:
+    """Return why an assignment cannot be used, in words; empty if it can."""
+    return next(_rejection_reasons(request, assignment), "")
+
+
+def _rejection_reasons(request: PlanningRequest, assignment: Assignment) -> Iterator[str]:
+    yield from _wrong_cuts(request, assignment.cuts)
+    if not request.allows(assignment):
+        yield "the options ask for other stages, replicas or pins"
+    try:
+        yield from _too_large(request, assignment)
+        # This simulates the step, so it comes after the cheap checks.
+        request.cost_model.evaluate(assignment)
+    except InvalidInput as error:
+        yield str(error)
+
+
+def _too_large(request: PlanningRequest, assignment: Assignment) -> Iterator[str]:
+    stages = request.cost_model.stages(assignment)
+    held = request.cost_model.held_bytes(stages, assignment)
+    for number, (stage, needed) in enumerate(zip(stages, held, strict=True)):
+        if stage.limit_bytes is not None and needed > stage.limit_bytes:
+            index = assignment.device_indices(request.devices, number)[0]
+            yield (
+                f"stage {number} needs {_bytes(needed)}, device "
+                f"{request.cluster.devices[index].name!r} allows {_bytes(stage.limit_bytes)}"
+            )
+
+
+def _wrong_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> Iterator[str]:
+    profile, allowed = request.profile, set(request.positions)
+    if any(first >= last for first, last in pairwise(cuts)):
+        yield "it leaves a stage empty"
+    for cut in cuts[1:-1]:
+        if cut not in allowed:
+            name = profile.layers[cut - 1].layer.name
+            boundary = profile.boundaries[cut - 1]
+            reason = "the options forbid it"
+            if not boundary.legal:
+                reason = boundary.reason or "the profile forbids it"
+            yield f"no cut may be made behind layer {name!r}: {reason}"
+
+
+def _bytes(size_bytes: int) -> str:
+    # Two different sizes may look equal once rounded, so the exact one is given, too.
+    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"

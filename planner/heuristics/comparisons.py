@@ -12,8 +12,7 @@ from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment, counts_of, cuts_of, placed
 from ..cost.device_classes import Devices
 from ..problem.problem import PlanningRequest
-from .baselines import data_parallel, one_device_a_stage, rejection_reason
-from .candidates import apply_recompute
+from .candidates import apply_recompute, data_parallel, one_device_a_stage, rejection_reason
 from .published_rules import equal_layers, equal_parameters, pipedream_plan, torchgpipe_balance
 
 UNCONSTRAINED = {"num_stages": None, "max_stages": None, "max_replicas": None, "pins": ()}

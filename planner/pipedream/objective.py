@@ -40,9 +40,8 @@ import numpy as np
 
 from ...core.errors import InvalidInput
 from ..dag.downsets import as_set, nodes_of
+from .dynamic_program import CostGraph, MachineLevel, States, chain_states, graph_states
 from .search import SplitBounds, SplitStage, best_split
-from .states import CostGraph, States, chain_states, graph_states
-from .tables import MachineLevel
 
 TOLERANCE = 1e-4
 """Relative gap at which the search of a large graph stops; a small one is solved exactly."""

@@ -25,8 +25,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .states import Floats, States
-from .tables import LevelTable, MachineLevel, PipelineTables, StageSpan, first_stage_s
+from .dynamic_program import (
+    Floats,
+    LevelTable,
+    MachineLevel,
+    PipelineTables,
+    StageSpan,
+    States,
+    first_stage_s,
+)
 
 Indices = NDArray[np.intp]
 Mask = NDArray[np.bool_]

@@ -32,9 +32,8 @@ import numpy as np
 
 from ...core.errors import DeadlineExceeded
 from ..cost.device_classes import Devices
-from .arcs import Measure, SearchSpace
+from .arcs import DevicePool, Measure, MetricCaps, SearchRules, SearchSpace, StageArcs
 from .label_setting import ArcPath, StageArc, relax, search
-from .stage_arcs import DevicePool, MetricCaps, SearchRules, StageArcs
 
 ROUNDING = 1e-12
 """Objectives closer than this, relatively, are equal."""

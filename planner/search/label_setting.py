@@ -18,7 +18,8 @@ Transition: for every arc i -> j and every label at j, choose r, the fewest repl
     fewer micro-batches in flight: r = ceil(q / k) for whole k.
 Bound: a label is dropped if w plus the least weight in front of i exceeds the cap, if the devices
     left are fewer than the layers in front need, or if both together, at a price per device, do.
-    `label_kernel.relax_arcs` computes the three, and the arcs no path within the caps can have.
+    `relaxation_kernel.relax_arcs` computes the three, and the arcs that no path within the caps
+    can have.
 Dominance: of two labels at i with equal keys one is dropped if the other's w, d and q are all at
     most its own; stages and replicas too where their number is limited. Equal keys mean equal
     device residues, so that everything in front can be shifted by whole groups. From a stage of a
@@ -40,7 +41,7 @@ import numpy as np
 
 from ...schedules.numba_jit import Kernel
 from . import label_kernel as kernel
-from .stage_arcs import (
+from .arcs import (
     DEPTH_PIPELINE,
     UNLIMITED_BYTES,
     DevicePool,
@@ -48,8 +49,10 @@ from .stage_arcs import (
     Integers,
     MetricCaps,
     SearchRules,
+    StageArc,
     StageArcs,
 )
+from .relaxation_kernel import relax_arcs
 
 MAX_KEYS = 2**62
 """Keys are int64; with more combinations of residues and numbers than that no search is made."""
@@ -59,19 +62,7 @@ STEPS_PER_ARC = 50
 
 
 _SEARCH = Kernel(kernel.search_labels)
-_RELAX = Kernel(kernel.relax_arcs)
-
-
-@dataclass(frozen=True)
-class StageArc:
-    """One stage of a path; its devices end before index ``end`` of its class."""
-
-    first: int
-    last: int
-    device_class: int
-    recompute: bool
-    replicas: int
-    end: int
+_RELAX = Kernel(relax_arcs)
 
 
 @dataclass(frozen=True)

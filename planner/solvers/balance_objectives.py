@@ -11,13 +11,13 @@ from ...core.errors import Infeasible, InvalidInput
 from ...core.units import format_bytes
 from ..cost.assignment import Assignment, Cuts, cuts_of, place_in_device_order, placed
 from ..cost.chain import ChainCosts
+from ..cost.plan_cost import Decision
 from ..heuristics.candidates import apply_recompute
 from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
 from ..problem.constraints import broken_option
 from ..problem.problem import PlanningRequest
-from ..search.stage_arcs import Floats
-from .decision import Decision
+from ..search.arcs import Floats
 from .staged_search import bound_simulated_step
 
 

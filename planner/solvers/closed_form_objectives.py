@@ -6,11 +6,10 @@ import math
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import CostedPlan
+from ..cost.plan_cost import CostedPlan, Decision
 from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, to_assignment
 from ..search.branch_and_bound import BranchAndBound, Effort
-from .decision import Decision
 from .feasibility import find_any_plan, infeasible_error
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, search_in_stages
 from .step_time import choose_fastest

@@ -8,10 +8,10 @@ from functools import partial
 
 from ...core.errors import DeadlineExceeded, InvalidInput
 from ...core.plan.plan import Objective
+from ..cost.plan_cost import Decision
 from ..problem.problem import PlanningRequest
 from .balance_objectives import solve_balance
 from .closed_form_objectives import solve_devices, solve_measure, solve_memory
-from .decision import Decision
 from .staged_search import MEASURES
 from .step_time import solve_step_time
 

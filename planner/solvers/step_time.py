@@ -7,14 +7,18 @@ from dataclasses import replace
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import CostedPlan
-from ..heuristics.baselines import take_faster_baseline
-from ..heuristics.candidates import move_cuts, pipedream_plans, reshape_stages, uniform_grids
+from ..cost.plan_cost import CostedPlan, Decision
+from ..heuristics.candidates import (
+    move_cuts,
+    pipedream_plans,
+    reshape_stages,
+    take_faster_baseline,
+    uniform_grids,
+)
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest
 from ..search.arcs import to_assignment
 from ..search.branch_and_bound import GAVE_UP, BranchAndBound, Effort
-from .decision import Decision
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages

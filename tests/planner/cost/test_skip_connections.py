@@ -9,7 +9,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import DirectSend, PlanOptions
-from stagewright.planner.cost.skip_connections import find_skip_values, find_skips
+from stagewright.planner.cost.communication import find_skip_values, find_skips
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.durations import SkipTimes

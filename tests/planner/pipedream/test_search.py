@@ -10,13 +10,13 @@ import pytest
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.planner.dag.downsets import Dag
 from stagewright.planner.pipedream import search as pipedream_search
+from stagewright.planner.pipedream.dynamic_program import CostGraph, graph_states
 from stagewright.planner.pipedream.objective import (
     PipeDreamStage,
     pipedream_chain,
     pipedream_split,
     pipedream_value,
 )
-from stagewright.planner.pipedream.states import CostGraph, graph_states
 
 CLUSTERS = [(1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 3), (1, 2), (2, 1)]
 

@@ -13,10 +13,15 @@ from stagewright.planner.cost.assignment import Assignment, shift_forward
 from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.problem.constraints import allowed_positions, search_parts
-from stagewright.planner.search.arcs import SearchSpace
+from stagewright.planner.search.arcs import (
+    DevicePool,
+    MetricCaps,
+    SearchRules,
+    SearchSpace,
+    StageArcs,
+)
 from stagewright.planner.search.branch_and_bound import largest_metrics
 from stagewright.planner.search.label_setting import relax, search
-from stagewright.planner.search.stage_arcs import DevicePool, MetricCaps, SearchRules, StageArcs
 from tests.builders import random_cluster, random_profile
 from tests.planner.instances import PATTERNS, draw_levels
 

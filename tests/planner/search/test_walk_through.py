@@ -9,10 +9,9 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.problem.constraints import allowed_positions
-from stagewright.planner.search.arcs import SearchSpace
+from stagewright.planner.search.arcs import MetricCaps, SearchSpace
 from stagewright.planner.search.branch_and_bound import BranchAndBound, Effort
 from stagewright.planner.search.label_setting import relax, search
-from stagewright.planner.search.stage_arcs import MetricCaps
 from tests.builders import chain_profile
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "planner.md"
