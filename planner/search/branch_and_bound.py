@@ -32,8 +32,8 @@ import numpy as np
 
 from ...core.errors import DeadlineExceeded
 from ..cost.device_classes import Devices
-from .arcs import DevicePool, Measure, MetricCaps, SearchRules, SearchSpace, StageArcs
-from .label_setting import ArcPath, StageArc, relax, search
+from .arcs import DevicePool, Measure, MetricCaps, SearchRules, SearchSpace, StageArc, StageArcs
+from .label_setting import ArcPath, relax, search
 
 ROUNDING = 1e-12
 """Objectives closer than this, relatively, are equal."""

@@ -14,9 +14,8 @@ from ..cost.device_classes import Devices
 from ..cost.plan_cost import CostedPlan, CostModel
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest, all_parts
-from ..search.arcs import Measure, to_assignment
+from ..search.arcs import Measure, StageArc, to_assignment
 from ..search.branch_and_bound import ROUNDING, BranchAndBound, Effort
-from ..search.label_setting import StageArc
 from .feasibility import infeasible_error
 
 COARSE_ATOMS = (32, 96, 300)
