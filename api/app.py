@@ -28,15 +28,12 @@ from .openapi import describe
 from .page import routes_pages, routes_sign_in, routes_views
 from .page.templates import error_page, load
 from .routes import (
-    audit,
     catalogue,
-    graphs,
-    health,
+    documents,
     jobs,
     keys,
-    metrics,
+    operations,
     plans,
-    profiles,
     what_if,
 )
 from .services import Services, build_services
@@ -45,14 +42,13 @@ from .store.store import Store
 from .telemetry.tracing import fastapi_options
 
 ROUTERS = (
-    health.router,
-    metrics.router,
-    audit.router,
+    operations.health,
+    operations.operations,
     keys.router,
     plans.router,
     jobs.router,
-    profiles.router,
-    graphs.router,
+    documents.profiles,
+    documents.graphs,
     what_if.router,
     catalogue.router,
     routes_views.router,

@@ -9,14 +9,18 @@
     │   ├── MissingOrigin
     │   ├── TooManyWrongTokens
     │   └── IdentityProviderUnreachable
+    ├── JobUnreadable
     ├── MeasuringUnavailable
+    ├── NoPlan
+    ├── RequestDeadlineExceeded (a core.errors.DeadlineExceeded)
     ├── SolverEnded
+    ├── WorkerGaveOut
     └── WorkersUnavailable
 """
 
 from __future__ import annotations
 
-from ..core.errors import StagewrightError
+from ..core.errors import DeadlineExceeded, StagewrightError
 
 
 class AccessDenied(StagewrightError):
@@ -80,6 +84,24 @@ class IdentityProviderUnreachable(AccessDenied):
 
 class MeasuringUnavailable(StagewrightError):
     """This server cannot measure, whatever the model."""
+
+
+class NoPlan(StagewrightError):
+    """A stored request is infeasible, so it has no plan to show."""
+
+
+class RequestDeadlineExceeded(DeadlineExceeded):
+    """No plan was found within the deadline that the request itself set."""
+
+    field = "/deadline_s"
+
+
+class JobUnreadable(StagewrightError):
+    """Another release wrote the job's request, and this one cannot read it."""
+
+
+class WorkerGaveOut(StagewrightError):
+    """Every attempt at a job lost its worker."""
 
 
 class SolverEnded(StagewrightError):

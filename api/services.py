@@ -9,14 +9,13 @@ from .auth.authenticate import Authenticator
 from .auth.jwks import SigningKeys
 from .auth.middleware import AuditWriter
 from .auth.sessions import Sessions
-from .jobs.attempt import RetryPolicy
-from .jobs.backends import build_workers, is_local, local_setup
-from .jobs.estimates import EstimatingWorkers
+from .jobs.async_workers import AsyncWorkers, EstimatingWorkers
+from .jobs.attempt import JobContext
 from .jobs.notifications import JobNotifications
 from .jobs.runner import JobRunner
 from .jobs.service import JobOptions, JobService
 from .jobs.worker_resources import measuring_place
-from .jobs.workers import WorkerBackend
+from .jobs.workers import WorkerBackend, build_workers, is_local, local_setup
 from .middleware.graceful_shutdown import GracefulShutdown
 from .model_sources.estimator import Estimator
 from .model_sources.factories import Factories, read_factories
@@ -24,8 +23,7 @@ from .model_sources.pt2_upload import ProgramReader
 from .page.plan_views import Views
 from .planning.service import Planning
 from .planning.solver_pool import Solver
-from .routes.health import ReadinessCheck
-from .routes.metrics import watch
+from .routes.operations import ReadinessCheck, watch
 from .sandbox.bubblewrap import find_sandbox
 from .settings.settings import ServerSettings
 from .store.records import Retention
@@ -143,16 +141,18 @@ def build_runner(
     metrics: Metrics,
 ) -> JobRunner:
     """Build the runner of jobs."""
-    return JobRunner(
+    context = JobContext(
         store,
-        workers,
+        AsyncWorkers(workers),
         planning,
         notifications,
         setup=local_setup(settings),
-        retry_policy=RetryPolicy(settings.job_attempts, settings.job_silence_s),
-        retention=Retention(jobs_days=settings.keep_jobs_days, audit_days=settings.keep_audit_days),
+        max_attempts=settings.job_attempts,
+        silence_s=settings.job_silence_s,
         metrics=metrics,
     )
+    retention = Retention(jobs_days=settings.keep_jobs_days, audit_days=settings.keep_audit_days)
+    return JobRunner(context, retention)
 
 
 def build_authenticator(

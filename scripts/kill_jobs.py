@@ -28,7 +28,7 @@ from scripts.chaos.victims import Database, KilledPostgres, Server
 from stagewright.api.http.examples import example_profile
 from stagewright.api.store.database import Database as Connections
 from stagewright.api.store.database import utc_now
-from stagewright.api.store.integrity import find_faults
+from stagewright.api.store.maintenance import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.store import Store
 

@@ -28,11 +28,15 @@ from ...core.service.problems import ProblemDocument as ProblemDocument
 from ..errors import (
     Forbidden,
     IdentityProviderUnreachable,
+    JobUnreadable,
     MeasuringUnavailable,
     MissingOrigin,
+    NoPlan,
+    RequestDeadlineExceeded,
     SolverEnded,
     TooManyWrongTokens,
     Unauthorized,
+    WorkerGaveOut,
     WorkersUnavailable,
 )
 from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
@@ -63,6 +67,10 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (MeasuringUnavailable, 501, "measuring-unavailable"),
     (SolverEnded, 503, "planning-ended"),
     (WorkersUnavailable, 503, "workers-unavailable"),
+    (WorkerGaveOut, 503, "worker-lost"),
+    (JobUnreadable, 500, "internal-error"),
+    (NoPlan, 409, "no-plan"),
+    (RequestDeadlineExceeded, 422, "deadline-exceeded"),
     (DeadlineExceeded, 504, "deadline-exceeded"),
 )
 """HTTP status and problem type by error class, subclasses before their bases. An error that is
@@ -175,7 +183,7 @@ def problem_of_error(error: StagewrightError) -> Problem:
     """Return the problem for a domain error, by the table `STATUS`."""
     for error_class, status, kind in STATUS:
         if isinstance(error, error_class):
-            field = error.field if isinstance(error, InvalidInput) else None
+            field = getattr(error, "field", None)
             errors = () if field is None else (FieldError(pointer=field, detail=clip(str(error))),)
             problem = Problem(status, kind, _detail(error), errors=errors, headers=_headers(error))
             return _with_memory(problem, error) if isinstance(error, OutOfMemory) else problem
@@ -212,6 +220,13 @@ def _with_memory(problem: Problem, error: OutOfMemory) -> Problem:
             "available_bytes": error.available_bytes,
         }
     )
+    return problem
+
+
+def stored_problem(document: ProblemDocument) -> Problem:
+    """Return a stored problem as an exception, to answer a request that waited for its job."""
+    problem = Problem(document.status, document.type.removeprefix(TYPE_PREFIX), document.detail)
+    problem.document = document
     return problem
 
 

@@ -1,18 +1,33 @@
-"""Asynchronous access to a worker backend, through a few threads of its own.
+"""Asynchronous access to a worker backend, and estimates made by its workers.
 
 An unreachable scheduler blocks its caller for seconds; requests in the server's thread pool must
-not wait behind it.
+not wait behind it, so the backend has a few threads of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, assert_never
 
-from ..errors import WorkersUnavailable
-from .messages import WorkerMessage, WorkerTask
+from ..errors import MeasuringUnavailable, WorkersUnavailable
+from ..model_sources.estimator import WITHOUT_TORCH
+from ..model_sources.measure import MeasuringFailed
+from .messages import (
+    CPU,
+    Heartbeat,
+    ModelEstimated,
+    ProfileMeasured,
+    TaskFailed,
+    WorkerLost,
+    WorkerMessage,
+    WorkerProgress,
+    WorkerStarted,
+    WorkerTask,
+)
+from .outcome import error_from_failure
 from .workers import WorkerBackend
 
 P = ParamSpec("P")
@@ -27,8 +42,7 @@ RECONNECT_S = 2.0
 class AsyncWorkers:
     """A `WorkerBackend` without blocking; belongs to one event loop.
 
-    Attributes:
-        trouble: Why the workers cannot be reached; `None` if they can.
+    ``trouble`` says why the workers cannot be reached; `None` if they can.
     """
 
     def __init__(self, workers: WorkerBackend) -> None:
@@ -100,3 +114,60 @@ class AsyncWorkers:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: call(*args, **kwargs)
         )
+
+
+class EstimatingWorkers:
+    """A `model_sources.estimator.RemoteEstimator`: sends each estimate to a worker.
+
+    An estimate is no job: nothing is stored, and the request waits for it.
+    """
+
+    def __init__(self, workers: WorkerBackend) -> None:
+        self._workers = workers
+        self._async_workers = AsyncWorkers(workers)
+
+    async def __call__(self, request_json: str) -> str:
+        """Return a worker's answer to an `EstimateRequest`, both as JSON.
+
+        Raises: MeasuringUnavailable, WorkersUnavailable, MeasuringFailed, StagewrightError.
+        """
+        needs = await self._choose_resource()
+        inbox: asyncio.Queue[WorkerMessage] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        task = WorkerTask(f"estimate-{secrets.token_hex(8)}", request_json, needs, is_estimate=True)
+
+        def on_message(message: WorkerMessage) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, message)
+
+        try:
+            await self._async_workers.submit(task, on_message)
+            return await _wait_for_estimate(inbox)
+        finally:  # also if the deadline or the server's shutdown cancels this
+            await asyncio.shield(self._async_workers.stop(task.key))
+
+    async def _choose_resource(self) -> str:
+        """Return a resource to ask for: estimating needs none, but tasks must name one."""
+        await self._async_workers.refresh()
+        offered = self._async_workers.offered()
+        if not offered:
+            how = self._workers.invitation(CPU)
+            raise MeasuringUnavailable(f"{WITHOUT_TORCH}; start a worker with: {how}")
+        return CPU if CPU in offered else offered[0]
+
+
+async def _wait_for_estimate(inbox: asyncio.Queue[WorkerMessage]) -> str:
+    while True:
+        message = await inbox.get()
+        match message:
+            case ModelEstimated(estimated_json):
+                return estimated_json
+            case TaskFailed(message=text):
+                raise error_from_failure(message) or MeasuringFailed(text)
+            case WorkerLost(why):
+                raise WorkersUnavailable(f"the worker making the estimate was lost ({why}); retry")
+            case ProfileMeasured():
+                raise MeasuringFailed("a worker measured instead of estimating")
+            case WorkerStarted() | Heartbeat() | WorkerProgress():
+                continue
+            case _:
+                assert_never(message)

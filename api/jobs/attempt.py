@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ParamSpec, TypeVar
 
@@ -16,15 +16,16 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord
+from ..errors import WorkerGaveOut
 from ..model_sources.measure import MeasuringSetup
 from ..planning.service import Planning, is_final
+from ..store.database import utc_now
 from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job
 from ..store.store import Store
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
 from .async_workers import AsyncWorkers
-from .job_spec import JobSpec
 from .messages import (
     Heartbeat,
     ProfileMeasured,
@@ -36,14 +37,8 @@ from .messages import (
     WorkerTask,
 )
 from .notifications import JobNotifications
-from .outcome import (
-    event_data,
-    new_problem_json,
-    problem_from_failure,
-    problem_json,
-    problem_of,
-    to_printable,
-)
+from .outcome import event_data, problem_from_failure, problem_json, to_printable
+from .requests import JobSpec
 
 _log = logging.getLogger(__name__)
 
@@ -64,41 +59,26 @@ QUEUED_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
-    """Limits after which workers are given up.
-
-    Attributes:
-        attempts: A job whose worker was lost this many times fails.
-        silence_s: A worker without a message for this long counts as lost.
-    """
-
-    attempts: int = 5
-    silence_s: float = 15.0
-
-
-@dataclass(frozen=True)
 class JobContext:
     """Everything that the attempts of one server share.
 
     Attributes:
-        store: Holds the jobs.
-        workers: Run the measurements.
         planning: Makes plans from measured profiles.
-        notifications: Notified of every change.
         setup: How workers measure; see `WorkerTask`.
-        retry_policy: When to give up on workers.
+        max_attempts: A job whose worker was lost this many times fails.
+        silence_s: A worker without a message for this long counts as lost.
         now: The store's clock.
-        metrics: Records waiting and running times.
     """
 
     store: Store
     workers: AsyncWorkers
     planning: Planning
     notifications: JobNotifications
-    setup: MeasuringSetup | None
-    retry_policy: RetryPolicy
-    now: Callable[[], datetime]
-    metrics: Metrics
+    setup: MeasuringSetup | None = None
+    max_attempts: int = 5
+    silence_s: float = 15.0
+    now: Callable[[], datetime] = utc_now
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 class JobAttempt:
@@ -125,8 +105,7 @@ class JobAttempt:
     async def run(self) -> None:
         """Run until the job has ended, is queued again, or belongs to another attempt.
 
-        Raises:
-            WorkersUnavailable: The task could not be queued.
+        Raises: WorkersUnavailable.
         """
         loop = asyncio.get_running_loop()
 
@@ -170,7 +149,7 @@ class JobAttempt:
                 return False
             if message is not None:
                 break
-            job = await self._read_job()
+            job = await read_job(self._store, self.job)
             if (job.state, job.attempt) != ("queued", self.job.attempt) or is_late(
                 job, self._context.now()
             ):
@@ -203,15 +182,12 @@ class JobAttempt:
         self._context.notifications.changed(job.id)
         return True
 
-    async def _read_job(self) -> Job:
-        return await retry_until_available(self._store.jobs.get, self.job.project_id, self.job.id)
-
     async def _follow_to_end(self) -> None:
         """Follow the worker; an internal error fails the job, since it would occur again."""
         try:
             await self._follow()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job has to end
-            await self._finish("failed", problem=problem_json(problem_of(error)))
+            await self._finish("failed", problem=problem_json(error))
         self.is_running = False
 
     async def _follow(self) -> None:
@@ -225,8 +201,7 @@ class JobAttempt:
                     await self._conclude(await run_in_threadpool(parse, profile_json))
                     return
                 case TaskFailed():
-                    problem = problem_json(problem_from_failure(message))
-                    await self._finish("failed", problem=problem)
+                    await self._finish("failed", problem=problem_from_failure(message))
                     return
                 case WorkerLost(why):
                     await self._requeue_or_fail(why)
@@ -243,14 +218,14 @@ class JobAttempt:
 
     async def _check_silence(self) -> bool:
         """Return whether to go on waiting for a worker that sent nothing for `LOOK_S`."""
-        if time.monotonic() - self._last_message_s > self._context.retry_policy.silence_s:
-            silence_s = self._context.retry_policy.silence_s
+        silence_s = self._context.silence_s
+        if time.monotonic() - self._last_message_s > silence_s:
             await self._requeue_or_fail(f"its worker sent nothing for {silence_s:g} s")
             return False
         if is_late(self.job, self._context.now()):
             await self._finish("failed", problem=deadline_problem(self.job))
             return False
-        return await self._is_ours(await self._read_job())
+        return await self._is_ours(await read_job(self._store, self.job))
 
     async def _beat(self) -> bool:
         return await self._is_ours(
@@ -296,8 +271,7 @@ class JobAttempt:
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001 - the profile is kept whatever planning raised
-            problem = problem_json(problem_of(error))
-            await self._finish("failed", profile=profile, problem=problem)
+            await self._finish("failed", profile=profile, problem=problem_json(error))
         finally:
             # Without effect on a finished search; needed when another attempt has taken over.
             search.cancel()
@@ -316,7 +290,7 @@ class JobAttempt:
             self.job.id,
             self.job.attempt,
             state,
-            profiles=() if profile is None else (profile,),
+            profile=profile,
             plan=plan,
             outcome_json=problem,
         )
@@ -327,11 +301,14 @@ class JobAttempt:
         self._record_end(ended)
         # Remembered after the end is committed: a lost note costs a repeated measurement, but a
         # note without a stored document would be wrong.
+        remember, project, spec = self._store.reuse.remember, ended.project_id, self._spec
         if profile is not None:
-            await self._remember("profile", self._spec.measure_digest, profile.content_id())
-        digest = self._spec.plan_digest
-        if plan is not None and is_final(plan) and digest and ended.result_id is not None:
-            await self._remember("plan", digest, ended.result_id)
+            found = profile.content_id()
+            await retry_until_available(remember, project, "profile", spec.measure_digest, found)
+        if plan is not None and is_final(plan) and spec.plan_digest and ended.result_id is not None:
+            await retry_until_available(
+                remember, project, "plan", spec.plan_digest, ended.result_id
+            )
         self._context.notifications.changed(self.job.id)
 
     def _record_end(self, job: Job) -> None:
@@ -343,14 +320,9 @@ class JobAttempt:
         values = {"state": job.state, "attempt": job.attempt, "duration_s": duration_s}
         _log.info("job ended", extra=values)
 
-    async def _remember(self, kind: str, digest: str, result_id: str) -> None:
-        project = self.job.project_id
-        await retry_until_available(self._store.reuse.remember, project, kind, digest, result_id)
-
     async def _requeue_or_fail(self, why: str) -> None:
-        await requeue_or_fail(self._store, self.job, self._context.retry_policy, why)
+        await requeue_or_fail(self._context, self.job, why)
         self.is_running = False
-        self._context.notifications.changed(self.job.id)
 
     async def _next_message(self, timeout_s: float) -> WorkerMessage | None:
         """Return the worker's next message; `None` after a timeout or `check_now`."""
@@ -372,19 +344,26 @@ async def retry_until_available(call: Callable[P, R], *args: P.args, **kwargs: P
             await asyncio.sleep(RETRY_S)
 
 
-async def requeue_or_fail(store: Store, job: Job, retry_policy: RetryPolicy, why: str) -> None:
+async def read_job(store: Store, job: Job) -> Job:
+    """Return a job as its row is now."""
+    return await retry_until_available(store.jobs.get, job.project_id, job.id)
+
+
+async def requeue_or_fail(context: JobContext, job: Job, why: str) -> None:
     """Queue a job whose worker was lost again, or end it after too many attempts."""
+    jobs = context.store.jobs
     if job.cancel_requested:
-        await retry_until_available(store.jobs.finish, job.id, job.attempt, "cancelled")
+        await retry_until_available(jobs.finish, job.id, job.attempt, "cancelled")
     # Otherwise a model that kills its worker would go from one to the next forever.
-    elif job.attempt >= retry_policy.attempts:
-        detail = f"all {job.attempt} attempts lost their worker; the last one: {why}"
-        problem = new_problem_json(503, "worker-lost", detail)
+    elif job.attempt >= context.max_attempts:
+        error = WorkerGaveOut(f"all {job.attempt} attempts lost their worker; the last one: {why}")
+        problem = problem_json(error)
         await retry_until_available(
-            store.jobs.finish, job.id, job.attempt, "failed", outcome_json=problem
+            jobs.finish, job.id, job.attempt, "failed", outcome_json=problem
         )
     else:
-        await retry_until_available(store.jobs.requeue, job.id, job.attempt)
+        await retry_until_available(jobs.requeue, job.id, job.attempt)
+    context.notifications.changed(job.id)
 
 
 def is_late(job: Job, now: datetime) -> bool:
@@ -396,10 +375,8 @@ def deadline_problem(job: Job) -> str:
     """Return the problem of a job that missed its deadline, as its row stores it."""
     what = "measured" if job.started_at is not None else "started"
     return problem_json(
-        problem_of(
-            DeadlineExceeded(
-                f"the job was not {what} before its deadline; try again, add a worker that offers "
-                f"{job.needs}, or measure elsewhere and post the profile"
-            )
+        DeadlineExceeded(
+            f"the job was not {what} before its deadline; try again, add a worker that offers "
+            f"{job.needs}, or measure elsewhere and post the profile"
         )
     )

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from distributed import WorkerPlugin
+import dask
+from distributed import Client, LocalCluster, Security, WorkerPlugin
 
 from ...core.errors import InvalidInput, Refused
 from ..errors import WorkersUnavailable
@@ -31,14 +32,11 @@ class EmbeddedScheduler:
     """A scheduler in this process with one worker in a child process, on the loopback interface.
 
     A scheduler runs code for anyone who can connect, so both ends authenticate with certificates
-    generated for this run.
-
-    Args:
-        log_format: Log format of the worker; see `telemetry.logs.configure_logging`.
-        log_level: Log level of the worker.
+    generated for this run. The worker's log is configured as the server's.
     """
 
     name = "the embedded scheduler"
+    invitation = INVITATION
 
     def __init__(self, log_format: LogFormat = "auto", log_level: str = "info") -> None:
         self._log: tuple[LogFormat, str] = (log_format, log_level)
@@ -48,10 +46,8 @@ class EmbeddedScheduler:
         """Start the scheduler and return a Dask client. Raises: WorkersUnavailable."""
         configure_dask()
         try:
-            from distributed import Client, LocalCluster, Security
-
             security = Security.temporary()
-        except ImportError as error:
+        except ImportError as error:  # cryptography is missing
             raise WorkersUnavailable(f"{MISSING} ({error})") from None
         try:
             self._cluster = LocalCluster(
@@ -73,10 +69,6 @@ class EmbeddedScheduler:
             self.close()
             raise WorkersUnavailable(f"{self.name} did not start: {error}") from error
 
-    def invitation(self, needs: str) -> str:
-        """Return how to add a worker; see `WorkerBackend.invitation`."""
-        return INVITATION.format(needs=needs)
-
     def close(self) -> None:
         """Stop scheduler and worker."""
         cluster, self._cluster = self._cluster, None
@@ -86,29 +78,17 @@ class EmbeddedScheduler:
 
 
 class RemoteScheduler:
-    """A scheduler at an address.
-
-    Args:
-        address: ``tls://host:port``; ``tcp://`` only on the loopback interface.
-        tls: Certificates for ``tls://``.
-
-    Raises:
-        InvalidInput: The address is invalid, or the certificates are missing.
-        Refused: The connection would be unencrypted over a network.
-    """
+    """A scheduler at an address; see `check_address` for what is refused."""
 
     def __init__(self, address: str, tls: TlsFiles | None) -> None:
         check_address(address, tls)
         self.name = address
+        self.invitation = f"stagewright worker --scheduler {address} --resources {{needs}}=1"
         self._tls = tls
 
     def connect(self, timeout: str) -> Any:
         """Return a new Dask client. Raises: WorkersUnavailable."""
         configure_dask()
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise WorkersUnavailable(f"{MISSING} ({error})") from None
         try:
             return Client(
                 self.name,
@@ -119,10 +99,6 @@ class RemoteScheduler:
         except Exception as error:
             raise WorkersUnavailable(f"{self.name} does not answer: {error}") from error
 
-    def invitation(self, needs: str) -> str:
-        """Return how to add a worker; see `WorkerBackend.invitation`."""
-        return f"stagewright worker --scheduler {self.name} --resources {needs}=1"
-
     def close(self) -> None:
         """Do nothing: other servers use the scheduler."""
 
@@ -131,7 +107,8 @@ def check_address(address: str, tls: TlsFiles | None) -> None:
     """Check that an address is a scheduler's and safe to connect to.
 
     Raises:
-        InvalidInput, Refused: See `RemoteScheduler`.
+        InvalidInput: The address is invalid, or the certificates are missing.
+        Refused: The connection would be unencrypted over a network.
     """
     try:
         parts = urlsplit(address)
@@ -157,8 +134,6 @@ def check_address(address: str, tls: TlsFiles | None) -> None:
 
 def security_of(tls: TlsFiles | None, role: str) -> Any:
     """Return the certificates as Dask's `Security` for a ``client`` or a ``worker``."""
-    from distributed import Security
-
     if tls is None:
         return Security()
     return Security(
@@ -171,10 +146,7 @@ def security_of(tls: TlsFiles | None, role: str) -> Any:
 
 def configure_dask() -> None:
     """Set Dask's configuration, which its worker processes inherit."""
-    with suppress(ImportError):
-        import dask
-
-        dask.config.set(DASK_SETTINGS)
+    dask.config.set(DASK_SETTINGS)
 
 
 class WorkerLog(WorkerPlugin):

@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from distributed import get_worker
+
 from ..errors import WorkersUnavailable
 from .dask_scheduler import EmbeddedScheduler, RemoteScheduler
 from .measurements import run_measurement
 from .messages import (
-    Heartbeat,
     TaskOutcome,
+    TaskReport,
     WorkerLost,
     WorkerMessage,
-    WorkerProgress,
     WorkerStarted,
     WorkerTask,
+    as_event,
+    from_event,
 )
 
 CONNECT_TIMEOUT = "10s"
@@ -33,9 +36,6 @@ class DaskWorkers:
 
     Workers' messages travel as events of a topic that belongs to this server; the outcome is the
     result of the Dask task. Workers never see the database.
-
-    Args:
-        scheduler: The scheduler to connect to.
     """
 
     def __init__(self, scheduler: EmbeddedScheduler | RemoteScheduler) -> None:
@@ -83,7 +83,7 @@ class DaskWorkers:
         return Counter(kind for worker in workers for kind in worker.get("resources", {}))
 
     def invitation(self, needs: str) -> str:
-        return self._scheduler.invitation(needs)
+        return self._scheduler.invitation.format(needs=needs)
 
     def close(self) -> None:
         with self._lock:
@@ -163,11 +163,9 @@ def run_task(task: WorkerTask, topic: str) -> TaskOutcome:
     Dask cannot interrupt a running task. But when the task is cancelled, or the server that
     submitted it is gone, the scheduler makes the worker forget it; polling for that ends the child.
     """
-    from distributed import get_worker
-
     worker: Any = get_worker()
 
-    def on_message(message: WorkerStarted | Heartbeat | WorkerProgress) -> None:
+    def on_message(message: TaskReport) -> None:
         worker.log_event(topic, {"key": task.key, **as_event(message)})
 
     def is_stopped() -> bool:
@@ -177,29 +175,3 @@ def run_task(task: WorkerTask, topic: str) -> TaskOutcome:
 
     on_message(WorkerStarted(str(worker.name)))
     return run_measurement(task, on_message, is_stopped)
-
-
-def as_event(message: WorkerStarted | Heartbeat | WorkerProgress) -> dict[str, Any]:
-    """Return a message as a Dask event, which may hold builtin types only."""
-    match message:
-        case WorkerStarted(worker):
-            return {"kind": "started", "worker": worker}
-        case WorkerProgress(done, total, layer):
-            return {"kind": "progress", "done": done, "total": total, "layer": layer}
-    return {"kind": "alive"}
-
-
-def from_event(event: dict[str, Any]) -> WorkerStarted | Heartbeat | WorkerProgress:
-    """Return the message in a Dask event.
-
-    Raises:
-        KeyError, ValueError, TypeError: The event is not one of `as_event`.
-    """
-    match event["kind"]:
-        case "started":
-            return WorkerStarted(str(event["worker"]))
-        case "progress":
-            return WorkerProgress(int(event["done"]), int(event["total"]), str(event["layer"]))
-        case "alive":
-            return Heartbeat()
-    raise ValueError(event["kind"])

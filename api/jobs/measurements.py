@@ -7,15 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...core.errors import (
-    Cancelled,
-    CaptureError,
-    DeadlineExceeded,
-    InvalidInput,
-    MeasurementError,
-    OutOfMemory,
-    StagewrightError,
-)
+from ...core.errors import Cancelled, StagewrightError
 from ...core.requests.requests import MeasureRequest
 from ..model_sources.estimator import estimate_confined
 from ..model_sources.measure import MeasuringSetup, measure_confined
@@ -23,25 +15,16 @@ from .messages import (
     Heartbeat,
     ModelEstimated,
     ProfileMeasured,
-    TaskFailed,
     TaskOutcome,
     WorkerLost,
     WorkerProgress,
     WorkerTask,
+    to_failure,
 )
 
 HEARTBEAT_S = 2.0
 POLL_STOP_S = 0.2
 """Interval at which a worker asks whether to stop, and so the delay until its child ends."""
-
-ERRORS: dict[str, type[StagewrightError]] = {
-    error.__name__: error
-    for error in (InvalidInput, CaptureError, MeasurementError, OutOfMemory, DeadlineExceeded)
-}
-"""Errors whose message is meant for the client."""
-
-DETAILS = ("field", "layer", "required_bytes", "available_bytes")
-"""Attributes that some of these errors have besides their message."""
 
 
 def run_measurement(
@@ -51,10 +34,7 @@ def run_measurement(
 ) -> TaskOutcome:
     """Measure or estimate in a child of this thread; return once its processes are killed.
 
-    Args:
-        task: The task.
-        on_message: Called with progress and heartbeats, also from other threads.
-        is_stopped: Polled; the child is ended once it returns True.
+    ``on_message`` is called from other threads too; ``is_stopped`` is polled, and ends the child.
     """
 
     def on_progress(progress: dict[str, Any]) -> None:
@@ -63,7 +43,10 @@ def run_measurement(
     try:
         with _watch(lambda: on_message(Heartbeat()), is_stopped) as stopped:
             if task.is_estimate:
-                return ModelEstimated(_estimate(task, stopped))
+                from ..settings.load import configure
+
+                own = configure({}).settings
+                return ModelEstimated(estimate_confined(task.request_json, own, stopped))
             request = MeasureRequest.model_validate_json(task.request_json)
             setup = task.setup or read_own_setup()
             profile = measure_confined(request, setup, on_progress=on_progress, stopped=stopped)
@@ -76,44 +59,14 @@ def run_measurement(
     return ProfileMeasured(profile.to_json())
 
 
-def _estimate(task: WorkerTask, stopped: threading.Event) -> str:
-    from ..settings.load import configure
-
-    return estimate_confined(task.request_json, configure({}).settings, stopped)
-
-
 def read_own_setup() -> MeasuringSetup:
     """Return how this machine measures for remote servers, by its ``STAGEWRIGHT_*`` variables.
 
-    Raises:
-        InvalidInput: A variable is invalid.
+    Raises: InvalidInput.
     """
     from ..settings.load import configure
 
     return MeasuringSetup.from_settings(configure({}).settings)
-
-
-def to_failure(error: StagewrightError) -> TaskFailed:
-    """Return the message that carries an error to the server."""
-    # The last match is the most specific class: a subclass follows its base in ERRORS.
-    name = next((name for name in reversed(ERRORS) if isinstance(error, ERRORS[name])), "")
-    details = {detail: getattr(error, detail, None) for detail in DETAILS}
-    return TaskFailed(error=name, message=str(error), **details)
-
-
-def to_error(failure: TaskFailed) -> StagewrightError | None:
-    """Return the error that a message carries; `None` for an internal error of the worker."""
-    error_class = ERRORS.get(failure.error)
-    if error_class is InvalidInput:
-        return InvalidInput(failure.message, field=failure.field)
-    if error_class is OutOfMemory:
-        return OutOfMemory(
-            failure.message,
-            layer=failure.layer,
-            required_bytes=failure.required_bytes,
-            available_bytes=failure.available_bytes,
-        )
-    return None if error_class is None else error_class(failure.message)
 
 
 @contextmanager

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
+
+from ...core.errors import (
+    CaptureError,
+    DeadlineExceeded,
+    InvalidInput,
+    MeasurementError,
+    OutOfMemory,
+    StagewrightError,
+)
 
 CPU = "cpu"
 """Resource offered by every worker that has torch, unless configured otherwise."""
@@ -22,7 +33,6 @@ class WorkerTask:
         needs: The resource a worker must offer.
         setup: How to measure (`model_sources.measure.MeasuringSetup`); `None` leaves it to the
             worker's own settings.
-        is_estimate: Whether the result is a `ModelEstimated`.
     """
 
     key: str
@@ -71,13 +81,8 @@ class ModelEstimated:
 class TaskFailed:
     """The task cannot succeed; retrying would not help.
 
-    Attributes:
-        error: Name of the class in `core.errors`.
-        message: For the caller.
-        field: JSON pointer into the request, if one field is at fault.
-        layer: Where memory ran out, if it did.
-        required_bytes: Memory needed there.
-        available_bytes: Memory available.
+    ``error`` names a class of `ERRORS`, whose details the other fields are; any other error is an
+    internal one of the worker.
     """
 
     error: str
@@ -95,5 +100,54 @@ class WorkerLost:
     why: str
 
 
+TaskReport = WorkerStarted | Heartbeat | WorkerProgress
 TaskOutcome = ProfileMeasured | ModelEstimated | TaskFailed | WorkerLost
-WorkerMessage = WorkerStarted | Heartbeat | WorkerProgress | TaskOutcome
+WorkerMessage = TaskReport | TaskOutcome
+
+REPORTS: dict[str, type[TaskReport]] = {
+    "started": WorkerStarted,
+    "alive": Heartbeat,
+    "progress": WorkerProgress,
+}
+"""Messages of a worker at its task, by their kinds as Dask events."""
+
+ERRORS: dict[str, type[StagewrightError]] = {
+    error.__name__: error
+    for error in (InvalidInput, CaptureError, MeasurementError, OutOfMemory, DeadlineExceeded)
+}
+"""Errors whose message is meant for the client."""
+
+DETAILS: dict[str, tuple[str, ...]] = {
+    "InvalidInput": ("field",),
+    "OutOfMemory": ("layer", "required_bytes", "available_bytes"),
+}
+"""Attributes that some of these errors have besides their message."""
+
+
+def as_event(report: TaskReport) -> dict[str, Any]:
+    """Return a report as a Dask event, which may hold builtin types only."""
+    kind = next(kind for kind, report_class in REPORTS.items() if type(report) is report_class)
+    return {"kind": kind, **asdict(report)}
+
+
+def from_event(event: dict[str, Any]) -> TaskReport:
+    """Return the report in a Dask event. Raises: KeyError, ValueError."""
+    return TypeAdapter[TaskReport](REPORTS[event["kind"]]).validate_python(event)
+
+
+def to_failure(error: StagewrightError) -> TaskFailed:
+    """Return the message that carries an error to the server."""
+    # The last match is the most specific class: a subclass follows its base in ERRORS.
+    name = next((name for name in reversed(ERRORS) if isinstance(error, ERRORS[name])), "")
+    details = {detail: getattr(error, detail, None) for detail in DETAILS.get(name, ())}
+    return TaskFailed(error=name, message=str(error), **details)
+
+
+def to_error(failure: TaskFailed) -> StagewrightError | None:
+    """Return the error that a message carries; `None` for an internal error of the worker."""
+    error_class: Any = ERRORS.get(failure.error)
+    if error_class is None:
+        return None
+    details = {detail: getattr(failure, detail) for detail in DETAILS.get(failure.error, ())}
+    error: StagewrightError = error_class(failure.message, **details)
+    return error

@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
-class JobWatcher:
-    """Observer of one job; changes made by other servers are not seen."""
-
-    def __init__(self, notifications: JobNotifications) -> None:
-        self._notifications = notifications
-        self.event = asyncio.Event()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Return at the first change since the last call, on timeout, or at shutdown."""
-        if timeout_s > 0 and not self._notifications.is_stopped:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.event.wait(), timeout_s)
-        self.event.clear()
-
-
 class JobNotifications:
-    """Registry of the watchers of each job; belongs to one event loop."""
+    """Registry of who waits for each job; belongs to one event loop.
+
+    Changes made by other servers are not seen.
+    """
 
     def __init__(self) -> None:
-        self._watchers: dict[str, set[JobWatcher]] = {}
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self.is_stopped = False
 
     @contextmanager
-    def watch(self, job_id: str) -> Iterator[JobWatcher]:
-        """Yield a watcher; enter before reading the job, so that no change is missed."""
-        watcher, watchers = JobWatcher(self), self._watchers.setdefault(job_id, set())
-        watchers.add(watcher)
+    def watch(self, job_id: str) -> Iterator[Callable[[float], Awaitable[None]]]:
+        """Yield a function that waits for a change; enter before reading the job.
+
+        It returns at the first change since its last call, on its timeout in seconds, or at
+        shutdown.
+        """
+        event = asyncio.Event()
+
+        async def wait(timeout_s: float) -> None:
+            if timeout_s > 0 and not self.is_stopped:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), timeout_s)
+            event.clear()
+
+        self._waiting[job_id].add(event)
         try:
-            yield watcher
+            yield wait
         finally:
-            watchers.discard(watcher)
-            if not watchers:
-                self._watchers.pop(job_id, None)
+            self._waiting[job_id].discard(event)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
 
     def changed(self, job_id: str) -> None:
-        """Wake the watchers of a job."""
-        for watcher in self._watchers.get(job_id, ()):
-            watcher.event.set()
+        """Wake all who wait for a job."""
+        for event in self._waiting.get(job_id, ()):
+            event.set()
 
     def stop(self) -> None:
-        """Wake all watchers; none waits any more."""
+        """Wake everyone; nobody waits any more."""
         self.is_stopped = True
-        for job_id in self._watchers:
+        for job_id in self._waiting:
             self.changed(job_id)

@@ -8,35 +8,33 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.errors import StagewrightError
-from ..http.field_errors import clip
-from ..http.problems import (
-    MAX_DETAIL_CHARACTERS,
-    TYPE_PREFIX,
-    Problem,
-    ProblemDocument,
-    internal_problem,
-    problem_of_error,
-)
-from .measurements import to_error
-from .messages import TaskFailed
+from ..http.problems import ProblemDocument, internal_problem, problem_of_error
+from .messages import TaskFailed, to_error
 
 _log = logging.getLogger(__name__)
 
 
-def problem_of(error: Exception) -> ProblemDocument:
-    """Return the problem document of any error; internal errors are logged and not described."""
-    if isinstance(error, Problem):
-        return error.document
+def problem_json(error: Exception) -> str:
+    """Return the problem document of any error as a job's row stores it.
+
+    Internal errors are logged and not described.
+    """
     if isinstance(error, StagewrightError):
-        return problem_of_error(error).document
-    _log.error("a job failed with an internal error", exc_info=error)
-    return internal_problem().document
+        problem = problem_of_error(error)
+    else:
+        _log.error("a job failed with an internal error", exc_info=error)
+        problem = internal_problem()
+    return _to_json(problem.document)
 
 
-def problem_from_failure(failure: TaskFailed) -> ProblemDocument:
-    """Return the problem document of a worker's failure."""
+def problem_from_failure(failure: TaskFailed) -> str:
+    """Return the problem document of a worker's failure as a job's row stores it."""
     error = error_from_failure(failure)
-    return internal_problem().document if error is None else problem_of(error)
+    return _to_json(internal_problem().document) if error is None else problem_json(error)
+
+
+def _to_json(problem: ProblemDocument) -> str:
+    return problem.model_dump_json(exclude_defaults=True, exclude_none=True)
 
 
 def error_from_failure(failure: TaskFailed) -> StagewrightError | None:
@@ -54,26 +52,9 @@ def to_printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def problem_json(problem: ProblemDocument) -> str:
-    """Return a problem document as a job's row stores it."""
-    return problem.model_dump_json(exclude_defaults=True, exclude_none=True)
-
-
-def new_problem_json(status: int, kind: str, detail: str) -> str:
-    """Return a problem that has no error class, as a job's row stores it."""
-    return problem_json(Problem(status, kind, clip(detail, MAX_DETAIL_CHARACTERS)).document)
-
-
 def read_problem(outcome_json: str | None) -> ProblemDocument | None:
     """Return the problem document stored in a job's row, if any."""
     return None if outcome_json is None else ProblemDocument.model_validate_json(outcome_json)
-
-
-def to_exception(document: ProblemDocument) -> Problem:
-    """Return a stored problem as an exception, to answer a request that waited for the job."""
-    problem = Problem(document.status, document.type.removeprefix(TYPE_PREFIX), document.detail)
-    problem.document = document
-    return problem
 
 
 def event_data(**values: object) -> str:

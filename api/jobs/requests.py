@@ -1,4 +1,4 @@
-"""Requests to measure a model."""
+"""Requests to measure a model, and the specification of a job as its row stores it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from ...core.cluster.accelerators import get_accelerator
+from ...core.cluster.cluster import Cluster
 from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.sample import Sample
 from ...core.models.families import ModelSpec
-from ...core.requests.requests import FactoryCall, ProfilingOptions
+from ...core.requests.requests import FactoryCall, MeasureRequest, ProfilingOptions
 from ..model_sources.graph_limits import check_graph, check_rebuilt
-from ..planning.requests import check_sample_size, inside
+from ..planning.requests import PlanRequest, check_sample_size, inside
+from .messages import CPU, CUDA
 
 SOURCES = ("model", "graph", "graph_id", "factory")
 
@@ -58,3 +61,58 @@ class ProfileJobRequest(Record):
             inside("/graph", check_graph, self.graph)
             inside("/graph", check_rebuilt, self.graph)
         return self
+
+
+class JobSpec(Record):
+    """A measurement and the plan to make from it.
+
+    Attributes:
+        measure_digest: Digest of everything the measurement's result depends on.
+        fresh: Whether to measure again what was measured before.
+        plan: The request to answer; `None` if only the profile is wanted.
+        plan_deadline_s: Time limit of the search for the plan.
+    """
+
+    measure: MeasureRequest
+    measure_digest: str
+    fresh: bool = False
+    plan: PlanRequest | None = None
+    plan_digest: str | None = None
+    plan_deadline_s: float = 20.0
+
+
+def read_job_spec(request_json: str) -> JobSpec:
+    """Parse the request that a job's row holds."""
+    return JobSpec.model_validate_json(request_json)
+
+
+def required_resource(request: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
+    """Return the resource that a worker must offer for a measurement.
+
+    A GPU must be of a certain kind if the request names one, or plans for devices of a single kind
+    in the catalogue; otherwise any GPU will do.
+
+    Raises:
+        InvalidInput: A GPU is named, but the CPU is to be measured.
+    """
+    device = request.profiling.device or "cpu"
+    if device == "cpu":
+        if kind is not None and kind.lower() != CPU:
+            raise InvalidInput(
+                f"{kind} is a GPU, but 'profiling' measures on the CPU; set it to "
+                '{"device": "cuda"}',
+                field="/profiling/device",
+            )
+        return CPU
+    if kind is not None:
+        return _catalogue_name(kind) or kind
+    kinds = {entry.kind for entry in cluster.devices} if cluster is not None else set()
+    return (_catalogue_name(kinds.pop()) if len(kinds) == 1 else None) or CUDA
+
+
+def _catalogue_name(kind: str) -> str | None:
+    try:
+        known = get_accelerator(kind)
+    except InvalidInput:
+        return None
+    return known.name if known.backend != "cpu" else None

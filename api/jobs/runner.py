@@ -7,35 +7,28 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from ..errors import WorkersUnavailable
-from ..model_sources.measure import MeasuringSetup
-from ..planning.service import Planning
-from ..store.database import utc_now
+from ..errors import JobUnreadable, WorkersUnavailable
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
-from ..store.store import Store
-from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import bind, span
-from .async_workers import RECONNECT_S, AsyncWorkers
+from .async_workers import RECONNECT_S
 from .attempt import (
     GIVE_BACK_S,
     JobAttempt,
     JobContext,
-    RetryPolicy,
     deadline_problem,
     is_late,
+    read_job,
     requeue_or_fail,
     retry_until_available,
 )
-from .job_spec import JobSpec, read_job_spec
-from .notifications import JobNotifications
-from .outcome import new_problem_json
-from .workers import WorkerBackend
+from .outcome import problem_json
+from .requests import JobSpec, read_job_spec
 
 SWEEP_S = 5.0
 """Interval at which the table is searched for jobs that no server runs."""
@@ -46,10 +39,8 @@ ORPHAN_S = 30.0
 EXPIRE_S = 3600.0
 """Interval at which old rows are removed from the store."""
 
-UNREADABLE = new_problem_json(
-    500,
-    "internal-error",
-    "this server cannot read the job's request, which another release wrote; submit it again",
+UNREADABLE = JobUnreadable(
+    "this server cannot read the job's request, which another release wrote; submit it again"
 )
 
 _log = logging.getLogger(__name__)
@@ -61,35 +52,12 @@ class JobRunner:
     Everything it knows is in the store, so a killed server loses nothing: the next one, or
     another beside it, continues.
 
-    The arguments are the fields of `JobContext`, and ``retention``, the periods after which rows
-    are removed from the store.
+    Rows past their ``retention`` are removed from the store.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        workers: WorkerBackend,
-        planning: Planning,
-        notifications: JobNotifications,
-        *,
-        setup: MeasuringSetup | None = None,
-        retry_policy: RetryPolicy | None = None,
-        retention: Retention | None = None,
-        now: Callable[[], datetime] = utc_now,
-        metrics: Metrics | None = None,
-    ) -> None:
-        self._context = JobContext(
-            store=store,
-            workers=AsyncWorkers(workers),
-            planning=planning,
-            notifications=notifications,
-            setup=setup,
-            retry_policy=retry_policy or RetryPolicy(),
-            now=now,
-            metrics=metrics or Metrics(),
-        )
-        self._store, self._workers = store, self._context.workers
-        self._notifications = notifications
+    def __init__(self, context: JobContext, retention: Retention | None = None) -> None:
+        self._context, self._store, self._workers = context, context.store, context.workers
+        self._notifications = context.notifications
         self._retention = retention or Retention(jobs_days=None, audit_days=None)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, JobAttempt] = {}
@@ -163,7 +131,7 @@ class JobRunner:
                 except Exception:  # noqa: BLE001 - a bug must not leave a job unfinished forever
                     _log.exception("job %s", job.id)
                     await asyncio.sleep(RECONNECT_S)
-                job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
+                job = await read_job(self._store, job)
                 if job.state == "running":  # another server's attempt
                     return
 
@@ -173,12 +141,12 @@ class JobRunner:
             spec = await run_in_threadpool(read_job_spec, request_json)
         except ValidationError as error:
             _log.error("job %s cannot be read: %s", job.id, error)
-            await self._end_queued(job, UNREADABLE)
+            await self._end_queued(job, problem_json(UNREADABLE))
             return
         # Single flight: jobs with equal measurements wait for the first and reuse its profile.
         lock = self._locks.setdefault((job.project_id, spec.measure_digest), asyncio.Lock())
         async with lock:
-            job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
+            job = await read_job(self._store, job)
             # It may have been cancelled or taken by another server while it waited for the lock.
             if job.state != "queued":
                 return
@@ -256,7 +224,7 @@ class JobRunner:
 
     async def _look_after(self, job: Job) -> None:
         now = self._context.now()
-        age, silence_s = now - job.created_at, self._context.retry_policy.silence_s
+        age, silence_s = now - job.created_at, self._context.silence_s
         if job.state == "queued" and is_late(job, now):
             await self._end_queued(job, deadline_problem(job))
         elif job.id in self._tasks:
@@ -269,6 +237,5 @@ class JobRunner:
         # Running, but without heartbeats: its server was lost.
         elif now - (job.heartbeat_at or now) > timedelta(seconds=silence_s):
             why = f"the server that ran it was lost {silence_s:g} s ago"
-            await requeue_or_fail(self._store, job, self._context.retry_policy, why)
-            self._notifications.changed(job.id)
-            self.take(await retry_until_available(self._store.jobs.get, job.project_id, job.id))
+            await requeue_or_fail(self._context, job, why)
+            self.take(await read_job(self._store, job))

@@ -36,10 +36,8 @@ INVITATION = (
 def detect_resources(names: list[str] | None = None) -> dict[str, float]:
     """Return one of each resource of this machine: ``cpu``, ``cuda`` and the kinds of its GPUs.
 
-    A worker runs one job at a time, whatever number of GPUs there is.
-
-    Args:
-        names: Names of the GPUs as torch reports them; by default torch is asked.
+    A worker runs one job at a time, whatever number of GPUs there is. Their names are those that
+    torch reports.
     """
     found = device_names() if names is None else names
     kinds = [CPU] * (find_spec("torch") is not None)
@@ -75,11 +73,7 @@ def device_kind_of(name: str) -> str:
 
 
 def parse_resources(text: str) -> dict[str, float]:
-    """Parse resources such as ``H200=1,cuda=1``.
-
-    Raises:
-        InvalidInput: The text has another form.
-    """
+    """Parse resources such as ``H200=1,cuda=1``. Raises: InvalidInput."""
     offers = {}
     for part in text.split(","):
         kind, _, number = part.strip().partition("=")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Response
 
+from ... import __version__
 from ...view.plan_view import PlanView
 from ..auth.access import CurrentPrincipal
 from ..http.strict_requests import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
-from ..routes.idempotency import TAGGED, IfNoneMatch, of_release, tagged
+from ..routes.dependencies import TAGGED, TheReading
 from .plan_views import TheViews, ViewAnswer, ViewRequest
 
 EXAMPLES: dict[str, Any] = {
@@ -24,16 +25,10 @@ router = APIRouter(prefix="/v1", tags=["page"], route_class=StrictRoute, respons
 
 
 @router.get("/plans/{plan_id}/view", response_model=PlanView, responses=TAGGED)
-async def get_view(
-    views: TheViews,
-    plan_id: str,
-    request: Request,
-    principal: CurrentPrincipal,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+async def get_view(views: TheViews, plan_id: str, reading: TheReading) -> Response:
     """Return a plan's numbers, layers, boxes, memory curves and folded graph, ready to draw."""
-    found = await views.stored(principal, plan_id)
-    return tagged(request, of_release(f"{plan_id}.view"), found.text)
+    found = await views.stored(reading.principal, plan_id)
+    return reading.tagged(f"{plan_id}.view.{__version__}", found.text)
 
 
 @router.post("/views", response_model=ViewAnswer)

@@ -10,7 +10,7 @@ from ...core.profile.profile import Profile
 from ...planner.problem.input_checks import CHUNKED, check_options, chunks_of
 from ...schedules.layout import copies, in_equal_rounds, make_layout
 from ...schedules.traits import IN_ROUNDS, NAMES
-from ..planning.admission import check_effort
+from ..planning.requests import check_effort
 
 LEAST_OFFERED = 64
 TIMES_OFFERED = 4

@@ -15,7 +15,7 @@ from ...core.service.documents import PlanSummary, ProfileSummary
 from ...core.units import count
 from ...view.html import STATIC, environment
 from ...view.profile_view import changes_of
-from ..jobs.job_spec import read_job_spec
+from ..jobs.requests import read_job_spec
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 """Units as in the names of models: 70 B parameters are 70 billion."""

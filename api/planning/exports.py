@@ -15,7 +15,7 @@ from ...formats.profile_csv import profile_csv
 from ...formats.svg import timeline_svg
 from ...planner.simulator.plan_timeline import plan_timeline
 from ...schedules.plan_schedule import schedule_of
-from ..http.problems import Problem
+from ..errors import NoPlan
 
 PlanFormat = Literal["plan", "svg", "chrome_trace"]
 PlanForm = Literal[PlanFormat, "schedule", "timeline"]
@@ -44,47 +44,30 @@ MAX_ACTIONS = 100_000
 """Actions in one response, of all ranks; each takes about a hundred bytes."""
 
 
-def export_headers(filename: str) -> dict[str, str]:
-    """Return the response headers of a file to be saved under this name."""
-    # Should a browser show an SVG anyway, it runs no script and is not of this server's origin.
-    policy = "default-src 'none'; sandbox"
-    disposition = f'attachment; filename="{filename}"'
-    return {"Content-Security-Policy": policy, "Content-Disposition": disposition}
-
-
 def plan_of(record: StoredPlan) -> Plan:
-    """Return the plan of a record.
-
-    Raises:
-        Problem: 409: its request is infeasible, so it has none.
-    """
+    """Return the plan of a record. Raises: NoPlan."""
     if record.plan is None:
-        raise no_plan(record.id)
+        raise NoPlan(
+            f"{record.id} is infeasible, so it has no schedule; its field 'infeasible' says why "
+            "and what would help"
+        )
     return record.plan
 
 
-def no_plan(record_id: str) -> Problem:
-    """Return the problem of an infeasible record, which has no plan to show."""
-    return Problem(
-        409,
-        "no-plan",
-        f"{record_id} is infeasible, so it has no schedule; its field 'infeasible' says why and "
-        "what would help",
-    )
+def plan_text(record_json: str, form: PlanForm) -> str:
+    """Convert a `StoredPlan`; the largest take seconds, so this runs in a solver process.
 
-
-def plan_text(record_json: str, form: PlanForm) -> str | None:
-    """Convert a `StoredPlan`; return `None` if it is infeasible.
-
-    The largest take seconds, so this runs in a solver process.
-
-    Raises:
-        InvalidInput: The result would have too many actions.
+    Raises: NoPlan, InvalidInput.
     """
-    plan = StoredPlan.model_validate_json(record_json).plan
-    if plan is None or form == "plan":
-        return None if plan is None else plan.to_json()
-    _check_size(plan)
+    plan = plan_of(StoredPlan.model_validate_json(record_json))
+    if form == "plan":
+        return plan.to_json()
+    actions = 2 * plan.num_stages * plan.num_microbatches
+    if actions > MAX_ACTIONS:
+        raise InvalidInput(
+            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are exported; "
+            "export the plan itself (format=plan) and convert it with the library"
+        )
     if form == "schedule":
         return schedule_of(plan).to_json()
     timeline = plan_timeline(plan)
@@ -97,12 +80,3 @@ def profile_text(stored_json: str, form: ProfileFormat) -> str:
     """Convert a `StoredProfile`."""
     profile = StoredProfile.model_validate_json(stored_json).profile
     return profile.to_json() if form == "profile" else profile_csv(profile)
-
-
-def _check_size(plan: Plan) -> None:
-    actions = 2 * plan.num_stages * plan.num_microbatches
-    if actions > MAX_ACTIONS:
-        raise InvalidInput(
-            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are exported; "
-            "export the plan itself (format=plan) and convert it with the library"
-        )

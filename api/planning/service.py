@@ -18,8 +18,7 @@ from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureR
 from ...core.service.documents import PlanRecord, StoredPlan, to_infeasible_answer
 from ...planner.plan import plan, was_cut_short
 from ..auth.access import Principal
-from ..http.field_errors import FieldError
-from ..http.problems import Problem
+from ..errors import RequestDeadlineExceeded
 from ..http.threads import in_busy_thread
 from ..model_sources.estimator import Estimator
 from ..model_sources.factories import Factories, check_call
@@ -28,8 +27,7 @@ from ..model_sources.graph_limits import check_graph, check_rebuilt
 from ..store.errors import RecordNotFound
 from ..store.records import Stored
 from ..store.store import Store
-from .admission import check_effort
-from .requests import PlanRequest, digest_estimate, digest_plan_request
+from .requests import PlanRequest, check_effort, digest_estimate, digest_plan_request
 from .solver_pool import Solver
 from .what_if import (
     Comparison,
@@ -55,11 +53,9 @@ Reused = Literal["plan", "profile"] | None
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A stored plan.
+    """A stored plan, with its JSON.
 
     Attributes:
-        plan_id: Id of the stored plan.
-        text: The stored plan as JSON.
         reused: ``plan`` if this request was answered before, ``profile`` if the model's costs were
             known; `None` if everything is new.
     """
@@ -74,7 +70,6 @@ class MeasurementNeeded:
     """A request that cannot be answered before its model is measured.
 
     Attributes:
-        measure: The measurement.
         plan_digest: Digest of the whole request.
         deadline_s: Time to search for the plan.
         fresh: Whether to ignore earlier measurements.
@@ -94,7 +89,7 @@ class Planning:
         estimator: Estimates profiles.
         solver: Runs searches.
         deadline_s: Longest search of one request.
-        factories: Registered model factories; none if not given.
+        factories: Registered model factories.
         builds_here: Whether models are built on this machine, rather than by workers elsewhere.
     """
 
@@ -125,31 +120,27 @@ class Planning:
     ) -> PlanResult | MeasurementNeeded:
         """Plan, and store the request with its result; infeasible is a result, too.
 
-        Args:
-            principal: Owner of the project it is stored in.
-            request: The request.
-            find_measurement: Finds an earlier measurement of the same model.
-            fresh: Whether to ignore earlier results.
-
-        Returns:
-            The stored plan, or the measurement that has to come first.
+        Where the model has to be measured first, return that measurement. A ``fresh`` answer uses
+        no earlier results.
 
         Raises:
             InvalidInput: Fields of the request contradict each other, or it exceeds a limit of
                 this server.
             DeadlineExceeded: No plan was found in time, and none was proven impossible.
-            Problem: 403: it asks for a measurement, which the principal may not. 422: no plan was
-                found within the request's own deadline.
+            Forbidden: It asks for a measurement, which the principal may not.
             StagewrightError: Estimating failed.
         """
         deadline_s = self._choose_deadline(request)
-        measure = await self._find_measure_request(principal.project_id, request)
+        project = principal.project_id
+        graph = None
+        if request.graph_id is not None and request.is_measured:
+            graph = await self._read_graph(project, request.graph_id)
+        measure = request.measure_request(graph)
         if measure is not None:
             # Before the cache is consulted: it would answer those who may not measure, too.
             self.check_measurement(principal, measure)
             fresh = fresh or measure.factory is not None  # what a factory makes may have changed
         digest = await self._run_beside(request, digest_plan_request, request, deadline_s)
-        project = principal.project_id
         if not fresh:
             known = await run_in_threadpool(self._recall_plan, project, digest)
             if known is not None:
@@ -180,25 +171,12 @@ class Planning:
         return await in_busy_thread(work, *args, **kwargs)
 
     def check_measurement(self, principal: Principal, measure: MeasureRequest) -> None:
-        """Refuse a measurement that this server does not make, or not for this principal.
-
-        Raises:
-            Forbidden: The principal may not measure.
-            InvalidInput: A factory is not registered or its arguments do not fit, or a family
-                cannot be built here.
-        """
+        """Refuse a measurement that this server does not make, or not for this principal."""
         principal.require("measure", "measuring a model")
         if measure.factory is not None:
             check_call(measure.factory, self._factories)
         if self._builds_here:
             check_buildable(measure.model)
-
-    async def _find_measure_request(
-        self, project: str, request: PlanRequest
-    ) -> MeasureRequest | None:
-        if request.graph_id is None or not request.is_measured:
-            return request.measure_request()
-        return request.measure_request(await self._read_graph(project, request.graph_id))
 
     async def _read_graph(self, project: str, graph_id: str) -> Graph:
         with pointing_at("/graph_id"):
@@ -209,11 +187,7 @@ class Planning:
     async def from_profile(
         self, request: PlanRequest, profile: Profile, deadline_s: float
     ) -> PlanRecord:
-        """Plan a request whose model has been measured; store nothing.
-
-        Raises:
-            InvalidInput, DeadlineExceeded: See `create_plan`.
-        """
+        """Plan a request whose model has been measured; store nothing."""
         check_effort([profile], request.cluster, request.options)
         return await self._search(request, [profile], request.cluster, deadline_s)
 
@@ -224,47 +198,34 @@ class Planning:
         cluster: Cluster,
         deadline_s: float,
     ) -> PlanRecord:
-        """Run `decide` in a solver process.
-
-        Raises:
-            Problem: 422: no plan was found within the request's own deadline.
-        """
+        """Run `decide` in a solver process."""
         try:
             return await self._solver.search(decide, profiles, cluster, request.options, deadline_s)
         except DeadlineExceeded as error:
             if request.deadline_s is None:
                 raise
-            wrong = FieldError(pointer="/deadline_s", detail=str(error))
-            raise Problem(422, "deadline-exceeded", str(error), errors=[wrong]) from None
+            raise RequestDeadlineExceeded(str(error)) from None
 
     async def create_profile(self, project_id: str, profile: Profile) -> Stored:
         """Store a profile."""
-        return await run_in_threadpool(self._store.documents.put_profile, project_id, profile)
+        return await run_in_threadpool(self._store.documents.put, project_id, profile)
 
     async def create_graph(self, project_id: str, graph: Graph) -> Stored:
-        """Store a graph.
-
-        Raises:
-            InvalidInput: It is too large for this service.
-        """
+        """Store a graph. Raises: InvalidInput, if it is too large for this service."""
         check_graph(graph)
-        return await run_in_threadpool(self._store.documents.put_graph, project_id, graph)
+        return await run_in_threadpool(self._store.documents.put, project_id, graph)
 
     async def simulate(self, principal: Principal, request: SimulationRequest) -> Simulation:
-        """Price a given split; store nothing.
-
-        Raises:
-            InvalidInput: It is no split of that profile, or exceeds a limit of this server.
-        """
+        """Price a given split; store nothing."""
         split = await self.resolve_split(principal, request)
         return await self.run_in_solver(price, split, request.timeline)
 
-    async def resolve_split(self, principal: Principal, request: SimulationRequest) -> PricedSplit:
-        """Return the split to be priced, with everything stored looked up.
+    async def run_in_solver(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run short CPU-bound work in a solver process."""
+        return await self._solver.run(work, *args, **kwargs)
 
-        Raises:
-            InvalidInput: There is no split, or it exceeds a limit of this server.
-        """
+    async def resolve_split(self, principal: Principal, request: SimulationRequest) -> PricedSplit:
+        """Return the split to be priced, with everything stored looked up. Raises: InvalidInput."""
         profile, base = await run_in_threadpool(self._read_base, principal.project_id, request)
         base_plan = None if base is None else base.plan
         cluster = request.cluster or (base.cluster if base else None)
@@ -295,16 +256,8 @@ class Planning:
             base = documents.plan(project, request.plan_id)
             return documents.profile(project, base.profile_id).profile, base
 
-    async def run_in_solver(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run short CPU-bound work in a solver process."""
-        return await self._solver.run(work, *args, **kwargs)
-
     async def compare(self, principal: Principal, request: ComparisonRequest) -> Comparison:
-        """Compare stored plans.
-
-        Raises:
-            InvalidInput: One of them is not stored.
-        """
+        """Compare stored plans. Raises: InvalidInput, if one of them is not stored."""
         return compare(await run_in_threadpool(self._read_plans, principal.project_id, request))
 
     def _read_plans(self, project: str, request: ComparisonRequest) -> tuple[StoredPlan, ...]:
@@ -329,7 +282,7 @@ class Planning:
         found = self._store.reuse.recall(project, "plan", digest)
         if found is None:
             return None
-        return PlanResult(found, self._store.documents.plan_json(project, found), "plan")
+        return PlanResult(found, self._store.documents.json("plan", project, found), "plan")
 
     def _put_plan(
         self, project: str, digest: str, record: PlanRecord, reused: Reused
@@ -417,25 +370,19 @@ def decide(
     """Plan, and return infeasibility as a result.
 
     The result names the profile that was chosen; if nothing fits, the first.
-
-    Raises:
-        InvalidInput: The planner refuses the request.
-        DeadlineExceeded: No plan was found in time, and none was proven impossible.
     """
     try:
         found = plan(profiles, cluster, options, deadline_s=deadline_s)
     except Infeasible as error:
+        reason, first = to_infeasible_answer(error), profiles[0].content_id()
         return PlanRecord(
             status="infeasible",
-            profile_id=profiles[0].content_id(),
+            profile_id=first,
             cluster=cluster,
             options=options,
-            infeasible=to_infeasible_answer(error),
+            infeasible=reason,
         )
+    chosen = found.profile_id
     return PlanRecord(
-        status="planned",
-        profile_id=found.profile_id,
-        cluster=cluster,
-        options=options,
-        plan=found,
+        status="planned", profile_id=chosen, cluster=cluster, options=options, plan=found
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import multiprocessing.synchronize
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,10 +26,10 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import InvalidInput
 from ...core.profile.profile import Profile
+from ...planner import numba_cache
 from ...schedules import numba_jit as jit
 from ..errors import SolverEnded
 from ..telemetry.tracing import span
-from .kernel_compiler import Compiler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +49,15 @@ PROFILES_KEPT = 8
 NICENESS = 5
 """Of solver processes: while searches keep every core busy, the server still answers first."""
 
+COMPILE = (
+    sys.executable,
+    "-c",
+    f"import os; os.nice(14); from {numba_cache.__name__} import compile_all; compile_all()",
+)
+"""Niced below everything else: plans are found without the kernels, too."""
+
+_log = logging.getLogger(__name__)
+
 
 class Solver:
     """Runs CPU-bound work away from the event loop.
@@ -57,10 +69,6 @@ class Solver:
         processes: Processes for searches; with 0, a few threads of the server's own process.
         observe: Called with the name of each function that was run and its duration in seconds.
             The name is a label of the metrics, so renaming such a function changes them.
-
-    Attributes:
-        num_waiting: Calls that wait for a process.
-        num_running: Calls that have one.
     """
 
     def __init__(
@@ -95,7 +103,6 @@ class Solver:
         Raises:
             InvalidInput: The work needed more memory than a process has.
             SolverEnded: The process ended; other calls are unaffected.
-            Exception: Whatever the function raises.
         """
         async with self._measured(getattr(work, "__name__", "other")):
             if not self._processes:
@@ -136,8 +143,7 @@ class Solver:
     def check(self) -> None:
         """Make sure that the next call finds a process; replace one that has ended.
 
-        Raises:
-            SolverEnded: No process starts.
+        Raises: SolverEnded.
         """
         try:
             for process in self._idle[-1:]:
@@ -174,9 +180,6 @@ class SolverProcess:
 
     A pool of several would be killed as a whole when one of its processes ends, and every other
     search with it.
-
-    Args:
-        start: Returns a pool of one process; the process itself may start later.
     """
 
     def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
@@ -191,8 +194,7 @@ class SolverProcess:
     def prepare(self) -> ProcessPoolExecutor:
         """Return the pool for the next call, with a new process if the last one ended.
 
-        Raises:
-            OSError: No process starts.
+        Raises: OSError.
         """
         if self._pool is not None and not _is_alive(self._pool):
             self.end()
@@ -203,9 +205,7 @@ class SolverProcess:
     async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in the process; cancelling the call kills the process.
 
-        Raises:
-            SolverEnded: The process ended.
-            Exception: Whatever the function raises.
+        Raises: SolverEnded.
         """
         pool = self.prepare()
         running: asyncio.Future[R] | None = None
@@ -237,6 +237,34 @@ class SolverProcess:
                 process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
         return processes
+
+
+class Compiler:
+    """Compiles the kernels in a process of its own, if that is still to be done.
+
+    It takes half a minute; then ``done``, which spawned processes share, is set, whether it
+    succeeded or not. Small problems are planned in plain Python until then.
+    """
+
+    def __init__(self) -> None:
+        self.done = multiprocessing.get_context("spawn").Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        if numba_cache.is_done():
+            self.done.set()
+            return
+        self._process = subprocess.Popen(COMPILE, stdin=subprocess.DEVNULL)
+        threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        if process.wait() > 0:  # negative when `close` killed it
+            _log.warning("the planner's kernels could not be compiled: planning takes longer")
+        self.done.set()
 
 
 def _retrieve(running: asyncio.Future[R]) -> None:

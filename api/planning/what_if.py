@@ -67,68 +67,6 @@ class SimulationRequest(Record):
         return self
 
 
-def simulate(
-    profile: Profile,
-    cluster: Cluster,
-    options: PlanOptions,
-    balance: tuple[int, ...],
-    replicas: tuple[int, ...],
-    with_timeline: bool,
-    profile_id: str | None = None,
-) -> Simulation:
-    """Price a split of a profile.
-
-    Raises:
-        InvalidInput: It is no split of that profile.
-    """
-    try:
-        plan = plan_from_balance(
-            profile, cluster, options, balance, replicas=replicas, profile_id=profile_id
-        )
-    except Infeasible as error:
-        return Simulation(status="infeasible", infeasible=to_infeasible_answer(error))
-    return Simulation(
-        status="simulated", plan=plan, timeline=plan_timeline(plan) if with_timeline else None
-    )
-
-
-def simulate_changed(
-    base: Plan,
-    profile: Profile,
-    cluster: Cluster,
-    options: PlanOptions,
-    balance: tuple[int, ...],
-    replicas: tuple[int, ...],
-    with_timeline: bool,
-) -> Simulation:
-    """Price a split of a plan's layers, in the plan's order and at its micro-batch size.
-
-    Raises:
-        InvalidInput: It is no split of those layers.
-    """
-    # The profile is as it was stored. Where the plan chose a micro-batch size or reordered layers,
-    # the split is priced on the layers as planned, without asking for that choice again, and the
-    # result states the options that were asked for.
-    asked, layers = options, profile
-    is_sized = base.options.batch_size is not None and asked.batch_size == base.options.batch_size
-    if is_sized:
-        layers = scale_to_plan(base, layers)
-        options = options.model_copy(update={"num_microbatches": base.num_microbatches})
-        asked = options.model_copy(update={"batch_size": None})
-    order = base.layer_order if asked.layer_order == "any" else ()
-    if order:
-        layers = as_ordered(base, layers)
-    is_known = is_sized or bool(order) or base.options.batch_size is None
-    # Several profiles were given for a batch size that now differs: none of them is the plan's.
-    profile_id = base.profile_id if is_known else None
-    found = simulate(layers, cluster, asked, balance, replicas, with_timeline, profile_id)
-    if found.plan is None or not (is_sized or order):
-        return found
-    kept = {"options": options, "layer_order": order}
-    plan = found.plan.model_copy(update=kept)
-    return found.model_copy(update={"plan": plan})
-
-
 @dataclass(frozen=True)
 class PricedSplit:
     """A split with everything that its price depends on.
@@ -136,8 +74,6 @@ class PricedSplit:
     Attributes:
         base: The plan that is changed; `None` for a split of a profile.
         profile: The layers as they were profiled.
-        cluster: The devices.
-        options: What to plan for.
         balance: Layers of each stage.
         replicas: Devices of each stage; one each if empty.
     """
@@ -151,15 +87,46 @@ class PricedSplit:
 
 
 def price(split: PricedSplit, with_timeline: bool) -> Simulation:
-    """Price a split of a profile or a changed plan (the name is a label of the metrics).
+    """Price a split, of a changed plan in its order and at its micro-batch size.
+
+    The function's name is a label of the metrics.
 
     Raises:
         InvalidInput: It is no split of those layers.
     """
-    rest = split.cluster, split.options, split.balance, split.replicas, with_timeline
-    if split.base is None:
-        return simulate(split.profile, *rest)
-    return simulate_changed(split.base, split.profile, *rest)
+    base, layers, options = split.base, split.profile, split.options
+    # The profile is as it was stored. Where the plan chose a micro-batch size or reordered layers,
+    # the split is priced on the layers as planned, without asking for that choice again, and the
+    # result states the options that were asked for.
+    asked, order, is_sized, profile_id = options, tuple[int, ...](), False, None
+    if base is not None:
+        batch_size = base.options.batch_size
+        is_sized = batch_size is not None and asked.batch_size == batch_size
+        if is_sized:
+            layers = scale_to_plan(base, layers)
+            options = options.model_copy(update={"num_microbatches": base.num_microbatches})
+            asked = options.model_copy(update={"batch_size": None})
+        order = base.layer_order if asked.layer_order == "any" else ()
+        if order:
+            layers = as_ordered(base, layers)
+        # Several profiles were given for a batch size that now differs: none of them is the plan's.
+        if is_sized or order or batch_size is None:
+            profile_id = base.profile_id
+    try:
+        plan = plan_from_balance(
+            layers,
+            split.cluster,
+            asked,
+            split.balance,
+            replicas=split.replicas,
+            profile_id=profile_id,
+        )
+    except Infeasible as error:
+        return Simulation(status="infeasible", infeasible=to_infeasible_answer(error))
+    timeline = plan_timeline(plan) if with_timeline else None
+    if is_sized or order:
+        plan = plan.model_copy(update={"options": options, "layer_order": order})
+    return Simulation(status="simulated", plan=plan, timeline=timeline)
 
 
 class ComparisonRequest(Record):

@@ -32,7 +32,7 @@ from ...core.service.catalogue import (
 from ..http.field_errors import FieldError, clip
 from ..http.problems import Problem
 from ..http.strict_requests import StrictRoute
-from ..jobs.backends import is_local
+from ..jobs.workers import is_local
 from ..model_sources.factories import Factories
 from ..model_sources.families import why_not_buildable
 from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS

@@ -23,8 +23,7 @@ from ..jobs.service import POLL_S, JobService
 from ..openapi import PROBLEM_RESPONSE
 from ..store.records import Job, JobState, StoredJobEvent
 from ..store.store import Store
-from .dependencies import TheAuthenticator, TheJobs, TheStore
-from .idempotency import REUSED, IdempotencyKey, is_fresh, once, submit_key
+from .dependencies import REUSED, TheAuthenticator, TheCreation, TheJobs, TheStore
 
 KEEP_ALIVE_S = 15.0
 """A silent stream sends a comment this often: proxies close idle connections, many after 60 s."""
@@ -76,11 +75,8 @@ router = APIRouter(prefix="/v1", tags=["jobs"], route_class=StrictRoute, respons
 )
 async def create_profile_job(
     jobs: TheJobs,
-    store: TheStore,
     body: Annotated[ProfileJobRequest, Body(openapi_examples=job_examples())],
-    request: Request,
-    principal: CurrentPrincipal,
-    idempotency_key: IdempotencyKey = None,
+    creation: TheCreation,
 ) -> Response:
     """Measure a model on a worker and store its profile.
 
@@ -89,14 +85,14 @@ async def create_profile_job(
     """
 
     async def make() -> Response:
-        key = await submit_key(request)
+        key = await creation.submit_key()
         job, known = await jobs.submit_profile(
-            principal, body, fresh=is_fresh(request), submit_key=key
+            creation.principal, body, fresh=creation.is_fresh, submit_key=key
         )
         headers = {REUSED: "profile"} if known else {}
         return job_response(await jobs.view(job), 200 if known else 202, headers)
 
-    return await once(store.idempotency, principal, request, make)
+    return await creation.once(make)
 
 
 def job_response(view: JobView, status: int, headers: dict[str, str]) -> Response:
@@ -178,7 +174,7 @@ async def _stream(
     """
     project, job_id = job.project_id, job.id
     sent_s = checked_s = time.monotonic()
-    with jobs.notifications.watch(job_id) as watch:
+    with jobs.notifications.watch(job_id) as wait_for_change:
         while True:
             # The job is read before its events: one that is finished here has written them all.
             job = await jobs.get(project, job_id)
@@ -194,7 +190,7 @@ async def _stream(
                 sent_s = time.monotonic()
                 yield b": still here\n\n"
             # Another server may run the job, and its events wake nobody here: hence the poll.
-            await watch.wait(POLL_S)
+            await wait_for_change(POLL_S)
             if time.monotonic() - checked_s >= CHECKED_S:
                 checked_s = time.monotonic()
                 if not await may_read():

@@ -6,45 +6,35 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Header, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Response
 from starlette.concurrency import run_in_threadpool
 
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.service.documents import PlanList, StoredPlan
-from ..auth.access import CurrentPrincipal, Principal
+from ..auth.access import CurrentPrincipal
 from ..http.disconnect import while_connected
 from ..http.examples import plan_examples
 from ..http.pagination import Cursor, Limit, Search, cursor_checked
+from ..http.problems import stored_problem
 from ..http.strict_requests import StrictRoute
-from ..jobs.outcome import read_problem, to_exception
+from ..jobs.outcome import read_problem
 from ..openapi import PROBLEM_RESPONSE
-from ..planning.exports import (
-    MEDIA_TYPES,
-    PlanForm,
-    PlanFormat,
-    TraceFile,
-    export_headers,
-    no_plan,
-    plan_text,
-)
+from ..planning.exports import MEDIA_TYPES, PlanForm, PlanFormat, TraceFile, plan_text
 from ..planning.requests import PlanRequest
 from ..planning.service import Planning, PlanResult
-from ..store.store import Store
-from .dependencies import TheJobs, ThePlanning, TheSettings, TheStore
-from .idempotency import (
+from .dependencies import (
     REUSED,
     TAGGED,
-    IdempotencyKey,
-    IfNoneMatch,
+    Reading,
+    TheCreation,
+    TheJobs,
+    ThePlanning,
+    TheReading,
+    TheSettings,
+    TheStore,
     created,
-    is_fresh,
-    of_release,
-    once,
-    submit_key,
-    tagged,
-    tagged_elsewhere,
 )
 from .jobs import ACCEPTED, job_response
 
@@ -80,17 +70,35 @@ router = APIRouter(
 )
 
 
+def wait_of(prefer: list[str] | None, longest_s: float) -> tuple[float, str | None]:
+    """Return the seconds to wait and the applied preference (RFC 7240); ignore malformed ones.
+
+    Waiting much longer than ``longest_s``, the deadline of one measurement, is pointless.
+    """
+    longest_s = longest_s + SLACK_S
+    preferences = [part.strip().lower() for line in prefer or () for part in line.split(",")]
+    for preference in preferences:
+        match = re.fullmatch(r'wait\s*=\s*"?(\d{1,9})"?', preference)
+        if match:
+            seconds = min(float(match[1]), longest_s)
+            return seconds, f"wait={seconds:g}"
+    if "respond-async" in preferences:
+        return 0.0, "respond-async"
+    return min(DEFAULT_WAIT_S, longest_s), None
+
+
+async def _waiting(settings: TheSettings, prefer: Prefer = None) -> tuple[float, str | None]:
+    return wait_of(prefer, settings.measure_deadline_s)
+
+
 @router.post("", status_code=201, response_model=StoredPlan, responses={201: CREATED, **ACCEPTED})
 async def create_plan(
     planning: ThePlanning,
     jobs: TheJobs,
     store: TheStore,
-    settings: TheSettings,
     body: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
-    request: Request,
-    principal: CurrentPrincipal,
-    idempotency_key: IdempotencyKey = None,
-    prefer: Prefer = None,
+    creation: TheCreation,
+    waiting: Annotated[tuple[float, str | None], Depends(_waiting)],
 ) -> Response:
     """Plan a model's pipeline stages; estimate or measure the model first if there is no profile.
 
@@ -104,49 +112,31 @@ async def create_plan(
     of type ``deadline-exceeded``: status 422 if the request set ``deadline_s``, 504 otherwise. Ask
     for less, or allow more time.
     """
-    wait_s, applied = wait_of(prefer, settings.measure_deadline_s)
+    principal, (wait_s, applied) = creation.principal, waiting
 
     async def make() -> Response:
         search = planning.create_plan(
-            principal, body, jobs.find_measurement, fresh=is_fresh(request)
+            principal, body, jobs.find_measurement, fresh=creation.is_fresh
         )
         # With an idempotency key the client can come back for the response, so the search goes on
         # without it; otherwise a client that disconnects frees the solver process.
-        is_kept = idempotency_key is not None
-        answer = await (search if is_kept else while_connected(request.receive, search))
+        is_kept = creation.has_key
+        answer = await (search if is_kept else while_connected(creation.request.receive, search))
         if isinstance(answer, PlanResult):
             return _plan_response(answer.plan_id, answer.text, answer.reused)
-        job = await jobs.submit_plan(principal, body, answer, submit_key=await submit_key(request))
+        submit_key = await creation.submit_key()
+        job = await jobs.submit_plan(principal, body, answer, submit_key=submit_key)
         job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
         headers = {} if applied is None else {APPLIED: applied}
         if job.state == "failed" and (problem := read_problem(job.outcome_json)) is not None:
-            raise to_exception(problem)
+            raise stored_problem(problem)
         if job.state != "succeeded" or job.result_id is None:
             return job_response(await jobs.view(job), 202, headers)
         project, plan_id = principal.project_id, job.result_id
-        text = await run_in_threadpool(store.documents.plan_json, project, plan_id)
+        text = await run_in_threadpool(store.documents.json, "plan", project, plan_id)
         return _plan_response(plan_id, text, None, headers)
 
-    return await once(store.idempotency, principal, request, make)
-
-
-def wait_of(prefer: list[str] | None, longest_s: float) -> tuple[float, str | None]:
-    """Return the seconds to wait and the applied preference (RFC 7240); ignore malformed ones.
-
-    Args:
-        prefer: All ``Prefer`` headers.
-        longest_s: Deadline of one measurement; waiting longer is pointless.
-    """
-    longest_s = longest_s + SLACK_S
-    preferences = [part.strip().lower() for line in prefer or () for part in line.split(",")]
-    for preference in preferences:
-        match = re.fullmatch(r'wait\s*=\s*"?(\d{1,9})"?', preference)
-        if match:
-            seconds = min(float(match[1]), longest_s)
-            return seconds, f"wait={seconds:g}"
-    if "respond-async" in preferences:
-        return 0.0, "respond-async"
-    return min(DEFAULT_WAIT_S, longest_s), None
+    return await creation.once(make)
 
 
 def _plan_response(
@@ -173,41 +163,21 @@ def list_plans(
 
 
 @router.get("/{plan_id}", response_model=StoredPlan, responses=TAGGED)
-def get_plan(
-    store: TheStore,
-    plan_id: str,
-    request: Request,
-    principal: CurrentPrincipal,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+def get_plan(plan_id: str, reading: TheReading) -> Response:
     """Return a plan with the request that it answers."""
-    return tagged(request, plan_id, store.documents.plan_json(principal.project_id, plan_id))
+    return reading.tagged(plan_id, reading.document("plan", plan_id))
 
 
 @router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
-async def get_schedule(
-    planning: ThePlanning,
-    store: TheStore,
-    plan_id: str,
-    request: Request,
-    principal: CurrentPrincipal,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+async def get_schedule(planning: ThePlanning, plan_id: str, reading: TheReading) -> Response:
     """Return the order of actions of every rank."""
-    return await _converted(planning, store, plan_id, "schedule", request, principal)
+    return await _convert(planning, plan_id, "schedule", reading)
 
 
 @router.get("/{plan_id}/timeline", response_model=Timeline, responses=TAGGED)
-async def get_timeline(
-    planning: ThePlanning,
-    store: TheStore,
-    plan_id: str,
-    request: Request,
-    principal: CurrentPrincipal,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+async def get_timeline(planning: ThePlanning, plan_id: str, reading: TheReading) -> Response:
     """Return the simulated start and end of every action of a step."""
-    return await _converted(planning, store, plan_id, "timeline", request, principal)
+    return await _convert(planning, plan_id, "timeline", reading)
 
 
 @router.get(
@@ -222,41 +192,27 @@ async def get_timeline(
     },
 )
 async def export_plan(
-    planning: ThePlanning,
-    store: TheStore,
-    plan_id: str,
-    format: PlanFormat,
-    request: Request,
-    principal: CurrentPrincipal,
-    if_none_match: IfNoneMatch = None,
+    planning: ThePlanning, plan_id: str, format: PlanFormat, reading: TheReading
 ) -> Response:
     """Export the plan as a file: for the command line, as a drawing, or as a trace for a viewer."""
     media_type, ending = MEDIA_TYPES[format]
-    headers = export_headers(f"{plan_id}.{ending}")
-    return await _converted(
-        planning, store, plan_id, format, request, principal, media_type, headers
-    )
+    return await _convert(planning, plan_id, format, reading, media_type, f"{plan_id}.{ending}")
 
 
-async def _converted(
+async def _convert(
     planning: Planning,
-    store: Store,
     plan_id: str,
     form: PlanForm,
-    request: Request,
-    principal: Principal,
+    reading: Reading,
     media_type: str = "application/json",
-    headers: Mapping[str, str] | None = None,
+    filename: str | None = None,
 ) -> Response:
     """Return a stored plan in another form, converted in a solver process."""
     # Read first, even for a client that has the document: it may have lost the right to see it.
-    record = await run_in_threadpool(store.documents.plan_json, principal.project_id, plan_id)
-
-    async def make() -> str:
-        text = await planning.run_in_solver(plan_text, record, form)
-        if text is None:
-            raise no_plan(plan_id)
-        return text
-
-    tag = of_release(f"{plan_id}.{form}")
-    return await tagged_elsewhere(request, tag, make, media_type, headers)
+    record = await run_in_threadpool(reading.document, "plan", plan_id)
+    return await reading.derived(
+        f"{plan_id}.{form}",
+        lambda: planning.run_in_solver(plan_text, record, form),
+        media_type,
+        filename,
+    )

@@ -186,11 +186,7 @@ def _new_file(path: Path) -> Iterator[TextIO]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the parsed lines of a backup.
-
-    Raises:
-        InvalidInput: The file cannot be read or is no backup.
-    """
+    """Yield the parsed lines of a backup. Raises: InvalidInput."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:

@@ -1,15 +1,34 @@
-"""Connections and transactions of an SQLite or PostgreSQL database."""
+"""An SQLite or PostgreSQL database: connections, transactions, pages of rows and column types."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Dialect,
+    Engine,
+    Integer,
+    Row,
+    Select,
+    Table,
+    Text,
+    TypeDecorator,
+    create_engine,
+    event,
+    make_url,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
@@ -18,6 +37,9 @@ from sqlalchemy.pool import QueuePool
 from ...core.errors import InvalidInput
 from .errors import StoreUnavailable
 from .group_commit import GroupCommit, NotCommitted
+from .records import Page
+
+Item = TypeVar("Item")
 
 IN_MEMORY = ":memory:"
 """The address of a database that lives as long as its server."""
@@ -46,6 +68,9 @@ Opening one takes longer than most queries; a thread waits while all are in use.
 
 POSTGRESQL = "postgresql"
 
+MAX_CURSOR_CHARACTERS = 100
+MAX_POSITION = 2**63 - 1
+
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
@@ -54,12 +79,8 @@ def utc_now() -> datetime:
 class Database:
     """Connections to one database.
 
-    Args:
-        address: Path of an SQLite file, `IN_MEMORY`, or a URL ``postgresql://user@host/name``.
-        now: The clock.
-
-    Raises:
-        InvalidInput: The address is invalid or names another kind of database.
+    Its address is a path of an SQLite file, `IN_MEMORY`, or ``postgresql://user@host/name``; `now`
+    is the clock. Raises: InvalidInput.
     """
 
     def __init__(self, address: str, *, now: Callable[[], datetime]) -> None:
@@ -94,6 +115,34 @@ class Database:
         """Yield a connection for reading."""
         with self._unavailable(), self.engine.connect() as connection:
             yield connection
+
+    def fetch_page(
+        self,
+        statement: Select[Any],
+        table: Table,
+        to_item: Callable[[Row[Any]], Item],
+        *,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Item]:
+        """Return a page, newest first, of a statement that selects ``table.c.position``.
+
+        Keyset pagination: a cursor holds the position of the last row seen. Rows added later have
+        greater positions and so belong to no later page; removed rows leave no gap.
+
+        Raises:
+            InvalidInput: The cursor is not one of this table's lists.
+        """
+        if cursor is not None:
+            statement = statement.where(table.c.position < _position(table, cursor))
+        newest = statement.order_by(table.c.position.desc()).limit(limit + 1)
+        with self.read() as connection:
+            rows = connection.execute(newest).all()
+        more = len(rows) > limit  # one row beyond the page was asked for
+        return Page(
+            items=tuple(map(to_item, rows[:limit])),
+            next_cursor=_cursor(table, rows[limit - 1].position) if more else None,
+        )
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -242,3 +291,71 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _cursor(table: Table, position: int) -> str:
+    return base64.urlsafe_b64encode(f"{table.name}:{position}".encode()).decode().rstrip("=")
+
+
+def _position(table: Table, cursor: str) -> int:
+    name, _, position = _decode(cursor).partition(":")
+    if name != table.name or not position.isdecimal() or int(position) > MAX_POSITION:
+        raise InvalidInput(
+            f"invalid cursor {cursor[:MAX_CURSOR_CHARACTERS]!r} for this list; use the "
+            "next_cursor of an earlier page, or start without a cursor",
+            field="/cursor",
+        )
+    return int(position)
+
+
+def _decode(cursor: str) -> str:
+    """Return a cursor's text; empty if it cannot be decoded."""
+    if len(cursor) > MAX_CURSOR_CHARACTERS:
+        return ""
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        return base64.b64decode(padded.encode(), altchars=b"-_", validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        return ""
+
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+"""Names of constraints and indexes, in the tables and in every migration."""
+
+
+class Instant(TypeDecorator[datetime]):
+    """A time with a zone, stored as UTC: SQLite has no zones and compares times as text."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+class Words(TypeDecorator[str]):
+    """Text from clients; what PostgreSQL cannot store (NUL, lone surrogates) is replaced.
+
+    Parameters of queries are replaced too, so an id containing a NUL is simply not found.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def position() -> Column[int]:
+    """Return a column for the order of insertion; never reused, or a cursor could skip a row."""
+    return Column("position", BigInteger().with_variant(Integer, "sqlite"), primary_key=True)

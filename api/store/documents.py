@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, or_, select
 
@@ -23,13 +23,12 @@ from ...core.service.documents import (
 )
 from .database import Database
 from .errors import RecordNotFound
-from .idempotency import remember
-from .pagination import fetch_page
+from .idempotency import ReuseStore
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 
 Summary = TypeVar("Summary", bound=Record)
-Value = TypeVar("Value")
+Kind = Literal["profile", "graph", "plan"]
 
 CACHED_CHARACTERS = 16 * 2**20
 """JSON length of the profiles kept parsed; in memory they take several times as much."""
@@ -45,6 +44,7 @@ SUMMARY_COLUMNS = {
     name: (PROFILES if name in PROFILE_FIELDS else PLANS).c[name]
     for name in PlanSummary.model_fields
 }
+TABLES = {"profile": PROFILES, "graph": GRAPHS, "plan": PLANS}
 SEARCHED = ("id", "model", "family", "devices", "schedule", "status")
 
 
@@ -57,19 +57,14 @@ class DocumentStore:
     do they hide others. Lists raise `InvalidInput` for a cursor of any other list.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._parsed: LruCache[Profile] = LruCache(CACHED_CHARACTERS)
+    def __init__(self, database: Database, reuse: ReuseStore) -> None:
+        self._database, self._reuse = database, reuse
+        self._parsed = ProfileCache(CACHED_CHARACTERS)
 
-    def put_profile(self, project_id: str, profile: Profile) -> Stored:
-        """Store a profile under its ``content_id()``."""
+    def put(self, project_id: str, document: Profile | Graph) -> Stored:
+        """Store a profile or graph under its ``content_id()``."""
         with self._database.write() as connection:
-            return _stored(self.insert_profile(connection, project_id, profile))
-
-    def put_graph(self, project_id: str, graph: Graph) -> Stored:
-        """Store a graph under its ``content_id()``."""
-        with self._database.write() as connection:
-            return _stored(self.insert_graph(connection, project_id, graph))
+            return _stored(self.insert(connection, project_id, document))
 
     def put_plan(
         self, project_id: str, record: PlanRecord, *, request_digest: str | None = None
@@ -82,9 +77,9 @@ class DocumentStore:
             RecordNotFound: Its profile is not stored in that project.
         """
         with self._database.write() as connection:
-            row = self.insert_plan(connection, project_id, record)
+            row = self.insert(connection, project_id, record)
             if request_digest is not None:
-                remember(connection, self._database, project_id, "plan", request_digest, row.id)
+                self._reuse.note(connection, project_id, "plan", request_digest, row.id)
         return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))
 
     def profile(self, project_id: str, profile_id: str) -> StoredProfile:
@@ -111,23 +106,15 @@ class DocumentStore:
         record = PlanRecord.model_validate_json(row.document)
         return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))
 
-    # The JSON methods join stored text instead of parsing and dumping it, which takes seconds for
-    # a large document. A `Stored` document begins with its id and time; then follows the rest.
+    def json(self, kind: Kind, project_id: str, identifier: str) -> str:
+        """Return the JSON of `profile`, `graph` or `plan` as it was stored. Raises: RecordNotFound.
 
-    def profile_json(self, project_id: str, profile_id: str) -> str:
-        """Return the JSON of `profile` as it was stored. Raises: RecordNotFound."""
-        row = self._row(PROFILES, project_id, profile_id)
-        return _join_json(row, f'"profile":{row.document}}}')
-
-    def graph_json(self, project_id: str, graph_id: str) -> str:
-        """Return the JSON of `graph` as it was stored. Raises: RecordNotFound."""
-        row = self._row(GRAPHS, project_id, graph_id)
-        return _join_json(row, f'"graph":{row.document}}}')
-
-    def plan_json(self, project_id: str, plan_id: str) -> str:
-        """Return the JSON of `plan` as it was stored. Raises: RecordNotFound."""
-        row = self._row(PLANS, project_id, plan_id)
-        return _join_json(row, row.document[1:])
+        Stored text is joined instead of parsed and dumped, which takes seconds for a large
+        document. A `Stored` document begins with its id and time; then follows the rest.
+        """
+        row = self._row(TABLES[kind], project_id, identifier)
+        rest = row.document[1:] if kind == "plan" else f'"{kind}":{row.document}}}'
+        return f"{_stored(row).model_dump_json()[:-1]},{rest}"
 
     def profile_summary(self, project_id: str, profile_id: str) -> ProfileSummary:
         """Return a profile's line in lists. Raises: RecordNotFound."""
@@ -164,60 +151,34 @@ class DocumentStore:
         model, family, devices, schedule or status.
         """
         rows = select_plan_summaries(project_id, search)
-        with self._database.read() as connection:
-            return fetch_page(connection, rows, PLANS, _plan_summary, limit=limit, cursor=cursor)
+        return self._database.fetch_page(rows, PLANS, _plan_summary, limit=limit, cursor=cursor)
 
-    # The insert methods work inside a caller's transaction: a job stores all its results at once.
-
-    def insert_profile(self, connection: Connection, project_id: str, profile: Profile) -> Row[Any]:
-        """Insert a profile in the caller's transaction."""
-        identifier, text = profile.content_id(), profile.to_json()
-        self._parsed.put(identifier, profile, len(text))  # usually planned from right away
-        values = {
-            "id": identifier,
-            "model": profile.model,
-            "num_layers": len(profile.layers),
-            "estimated": profile.provenance.source == "estimated",
-            "family": profile.spec.family if profile.spec else None,
-            "num_parameters": num_parameters(profile),
-            "document": text,
-        }
-        return self._insert(connection, PROFILES, project_id, values)
-
-    def insert_graph(self, connection: Connection, project_id: str, graph: Graph) -> Row[Any]:
-        """Insert a graph in the caller's transaction."""
-        values = {
-            "id": graph.content_id(),
-            "model": graph.model,
-            "num_layers": len(graph.layers),
-            "document": graph.to_json(),
-        }
-        return self._insert(connection, GRAPHS, project_id, values)
-
-    def insert_plan(self, connection: Connection, project_id: str, record: PlanRecord) -> Row[Any]:
-        """Insert a plan record in the caller's transaction. Raises: RecordNotFound."""
-        profile = select(PROFILES.c.id).where(_is_row(PROFILES, project_id, record.profile_id))
-        # A shared lock, so that retention cannot delete the profile before the plan is stored.
-        if connection.execute(profile.with_for_update(read=True)).first() is None:
-            raise RecordNotFound("profile", record.profile_id)
-        plan = record.plan
-        values = {
-            "id": record.record_id(),
-            "profile_id": record.profile_id,
-            "status": record.status,
-            "model": plan.model if plan else None,
-            "num_stages": plan.num_stages if plan else None,
-            "step_time_s": plan.step_time_s if plan else None,
-            "devices": format_devices(record.cluster),
-            "schedule": plan.schedule if plan else record.options.schedule,
-            "document": record.model_dump_json(),
-        }
-        return self._insert(connection, PLANS, project_id, values)
-
-    def _insert(
-        self, connection: Connection, table: Table, project_id: str, values: dict[str, Any]
+    def insert(
+        self, connection: Connection, project_id: str, document: Profile | Graph | PlanRecord
     ) -> Row[Any]:
-        """Insert a row unless the id exists; return id and time of the row now stored."""
+        """Insert a document unless its id exists; return id and time of the row now stored.
+
+        In the caller's transaction: a job stores all its results at once.
+
+        Raises:
+            RecordNotFound: It is a plan whose profile is not stored in that project.
+        """
+        match document:
+            case Profile():
+                table, values = PROFILES, _profile_columns(document)
+                # Usually planned from right away.
+                self._parsed.put(values["id"], document, len(values["document"]))
+            case Graph():
+                table, values = GRAPHS, _graph_columns(document)
+            case _:
+                table, values = PLANS, _plan_columns(document)
+                profile = select(PROFILES.c.id).where(
+                    _is_row(PROFILES, project_id, document.profile_id)
+                )
+                # A shared lock, so that retention cannot delete the profile before the plan is
+                # stored.
+                if connection.execute(profile.with_for_update(read=True)).first() is None:
+                    raise RecordNotFound("profile", document.profile_id)
         insert = self._database.insert(table).values(
             project_id=project_id, created_at=self._database.now(), **values
         )
@@ -248,15 +209,46 @@ class DocumentStore:
         def as_summary(row: Row[Any]) -> Summary:
             return summary.model_validate({name: row._mapping[name] for name in names})
 
-        with self._database.read() as connection:
-            mine = rows.where(table.c.project_id == project_id)
-            return fetch_page(connection, mine, table, as_summary, limit=limit, cursor=cursor)
+        mine = rows.where(table.c.project_id == project_id)
+        return self._database.fetch_page(mine, table, as_summary, limit=limit, cursor=cursor)
 
 
-def num_parameters(profile: Profile) -> int | None:
-    """Return a model's number of parameters, tied ones counted once; `None` if not listed."""
-    listed = sum(one.numel for one in profile.parameters if one.kind == "parameter")
-    return listed if 0 < listed <= MAX_INTEGER else None
+def _profile_columns(profile: Profile) -> dict[str, Any]:
+    # Tied parameters are listed once; without a list the number is unknown.
+    num_parameters = sum(one.numel for one in profile.parameters if one.kind == "parameter")
+    return {
+        "id": profile.content_id(),
+        "model": profile.model,
+        "num_layers": len(profile.layers),
+        "estimated": profile.provenance.source == "estimated",
+        "family": profile.spec.family if profile.spec else None,
+        "num_parameters": num_parameters if 0 < num_parameters <= MAX_INTEGER else None,
+        "document": profile.to_json(),
+    }
+
+
+def _graph_columns(graph: Graph) -> dict[str, Any]:
+    return {
+        "id": graph.content_id(),
+        "model": graph.model,
+        "num_layers": len(graph.layers),
+        "document": graph.to_json(),
+    }
+
+
+def _plan_columns(record: PlanRecord) -> dict[str, Any]:
+    plan = record.plan
+    return {
+        "id": record.record_id(),
+        "profile_id": record.profile_id,
+        "status": record.status,
+        "model": plan.model if plan else None,
+        "num_stages": plan.num_stages if plan else None,
+        "step_time_s": plan.step_time_s if plan else None,
+        "devices": format_devices(record.cluster),
+        "schedule": plan.schedule if plan else record.options.schedule,
+        "document": record.model_dump_json(),
+    }
 
 
 def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[bool]:
@@ -265,11 +257,6 @@ def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[boo
 
 def _stored(row: Row[Any]) -> Stored:
     return Stored(id=row.id, created_at=row.created_at)
-
-
-def _join_json(row: Row[Any], rest: str) -> str:
-    """Return the JSON of a `Stored` row followed by further fields and the closing brace."""
-    return f"{_stored(row).model_dump_json()[:-1]},{rest}"
 
 
 def select_plan_summaries(project_id: str, search: str) -> Select[Any]:
@@ -293,20 +280,19 @@ def _plan_summary(row: Row[Any]) -> PlanSummary:
     return PlanSummary.model_validate(dict(zip(SUMMARY_COLUMNS, values, strict=True)))
 
 
-class LruCache(Generic[Value]):
-    """A thread-safe cache of immutable values, of which the least recently used are dropped first.
+class ProfileCache:
+    """A thread-safe cache of profiles, of which the least recently used are dropped first.
 
-    Args:
-        capacity: Total size of all values, in the unit passed to `put`.
+    The capacity is the total size of all, in the unit passed to `put`.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[Profile, int]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
 
-    def get(self, key: str) -> Value | None:
+    def get(self, key: str) -> Profile | None:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -314,14 +300,14 @@ class LruCache(Generic[Value]):
             self._entries.move_to_end(key)
             return entry[0]
 
-    def put(self, key: str, value: Value, size: int) -> None:
-        """Add a value and drop old ones to make room; one beyond the capacity is not kept."""
+    def put(self, key: str, profile: Profile, size: int) -> None:
+        """Add a profile and drop old ones to make room; one beyond the capacity is not kept."""
         if size > self._capacity:
             return
         with self._lock:
             _, replaced_size = self._entries.pop(key, (None, 0))
             self._size += size - replaced_size
-            self._entries[key] = (value, size)
+            self._entries[key] = (profile, size)
             while self._size > self._capacity:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self._size -= freed

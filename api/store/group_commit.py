@@ -24,12 +24,11 @@ class GroupCommit:
 
     A commit waits for the disk for milliseconds, far longer than the writing takes. A thread that
     has written while others wait hands its open transaction to the next one, and the last of the
-    group commits for all; each thread returns once that has happened, or raises why it has not.
-    A write sees the earlier writes of its group; readers see them after the commit.
+    group commits for all; each thread returns once that has happened, or raises why it has not. A
+    write sees the earlier writes of its group; readers see them after the commit.
 
-    Args:
-        begin: Opens a connection with a transaction that may write.
-        patience_s: Longest wait for the turn.
+    ``begin`` opens a connection with a transaction that may write; a thread waits ``patience_s``
+    for its turn.
     """
 
     def __init__(self, begin: Callable[[], Connection], patience_s: float) -> None:
@@ -44,9 +43,7 @@ class GroupCommit:
     def write(self) -> Iterator[Connection]:
         """Wait for the turn and yield a connection; return once the write is on disk.
 
-        Raises:
-            NotCommitted: Other writes take too long, or rolled this one back with theirs.
-            Exception: Beginning or committing failed.
+        Raises: NotCommitted.
         """
         self._take_turn()
         try:

@@ -45,12 +45,8 @@ class IdempotencyStore:
     ) -> Answer | None:
         """Return the first answer; `None` if there is none and the caller has to answer.
 
-        Args:
-            project_id: Scope of the key.
-            key: As sent by the client, at most 255 characters.
-            request_digest: Digest of method, path and body.
-            holder: New owner of the claim.
-            lease_s: Without an answer for this long (its server died), another may claim the key.
+        The digest is of the request's method, path and body. Without an answer for ``lease_s`` (its
+        server died), another may claim the key.
 
         Raises:
             KeyReused: The key was used for another request.
@@ -101,8 +97,7 @@ class IdempotencyStore:
     def complete(self, project_id: str, key: str, answer: Answer, *, holder: str) -> Answer:
         """Store the answer for a day from its claim; return another's answer if it was first.
 
-        Raises:
-            AnswerPending: Another holder took the claim over and has not answered yet.
+        Raises: AnswerPending.
         """
         held = update(ANSWERS).where(_is_held(project_id, key, holder))
         with self._database.write() as connection:
@@ -128,16 +123,26 @@ class ReuseStore:
         self._database = database
 
     def remember(self, project_id: str, kind: str, request_digest: str, result_id: str) -> None:
-        """Note the id of an answer, replacing an earlier one.
+        """Note the id of a ``plan`` or ``profile``, replacing an earlier one.
 
-        Args:
-            project_id: Scope of the request.
-            kind: E.g. ``plan`` or ``profile``.
-            request_digest: Digest of everything the answer depends on, versions included.
-            result_id: Id of the plan or profile.
+        The digest is of everything the answer depends on, versions included.
         """
         with self._database.write() as connection:
-            remember(connection, self._database, project_id, kind, request_digest, result_id)
+            self.note(connection, project_id, kind, request_digest, result_id)
+
+    def note(
+        self,
+        connection: Connection,
+        project_id: str,
+        kind: str,
+        request_digest: str,
+        result_id: str,
+    ) -> None:
+        """Note an answer as `remember` does, in the caller's transaction."""
+        found = {"result_id": result_id, "created_at": self._database.now()}
+        key = {"project_id": project_id, "kind": kind, "request_digest": request_digest}
+        insert = self._database.insert(REUSE).values(**key, **found)
+        connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=found))
 
     def recall(self, project_id: str, kind: str, request_digest: str) -> str | None:
         """Return the noted id if its document is still stored; else `None`."""
@@ -147,29 +152,11 @@ class ReuseStore:
                 for table in (PLANS, PROFILES)
             )
         )
-        noted = select(REUSE.c.result_id).where(
-            REUSE.c.project_id == project_id,
-            REUSE.c.kind == kind,
-            REUSE.c.request_digest == request_digest,
-            is_stored,
+        noted = select(REUSE.c.result_id).filter_by(
+            project_id=project_id, kind=kind, request_digest=request_digest
         )
         with self._database.read() as connection:
-            return connection.execute(noted).scalar()
-
-
-def remember(
-    connection: Connection,
-    database: Database,
-    project_id: str,
-    kind: str,
-    request_digest: str,
-    result_id: str,
-) -> None:
-    """Note an answer as `ReuseStore.remember` does, in the caller's transaction."""
-    found = {"result_id": result_id, "created_at": database.now()}
-    key = {"project_id": project_id, "kind": kind, "request_digest": request_digest}
-    insert = database.insert(REUSE).values(**key, **found)
-    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=found))
+            return connection.execute(noted.where(is_stored)).scalar()
 
 
 def _is_row(project_id: str, key: str) -> ColumnElement[bool]:

@@ -8,13 +8,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
-from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord
 from .database import Database, new_id
 from .documents import DocumentStore
 from .errors import RecordNotFound, TooManyJobs
-from .pagination import fetch_page
 from .records import (
     MAX_PROGRESS_EVENTS,
     UNFINISHED,
@@ -40,19 +38,15 @@ class JobStore:
     """
 
     def __init__(self, database: Database, documents: DocumentStore) -> None:
-        self._database = database
-        self._documents = documents
+        self._database, self._documents = database, documents
 
     def submit(
         self, project_id: str, request: JobRequest, *, max_unfinished: int | None = None
     ) -> Job:
         """Queue a job; if its ``submit_key`` is known, return that job in whatever state it is.
 
-        Args:
-            project_id: The owner.
-            request: The work to do.
-            max_unfinished: Limit on unfinished jobs of the same API key (of the project, for a
-                request without a key).
+        ``max_unfinished`` limits the unfinished jobs of the same API key (of the project, for a
+        request without a key).
 
         Raises:
             RecordNotFound: There is no such project.
@@ -64,9 +58,11 @@ class JobStore:
             owner = select(PROJECTS.c.id).where(PROJECTS.c.id == project_id)
             if connection.execute(owner.with_for_update(key_share=True)).first() is None:
                 raise RecordNotFound("project", project_id)
-            known = _find_submission(connection, project_id, request)
-            if known is not None:
-                return _as_job(known)
+            if request.submit_key is not None:
+                same = (JOBS.c.project_id == project_id) & (JOBS.c.submit_key == request.submit_key)
+                known = connection.execute(select(*JOB_COLUMNS).where(same)).first()
+                if known is not None:
+                    return _as_job(known)
             if max_unfinished is not None:
                 _check_unfinished(connection, project_id, request, max_unfinished)
             now = self._database.now()
@@ -81,13 +77,12 @@ class JobStore:
                 "num_events": 1,
             }
             row = connection.execute(insert(JOBS).values(**values).returning(*JOB_COLUMNS)).one()
-            _add_event(connection, now, row, "queued")
-            return _as_job(row)
+            return _add_event(connection, now, row, "queued")
 
     def get(self, project_id: str, job_id: str) -> Job:
         """Return a job. Raises: RecordNotFound."""
         with self._database.read() as connection:
-            return _as_job(_find_job(connection, project_id, job_id))
+            return _find_job(connection, project_id, job_id)
 
     def list(
         self,
@@ -101,8 +96,7 @@ class JobStore:
         rows = select(*JOB_COLUMNS).where(JOBS.c.project_id == project_id)
         if state is not None:
             rows = rows.where(JOBS.c.state == state)
-        with self._database.read() as connection:
-            return fetch_page(connection, rows, JOBS, _as_job, limit=limit, cursor=cursor)
+        return self._database.fetch_page(rows, JOBS, _as_job, limit=limit, cursor=cursor)
 
     def request_json(self, job_id: str) -> str:
         """Return the request of a job of any project. Raises: RecordNotFound."""
@@ -147,7 +141,7 @@ class JobStore:
             now = self._database.now()
             # Comparing the attempt decides between servers that start a job at once. The state
             # may be "running": a new attempt takes the job over from one that was lost.
-            row = _change(
+            return _change(
                 connection,
                 now,
                 job_id,
@@ -161,7 +155,6 @@ class JobStore:
                 started_at=now,
                 heartbeat_at=now,
             )
-        return None if row is None else _as_job(row)
 
     def requeue(self, job_id: str, attempt: int) -> Job | None:
         """Give up an attempt and queue the job again, or end it if it is being cancelled.
@@ -176,8 +169,7 @@ class JobStore:
                 event, values = "cancelled", _end("cancelled", now)
             else:
                 event, values = "requeued", {"state": "queued", "worker": None}
-            row = _change(connection, now, job_id, event, *expected, **values)
-        return None if row is None else _as_job(row)
+            return _change(connection, now, job_id, event, *expected, **values)
 
     def beat(self, job_id: str, attempt: int) -> Job | None:
         """Record a heartbeat and return the job, which may ask to be cancelled.
@@ -208,39 +200,39 @@ class JobStore:
         attempt: int,
         state: FinalState,
         *,
-        profiles: Sequence[Profile] = (),
-        graph: Graph | None = None,
+        profile: Profile | None = None,
         plan: PlanRecord | None = None,
         result_id: str | None = None,
         outcome_json: str | None = None,
     ) -> Job | None:
         """End a running attempt and store its results, in one transaction.
 
-        The job's result is the plan; without one the last profile, else the graph, else the
-        document named by ``result_id``, which is stored already (a reused answer).
+        The job's result is the plan; without one the profile, else the document named by
+        ``result_id``, which is stored already (a reused answer).
 
         Return `None`, with nothing stored, if the attempt is no longer the present one.
 
         Raises:
-            RecordNotFound: The plan's profile is neither stored nor among ``profiles``.
+            RecordNotFound: The plan's profile is neither stored nor given.
         """
         with self._database.write() as connection:
             now = self._database.now()
             # The change of state comes first: it locks the row, so that of two attempts that
             # end at once the later one finds the job ended and stores nothing.
             values = {**_end(state, now), "outcome_json": outcome_json}
-            row = _change(connection, now, job_id, state, *_is_running(attempt), **values)
-            if row is None:
+            job = _change(connection, now, job_id, state, *_is_running(attempt), **values)
+            if job is None:
                 return None
-            made = self._store_results(connection, row.project_id, profiles, graph, plan)
-            change = update(JOBS).where(JOBS.c.id == job_id).values(result_id=made or result_id)
+            for document in (profile, plan):  # the plan last: it names its profile
+                if document is not None:
+                    result_id = self._documents.insert(connection, job.project_id, document).id
+            change = update(JOBS).where(JOBS.c.id == job_id).values(result_id=result_id)
             return _as_job(connection.execute(change.returning(*JOB_COLUMNS)).one())
 
     def request_cancel(self, project_id: str, job_id: str) -> Job:
         """Cancel a queued job, or ask a running one's worker to stop; an ended job stays as it is.
 
-        Raises:
-            RecordNotFound: There is no such job.
+        Raises: RecordNotFound.
         """
         with self._database.write() as connection:
             _find_job(connection, project_id, job_id, locked=True)
@@ -251,7 +243,7 @@ class JobStore:
                 running = (JOBS.c.state == "running", JOBS.c.cancel_requested.is_(False))
                 event = "cancel-requested"
                 _change(connection, now, job_id, event, *running, cancel_requested=True)
-            return _as_job(_find_job(connection, project_id, job_id))
+            return _find_job(connection, project_id, job_id)
 
     def events(
         self, project_id: str, job_id: str, *, after: int = 0, limit: int = 500
@@ -274,37 +266,6 @@ class JobStore:
         with self._database.read() as connection:
             return {job_id: data_json for job_id, data_json in connection.execute(rows)}
 
-    def _store_results(
-        self,
-        connection: Connection,
-        project_id: str,
-        profiles: Sequence[Profile],
-        graph: Graph | None,
-        plan: PlanRecord | None,
-    ) -> str | None:
-        """Store a job's results and return the id of the main one."""
-        made: str | None = None
-        if graph is not None:
-            made = self._documents.insert_graph(connection, project_id, graph).id
-        # Always in the same order: two jobs storing equal profiles could otherwise each hold a
-        # row that the other waits for, a deadlock in PostgreSQL.
-        for profile in sorted(profiles, key=Profile.content_id):
-            self._documents.insert_profile(connection, project_id, profile)
-        if profiles:
-            made = profiles[-1].content_id()
-        if plan is not None:
-            made = self._documents.insert_plan(connection, project_id, plan).id
-        return made
-
-
-def _find_submission(
-    connection: Connection, project_id: str, request: JobRequest
-) -> Row[Any] | None:
-    if request.submit_key is None:
-        return None
-    same = (JOBS.c.project_id == project_id) & (JOBS.c.submit_key == request.submit_key)
-    return connection.execute(select(*JOB_COLUMNS).where(same)).first()
-
 
 def _check_unfinished(
     connection: Connection, project_id: str, request: JobRequest, limit: int
@@ -325,7 +286,7 @@ def _change(
     *expected: ColumnElement[bool],
     data_json: str = "{}",
     **values: Any,
-) -> Row[Any] | None:
+) -> Job | None:
     """Change a job under conditions and record the event; return `None` if they do not hold.
 
     Condition and change are one statement, which makes every transition atomic without a lock
@@ -334,15 +295,13 @@ def _change(
     change = update(JOBS).where(JOBS.c.id == job_id, *expected)
     change = change.values(num_events=JOBS.c.num_events + 1, **values)
     row = connection.execute(change.returning(*JOB_COLUMNS)).first()
-    if row is not None:
-        _add_event(connection, now, row, event, data_json)
-    return row
+    return None if row is None else _add_event(connection, now, row, event, data_json)
 
 
 def _add_event(
     connection: Connection, now: datetime, job: Row[Any], kind: str, data_json: str = "{}"
-) -> None:
-    """Record the event that brought a job's row to its present state."""
+) -> Job:
+    """Record the event that brought a job's row to its present state, and return the job."""
     event = insert(JOB_EVENTS).values(
         job_id=job.id,
         number=job.num_events,  # counted in the row just updated: numbers have no gaps
@@ -352,6 +311,7 @@ def _add_event(
         data_json=data_json,
     )
     connection.execute(event)
+    return _as_job(job)
 
 
 def _note_heartbeat(
@@ -371,15 +331,13 @@ def _end(state: FinalState, now: datetime) -> dict[str, Any]:
     return {"state": state, "finished_at": now, **freed}
 
 
-def _find_job(
-    connection: Connection, project_id: str, job_id: str, *, locked: bool = False
-) -> Row[Any]:
+def _find_job(connection: Connection, project_id: str, job_id: str, *, locked: bool = False) -> Job:
     """Return a project's job, optionally locked until the transaction ends."""
     mine = select(*JOB_COLUMNS).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
     row = connection.execute(mine.with_for_update() if locked else mine).first()
     if row is None:
         raise RecordNotFound("job", job_id)
-    return row
+    return _as_job(row)
 
 
 def _as_job(row: Row[Any]) -> Job:

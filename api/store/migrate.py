@@ -10,18 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, MetaData, inspect, text
 
 from ...core.errors import InvalidInput
-from .column_types import NAMING
-from .database import Database
+from .database import NAMING, Database
 from .errors import StoreUnavailable
 from .tables import PROJECTS, REVISION
-
-if TYPE_CHECKING:
-    from alembic.script import ScriptDirectory
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
@@ -70,12 +65,7 @@ def upgrade(database: Database, to: str = REVISION) -> tuple[str | None, str]:
 
 
 def check_revision(database: Database) -> None:
-    """Check that the database has this release's tables.
-
-    Raises:
-        InvalidInput: It does not; the message says what to do.
-        StoreUnavailable: It does not answer.
-    """
+    """Check that the database has this release's tables. Raises: InvalidInput, if it has not."""
     with database.read() as connection:
         found = revision(connection)
     if found != REVISION:
@@ -86,11 +76,7 @@ def check_revision(database: Database) -> None:
 
 
 def revision(connection: Connection) -> str | None:
-    """Return the revision of a database; `None` if it is empty.
-
-    Raises:
-        InvalidInput: This release does not know the revision, or the tables are foreign.
-    """
+    """Return the revision of a database; `None` if it is empty. Raises: InvalidInput."""
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
         found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
@@ -118,18 +104,13 @@ def _newer(found: str) -> str:
     )
 
 
-def _scripts() -> ScriptDirectory:
-    from alembic.script import ScriptDirectory
-
-    return ScriptDirectory(str(MIGRATIONS))
-
-
 def _migrate(connection: Connection, found: str | None, to: str) -> None:
     """Run the migrations between two revisions in the caller's transaction."""
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
+    from alembic.script import ScriptDirectory
 
-    scripts = _scripts()
+    scripts = ScriptDirectory(str(MIGRATIONS))
     names = MetaData(naming_convention=NAMING)
     context = MigrationContext.configure(connection, opts={"target_metadata": names})
     with Operations.context(context):

@@ -1,4 +1,4 @@
-"""Stored projects and API keys."""
+"""Stored projects, their API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, select, update
+from sqlalchemy import ColumnElement, Row, insert, select, update
 
 from ...core.errors import InvalidInput
 from .database import Database, new_id
 from .errors import RecordNotFound
-from .records import ApiKey, NewApiKey, Project, Quotas
-from .tables import API_KEYS, PROJECTS
+from .records import ApiKey, AuditEntry, AuditEvent, NewApiKey, Page, Project, Quotas
+from .tables import API_KEYS, AUDIT, PROJECTS
 
 MAX_NAME_CHARACTERS = 200
 SECRET_PREFIX = "sw_"
@@ -40,16 +40,12 @@ class ProjectStore:
         self._database = database
 
     def create(self, name: str) -> Project:
-        """Add a project.
-
-        Raises:
-            InvalidInput: The name is taken, empty or longer than 200 characters.
-        """
+        """Add a project. Raises: InvalidInput."""
         _check_name(name)
         values = {"id": new_id("project"), "created_at": self._database.now(), "name": name}
-        insert = self._database.insert(PROJECTS).values(**values).on_conflict_do_nothing()
+        new = self._database.insert(PROJECTS).values(**values).on_conflict_do_nothing()
         with self._database.write() as connection:
-            row = connection.execute(insert.returning(PROJECTS)).first()
+            row = connection.execute(new.returning(PROJECTS)).first()
         if row is None:
             raise InvalidInput(f"there is a project {name!r} already", field="/name")
         return _project(row)
@@ -92,8 +88,7 @@ class KeyStore:
     ) -> NewApiKey:
         """Create a key and return it with its secret, which cannot be had again.
 
-        Raises:
-            RecordNotFound: There is no such project.
+        Raises: RecordNotFound.
         """
         _check_name(name)
         secret = SECRET_PREFIX + secrets.token_urlsafe(32)
@@ -111,8 +106,7 @@ class KeyStore:
             project = select(PROJECTS.c.id).where(PROJECTS.c.id == project_id)
             if connection.execute(project).first() is None:
                 raise RecordNotFound("project", project_id)
-            insert = self._database.insert(API_KEYS).values(**values)
-            row = connection.execute(insert.returning(API_KEYS)).one()
+            row = connection.execute(insert(API_KEYS).values(**values).returning(API_KEYS)).one()
         return NewApiKey(key=_key(row), secret=secret)
 
     def by_secret(self, secret: str) -> ApiKey | None:
@@ -190,6 +184,35 @@ class KeyStore:
     def _update(self, condition: ColumnElement[bool], **values: datetime) -> None:
         with self._database.write() as connection:
             connection.execute(update(API_KEYS).where(condition).values(**values))
+
+
+class AuditLog:
+    """Log of actions and their authors; only retention removes lines, and nothing changes one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, event: AuditEvent) -> None:
+        """Append a line."""
+        values = {**dict(event), "details_json": json.dumps(event.details)}
+        del values["details"]
+        with self._database.write() as connection:
+            connection.execute(insert(AUDIT).values(created_at=self._database.now(), **values))
+
+    def entries(
+        self, *, project_id: str | None = None, limit: int, cursor: str | None = None
+    ) -> Page[AuditEntry]:
+        """Return lines of one project or of all, newest first."""
+        rows = select(AUDIT)
+        if project_id is not None:
+            rows = rows.where(AUDIT.c.project_id == project_id)
+        return self._database.fetch_page(rows, AUDIT, _entry, limit=limit, cursor=cursor)
+
+
+def _entry(row: Row[Any]) -> AuditEntry:
+    values = dict(row._mapping)
+    details = json.loads(values.pop("details_json"))
+    return AuditEntry(number=values.pop("position"), details=details, **values)
 
 
 def hash_secret(secret: str) -> str:

@@ -20,12 +20,7 @@ Item = TypeVar("Item")
 
 
 class Page(Record, Generic[Item]):
-    """One page of a list.
-
-    Attributes:
-        items: The rows of this page.
-        next_cursor: Cursor of the next page; `None` on the last.
-    """
+    """One page of a list, with the cursor of the next page; `None` on the last."""
 
     items: tuple[Item, ...]
     next_cursor: str | None = None
@@ -38,13 +33,7 @@ class Project(Stored):
 
 
 class Answer(Record):
-    """A response, kept to be repeated for its idempotency key.
-
-    Attributes:
-        status: HTTP status code.
-        headers: Name and value, in order.
-        body: Its text.
-    """
+    """A response, kept to be repeated for its idempotency key."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -115,7 +104,6 @@ class JobFacts(Record):
             was cancelled gives up its key.
         key_id: The API key whose quota it counts towards.
         needs: The resource a worker must offer, if any.
-        deadline_at: The job fails if it has not ended by then.
     """
 
     kind: str
@@ -127,11 +115,7 @@ class JobFacts(Record):
 
 
 class JobRequest(JobFacts):
-    """A job to submit.
-
-    Attributes:
-        request_json: Opaque to the store.
-    """
+    """A job to submit; its request is opaque to the store."""
 
     request_json: str
 
@@ -141,9 +125,8 @@ class Job(JobFacts, Stored):
 
     Attributes:
         attempt: Number of starts so far.
-        worker: Name of the worker that runs the present attempt.
-        heartbeat_at: Last heartbeat of that worker.
-        cancel_requested: Whether its worker has been asked to stop.
+        worker: Name of the worker that runs the present attempt, whose last heartbeat was at
+            ``heartbeat_at``, and which is asked to stop by ``cancel_requested``.
         result_id: Id of the plan or profile it made.
         outcome_json: The problem document of a failed job.
     """

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from .audit import AuditLog
 from .database import Database, utc_now
 from .documents import DocumentStore
 from .idempotency import IdempotencyStore, ReuseStore
 from .jobs import JobStore
+from .maintenance import expire
 from .migrate import check_revision, upgrade
-from .projects import KeyStore, ProjectStore
+from .projects import AuditLog, KeyStore, ProjectStore
 from .records import Retention
-from .retention import expire
 
 
 class Store:
@@ -54,10 +53,10 @@ class Store:
             raise
         self.projects = ProjectStore(self._database)
         self.keys = KeyStore(self._database)
-        self.documents = DocumentStore(self._database)
-        self.jobs = JobStore(self._database, self.documents)
         self.idempotency = IdempotencyStore(self._database)
         self.reuse = ReuseStore(self._database)
+        self.documents = DocumentStore(self._database, self.reuse)
+        self.jobs = JobStore(self._database, self.documents)
         self.audit = AuditLog(self._database)
 
     def expire(self, retention: Retention) -> dict[str, int]:

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.schema import SchemaItem
 
-from .column_types import NAMING, Instant, Words, position
+from .database import NAMING, Instant, Words, position
 
 REVISION = "0004"
 """The migration that creates these tables; a database must be at the same revision."""
@@ -26,116 +26,93 @@ REVISION = "0004"
 METADATA = MetaData(naming_convention=NAMING)
 
 
-def _project() -> Column[str]:
-    return Column("project_id", Words, ForeignKey("projects.id"), nullable=False)
+def _texts(*names: str, nullable: bool = False) -> list[Column[str]]:
+    return [Column(name, Words, nullable=nullable) for name in names]
+
+
+def _instants(*names: str, nullable: bool = True) -> list[Column[object]]:
+    return [Column(name, Instant, nullable=nullable) for name in names]
+
+
+def _project(*, primary_key: bool = False) -> Column[str]:
+    owner = ForeignKey("projects.id")
+    return Column("project_id", Words, owner, nullable=False, primary_key=primary_key)
 
 
 def _created_at() -> Column[object]:
     return Column("created_at", Instant, nullable=False)
 
 
+def _list(name: str, *columns: SchemaItem) -> Table:
+    """Return a table of which there are lists, in the order of insertion."""
+    return Table(name, METADATA, position(), _created_at(), *columns, sqlite_autoincrement=True)
+
+
 def _documents(name: str, *columns: SchemaItem) -> Table:
     """Return a table of documents, in which each id exists once per project."""
-    return Table(
+    return _list(
         name,
-        METADATA,
-        position(),
         _project(),
-        Column("id", Words, nullable=False),
-        _created_at(),
+        *_texts("id"),
         *columns,
         Column("document", Text, nullable=False),
         UniqueConstraint("project_id", "id"),
         Index(None, "project_id", "position"),
-        sqlite_autoincrement=True,
     )
 
 
-PROJECTS = Table(
+PROJECTS = _list(
     "projects",
-    METADATA,
-    position(),
     Column("id", Words, nullable=False, unique=True),
-    _created_at(),
     Column("name", Words, nullable=False, unique=True),
-    sqlite_autoincrement=True,
 )
 
-API_KEYS = Table(
+API_KEYS = _list(
     "api_keys",
-    METADATA,
-    position(),
     _project(),
     Column("id", Words, nullable=False, unique=True),
-    _created_at(),
-    Column("name", Words, nullable=False),
     Column("secret_digest", Words, nullable=False, unique=True),
-    Column("scopes", Words, nullable=False),
-    Column("quotas", Words, nullable=False),
-    Column("expires_at", Instant),
-    Column("revoked_at", Instant),
-    Column("last_used_at", Instant),
+    *_texts("name", "scopes", "quotas"),
+    *_instants("expires_at", "revoked_at", "last_used_at"),
     Index(None, "project_id"),
-    sqlite_autoincrement=True,
 )
 
 PROFILES = _documents(
     "profiles",
-    Column("model", Words, nullable=False),
+    *_texts("model"),
     Column("num_layers", Integer, nullable=False),
     Column("estimated", Boolean, nullable=False),
-    Column("family", Words),
+    *_texts("family", nullable=True),
     Column("num_parameters", BigInteger),
 )
 
-GRAPHS = _documents(
-    "graphs",
-    Column("model", Words, nullable=False),
-    Column("num_layers", Integer, nullable=False),
-)
+GRAPHS = _documents("graphs", *_texts("model"), Column("num_layers", Integer, nullable=False))
 
 PLANS = _documents(
     "plans",
-    Column("profile_id", Words, nullable=False),
-    Column("status", Words, nullable=False),
-    Column("model", Words),
+    *_texts("profile_id", "status"),
+    *_texts("model", "devices", "schedule", nullable=True),
     Column("num_stages", Integer),
     Column("step_time_s", Float),
-    Column("devices", Words),
-    Column("schedule", Words),
     ForeignKeyConstraint(["project_id", "profile_id"], ["profiles.project_id", "profiles.id"]),
     Index(None, "project_id", "profile_id"),
 )
 
-JOBS = Table(
+JOBS = _list(
     "jobs",
-    METADATA,
-    position(),
     _project(),
     Column("id", Words, nullable=False, unique=True),
-    _created_at(),
-    Column("kind", Words, nullable=False),
-    Column("state", Words, nullable=False),
+    *_texts("kind", "state", "request_json"),
+    *_texts("request_digest", "submit_key", "key_id", "needs", "worker", nullable=True),
+    *_texts("result_id", "outcome_json", nullable=True),
+    *_instants("deadline_at", "started_at", "heartbeat_at", "finished_at"),
     Column("attempt", Integer, nullable=False),
-    Column("request_json", Words, nullable=False),
-    Column("request_digest", Words),
-    Column("submit_key", Words),
-    Column("key_id", Words),
-    Column("needs", Words),
-    Column("deadline_at", Instant),
-    Column("worker", Words),
-    Column("started_at", Instant),
-    Column("heartbeat_at", Instant),
-    Column("finished_at", Instant),
     Column("cancel_requested", Boolean, nullable=False),
-    Column("result_id", Words),
-    Column("outcome_json", Words),
     Column("num_events", Integer, nullable=False),
     UniqueConstraint("project_id", "submit_key"),
     Index(None, "state", "position"),
     Index(None, "project_id", "position"),
     Index(None, "project_id", "request_digest"),
-    sqlite_autoincrement=True,
 )
 
 JOB_EVENTS = Table(
@@ -145,46 +122,34 @@ JOB_EVENTS = Table(
     Column("number", Integer, primary_key=True),
     _created_at(),
     Column("attempt", Integer, nullable=False),
-    Column("kind", Words, nullable=False),
-    Column("data_json", Words, nullable=False),
+    *_texts("kind", "data_json"),
 )
 
 ANSWERS = Table(
     "idempotent_answers",
     METADATA,
-    Column("project_id", Words, ForeignKey("projects.id"), primary_key=True),
+    _project(primary_key=True),
     Column("key", Words, primary_key=True),
-    Column("request_digest", Words, nullable=False),
-    Column("holder", Words),
+    *_texts("request_digest"),
+    *_texts("holder", "answer", nullable=True),
     _created_at(),
-    Column("leased_until", Instant, nullable=False),
+    *_instants("leased_until", nullable=False),
     Column("expires_at", Instant, nullable=False, index=True),
-    Column("answer", Words),
 )
 
 REUSE = Table(
     "reusable_results",
     METADATA,
-    Column("project_id", Words, ForeignKey("projects.id"), primary_key=True),
+    _project(primary_key=True),
     Column("kind", Words, primary_key=True),
     Column("request_digest", Words, primary_key=True),
     _created_at(),
-    Column("result_id", Words, nullable=False),
+    *_texts("result_id"),
 )
 
-AUDIT = Table(
+AUDIT = _list(
     "audit_log",
-    METADATA,
-    position(),
-    _created_at(),
-    Column("project_id", Words),
-    Column("key_id", Words),
-    Column("action", Words, nullable=False),
-    Column("outcome", Words, nullable=False),
-    Column("object_id", Words),
-    Column("request_id", Words),
-    Column("address", Words),
-    Column("details_json", Words, nullable=False),
+    *_texts("action", "outcome", "details_json"),
+    *_texts("project_id", "key_id", "object_id", "request_id", "address", nullable=True),
     Index(None, "project_id", "position"),
-    sqlite_autoincrement=True,
 )

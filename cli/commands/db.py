@@ -76,7 +76,7 @@ def _check_arguments(action: Action, file: Path | None, days: tuple[float | None
 
 
 def _check(database: Database, *, as_json: bool) -> None:
-    from ...api.store.integrity import find_faults
+    from ...api.store.maintenance import find_faults
 
     faults = find_faults(database)
     data = {"database": database.name, "faults": faults}
@@ -127,9 +127,9 @@ def _prune(
     *,
     as_json: bool,
 ) -> None:
+    from ...api.store.maintenance import expire
     from ...api.store.migrate import check_revision
     from ...api.store.records import Retention
-    from ...api.store.retention import expire
 
     check_revision(database)
     retention = Retention(jobs_days=jobs_days, audit_days=audit_days, plans_days=plans_days)

@@ -80,8 +80,8 @@ def is_priced(split):
 
 def test_no_more_is_offered_than_the_server_simulates(client, monkeypatch):
     stored = planned(client, 12, "4x24GB", num_stages=4)
-    monkeypatch.setattr("stagewright.api.planning.admission.MAX_SIMULATION", 4 * 40)
-    monkeypatch.setattr("stagewright.api.planning.admission.MAX_SIMULATION_PLAIN", 4 * 40)
+    monkeypatch.setattr("stagewright.api.planning.requests.MAX_SIMULATION", 4 * 40)
+    monkeypatch.setattr("stagewright.api.planning.requests.MAX_SIMULATION_PLAIN", 4 * 40)
     choice = choices_of(stored.plan, blocks(12), stored.cluster)["1f1b"]
     body = {"plan_id": stored.id}
     found = [

@@ -126,7 +126,7 @@ def test_what_the_planner_refuses_is_a_problem(client, profile):
 
 
 def test_planning_for_minutes_is_refused_beforehand(client, profile, monkeypatch):
-    monkeypatch.setattr("stagewright.api.planning.admission.is_available", lambda: True)
+    monkeypatch.setattr("stagewright.api.planning.requests.is_available", lambda: True)
     options = {"num_microbatches": 2**20}
     request = {"profile": profile, "cluster": "5xcpu", "options": options}
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from stagewright.api.app import create_app
 from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import example_graph, measure_example
 from stagewright.api.jobs.messages import WorkerLost, WorkerStarted
-from stagewright.api.jobs.thread_workers import ThreadWorkers
+from stagewright.api.jobs.workers import ThreadWorkers
 from stagewright.api.sandbox.child import run_confined
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY

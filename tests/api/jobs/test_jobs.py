@@ -290,7 +290,7 @@ def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
 
 
 def test_an_idempotency_key_stays_taken_while_its_answer_takes_long(serving, profile, monkeypatch):
-    monkeypatch.setattr("stagewright.api.routes.idempotency.LEASE_S", 0.3)
+    monkeypatch.setattr("stagewright.api.routes.dependencies.LEASE_S", 0.3)
     client = serving(measuring(profile, seconds=1.5))
     answers: list[Any] = []
     first = threading.Thread(

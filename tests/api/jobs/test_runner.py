@@ -17,8 +17,8 @@ from stagewright.api.http.examples import measure_example
 from stagewright.api.jobs import async_workers as reaching_module
 from stagewright.api.jobs import attempt as attempt_module
 from stagewright.api.jobs import runner as runner_module
-from stagewright.api.jobs.attempt import RetryPolicy
-from stagewright.api.jobs.job_spec import JobSpec
+from stagewright.api.jobs.async_workers import AsyncWorkers
+from stagewright.api.jobs.attempt import JobContext
 from stagewright.api.jobs.messages import (
     Heartbeat,
     ProfileMeasured,
@@ -30,6 +30,7 @@ from stagewright.api.jobs.messages import (
     WorkerTask,
 )
 from stagewright.api.jobs.notifications import JobNotifications
+from stagewright.api.jobs.requests import JobSpec
 from stagewright.api.jobs.runner import JobRunner
 from stagewright.api.store.database import IN_MEMORY, utc_now
 from stagewright.api.store.errors import StoreUnavailable
@@ -98,14 +99,16 @@ class Server:
     def __init__(self, store: Store, silence_s: float = 30.0) -> None:
         self.store, self.workers, self.board = store, Puppets(), JobNotifications()
         self.skew = timedelta(0)
-        self.runner = JobRunner(
+        context = JobContext(
             store,
-            self.workers,
+            AsyncWorkers(self.workers),
             NoPlans(),
             self.board,
-            retry_policy=RetryPolicy(attempts=2, silence_s=silence_s),
+            max_attempts=2,
+            silence_s=silence_s,
             now=lambda: utc_now() + self.skew,
         )
+        self.runner = JobRunner(context)
 
     async def given(self, number: int = 1) -> None:
         """Until so many tasks were handed to workers."""
@@ -484,7 +487,7 @@ def test_one_fault_does_not_end_all_looking(play, found, monkeypatch):
 def test_what_is_known_waits_for_no_worker(play, profile):
     async def scene(server: Server) -> None:
         server.workers.is_gone = True
-        stored = server.store.documents.put_profile(HERE, Profile.model_validate(profile))
+        stored = server.store.documents.put(HERE, Profile.model_validate(profile))
         server.store.reuse.remember(HERE, "profile", "m0", stored.id)
         job = hand_in(server.store)
         server.runner.take(job)

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from stagewright.api.jobs import worker_resources as offers_module
-from stagewright.api.jobs.job_spec import required_resource
 from stagewright.api.jobs.measurements import read_own_setup
-from stagewright.api.jobs.requests import ProfileJobRequest
+from stagewright.api.jobs.requests import ProfileJobRequest, required_resource
 from stagewright.api.jobs.worker_process import run_worker
 from stagewright.api.jobs.worker_resources import detect_resources, device_kind_of, parse_resources
 from stagewright.api.routes.plans import SLACK_S, wait_of

@@ -15,7 +15,6 @@ import pytest
 
 from stagewright.api.http.examples import measure_example
 from stagewright.api.jobs.measurements import run_measurement as measure_for_job
-from stagewright.api.jobs.measurements import to_error
 from stagewright.api.jobs.messages import (
     CPU,
     ProfileMeasured,
@@ -23,8 +22,9 @@ from stagewright.api.jobs.messages import (
     WorkerLost,
     WorkerProgress,
     WorkerTask,
+    to_error,
 )
-from stagewright.api.jobs.thread_workers import ThreadWorkers
+from stagewright.api.jobs.workers import ThreadWorkers
 from stagewright.api.model_sources.measure import MeasuringSetup
 from stagewright.core.errors import (
     CaptureError,

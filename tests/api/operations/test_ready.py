@@ -214,7 +214,7 @@ def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, mon
         def check(self):
             hanging.wait(20)
 
-    monkeypatch.setattr("stagewright.api.routes.health.CHECK_S", 0.02)
+    monkeypatch.setattr("stagewright.api.routes.operations.CHECK_S", 0.02)
     client = make_client(store=Hangs(IN_MEMORY), authorized=False)
     try:
         for _ in range(6):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.api.planning import admission as effort
-from stagewright.api.planning.admission import check_effort
+from stagewright.api.planning import requests as effort
+from stagewright.api.planning.requests import check_effort
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec

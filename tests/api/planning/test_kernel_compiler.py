@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.planning import kernel_compiler as compiler_module
-from stagewright.api.planning.kernel_compiler import Compiler
-from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.planning import solver_pool as compiler_module
+from stagewright.api.planning.solver_pool import Compiler, Solver
 from stagewright.planner import numba_cache as compiling
 
 WITHIN_S = 30
@@ -37,7 +36,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.setattr(compiler_module, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(compiler_module, "COMPILE", (sys.executable, "-c", program))
 
 
 @pytest.mark.usefixtures("nothing_compiled")

@@ -81,7 +81,7 @@ def test_that_a_split_does_not_fit_is_an_answer(client, planned):
     ],
 )
 def test_the_field_at_fault_is_named(client, profile, change, pointer, words, monkeypatch):
-    monkeypatch.setattr("stagewright.api.planning.admission.MAX_SIMULATION", 2**19)
+    monkeypatch.setattr("stagewright.api.planning.requests.MAX_SIMULATION", 2**19)
     request = {"profile": profile, "balance": [2, 2], "cluster": "2xcpu", **change}
     response = client.post("/v1/simulations", json=request)
     assert response.status_code == 422, response.text

@@ -16,7 +16,7 @@ from stagewright.api.http.examples import example_profile
 from stagewright.api.store import backup as backup_module
 from stagewright.api.store.backup import backup, restore
 from stagewright.api.store.database import Database, utc_now
-from stagewright.api.store.integrity import find_faults
+from stagewright.api.store.maintenance import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, JobRequest
 from stagewright.api.store.store import Store
@@ -31,11 +31,11 @@ PROFILE = Profile.model_validate(example_profile())
 def fill(store: Store) -> str:
     """Put something into every table; the secret of a key."""
     secret = store.keys.create(HERE, name="ci", scopes=["read"]).secret
-    store.documents.put_graph(HERE, a_graph())
+    store.documents.put(HERE, a_graph())
     job = store.jobs.submit(HERE, JobRequest(kind="plan", request_json="{}"))
     store.jobs.start(job.id, attempt=0, worker="w")
     record = infeasible(PROFILE.content_id())
-    store.jobs.finish(job.id, 1, "succeeded", profiles=[PROFILE], plan=record)
+    store.jobs.finish(job.id, 1, "succeeded", profile=PROFILE, plan=record)
     store.idempotency.claim(HERE, "k", "d", holder="us")
     store.idempotency.complete(HERE, "k", Answer(status=201), holder="us")
     store.reuse.remember(HERE, "plan", "d", record.record_id())
@@ -125,7 +125,7 @@ def test_it_is_of_one_moment_while_others_write(store, opened, target, tmp_path)
         nonlocal written
         while not ended.is_set():
             profile = PROFILE.model_copy(update={"model": f"M{written}"})
-            store.documents.put_profile(HERE, profile)
+            store.documents.put(HERE, profile)
             store.documents.put_plan(HERE, infeasible(profile.content_id()))
             written += 1
 
@@ -180,7 +180,7 @@ def test_what_is_no_backup_is_refused(opened, target, tmp_path, saved):
 
 
 def test_a_database_that_holds_something_is_not_touched(saved, store):
-    store.documents.put_profile(HERE, PROFILE)
+    store.documents.put(HERE, PROFILE)
     before = everything(store._database)
     with pytest.raises(InvalidInput, match="already holds 1 rows of profiles"):
         restore(store._database, saved)

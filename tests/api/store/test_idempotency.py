@@ -201,7 +201,7 @@ class TestIdempotency:
 
 class TestReuse:
     def test_a_stored_answer_is_found_again(self, store, profile):
-        profile_id = store.documents.put_profile(HERE, Profile.model_validate(profile)).id
+        profile_id = store.documents.put(HERE, Profile.model_validate(profile)).id
         plan_id = store.documents.put_plan(HERE, infeasible(profile_id)).id
         store.reuse.remember(HERE, "plan", "d", "plan_that_is_gone")
         assert store.reuse.recall(HERE, "plan", "d") is None

@@ -59,7 +59,7 @@ class TestLife:
         assert (running.state, running.attempt, running.worker) == ("running", 1, "w1")
         assert store.jobs.report(queued.id, 1, "progress", '{"done": 0.5}')
         record = infeasible(a_profile.content_id())
-        done = store.jobs.finish(queued.id, 1, "succeeded", profiles=[a_profile], plan=record)
+        done = store.jobs.finish(queued.id, 1, "succeeded", profile=a_profile, plan=record)
         assert (done.state, done.result_id) == ("succeeded", record.record_id())
         assert done.is_finished
         assert done == store.jobs.get(HERE, queued.id)
@@ -83,22 +83,21 @@ class TestLife:
             store.jobs.start(job.id, attempt=0, worker="w")
             return store.jobs.finish(job.id, 1, "succeeded", **made).result_id
 
-        other = a_profile.model_copy(update={"model": "Other"})
-        assert result_of(graph=a_graph()) == a_graph().content_id()
-        for both in ((other, a_profile), (a_profile, other)):
-            assert result_of(graph=a_graph(), profiles=both) == both[-1].content_id()
+        profile_id = a_profile.content_id()
+        assert result_of(profile=a_profile) == profile_id
+        assert result_of(profile=a_profile, plan=infeasible(profile_id)).startswith("plan_")
         assert result_of(result_id="plan_before") == "plan_before"
         assert result_of() is None
 
-    def test_a_plan_without_its_profile_ends_nothing(self, store):
+    def test_a_plan_without_its_profile_ends_nothing(self, store, a_profile):
         job = store.jobs.submit(HERE, REQUEST)
         store.jobs.start(job.id, attempt=0, worker="w")
         with pytest.raises(RecordNotFound, match="profile_nowhere"):
             store.jobs.finish(
-                job.id, 1, "succeeded", graph=a_graph(), plan=infeasible("profile_nowhere")
+                job.id, 1, "succeeded", profile=a_profile, plan=infeasible("profile_nowhere")
             )
         assert store.jobs.get(HERE, job.id).state == "running"
-        assert store.documents.graphs(HERE, limit=1).items == ()
+        assert store.documents.profiles(HERE, limit=1).items == ()
         assert kinds(store, job.id) == ["queued", "started"]
 
     def test_reports_beyond_the_limit_are_dropped_and_the_end_is_kept(self, store, monkeypatch):
@@ -128,7 +127,7 @@ class TestAttempts:
         assert store.jobs.beat(job.id, 1) is None
         assert not store.jobs.report(job.id, 1, "progress")
         assert store.jobs.requeue(job.id, 1) is None
-        assert store.jobs.finish(job.id, 1, "succeeded", profiles=[a_profile], plan=late) is None
+        assert store.jobs.finish(job.id, 1, "succeeded", profile=a_profile, plan=late) is None
         assert store.documents.plans(HERE, limit=1).items == ()
         assert store.documents.profiles(HERE, limit=1).items == ()
         assert store.jobs.beat(job.id, 2).worker == "new"
@@ -136,7 +135,7 @@ class TestAttempts:
 
     def test_of_many_ends_one_is_committed(self, store, a_profile):
         """Compare-and-set on the attempt, whoever else believes to run the job."""
-        store.documents.put_profile(HERE, a_profile)
+        store.documents.put(HERE, a_profile)
         job = store.jobs.submit(HERE, REQUEST)
         for attempt in range(3):
             store.jobs.start(job.id, attempt=attempt, worker=f"w{attempt}")
@@ -175,15 +174,15 @@ class TestAttempts:
 
 KILLED = """
 import os, signal, sys
-from stagewright.api.store import jobs
+from stagewright.api.store.documents import DocumentStore
 from stagewright.api.store.store import Store
 from tests.api.stored import a_graph
-keep = jobs.JobStore._store_results
+keep = DocumentStore.insert
 def killed(*made):
     keep(*made)
     os.kill(os.getpid(), signal.SIGKILL)
-jobs.JobStore._store_results = killed
-Store(sys.argv[1]).jobs.finish(sys.argv[2], 1, "succeeded", graph=a_graph())
+DocumentStore.insert = killed
+Store(sys.argv[1]).jobs.finish(sys.argv[2], 1, "succeeded", profile=a_graph())
 """
 
 
@@ -200,7 +199,7 @@ def test_killed_while_it_commits_its_end_nothing_of_it_is_there(store, address, 
     assert store.documents.graphs(HERE, limit=1).items == ()
     assert kinds(store, job.id) == ["queued", "started"]
     store.jobs.start(job.id, attempt=1, worker="next")
-    assert store.jobs.finish(job.id, 2, "succeeded", graph=a_graph()).attempt == 2
+    assert store.jobs.finish(job.id, 2, "succeeded", profile=a_graph()).attempt == 2
 
 
 class TestCancel:

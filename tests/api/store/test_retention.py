@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.store import retention as retention_module
+from stagewright.api.store import maintenance as retention_module
 from stagewright.api.store.errors import RecordNotFound
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, JobRequest, Retention
@@ -50,9 +50,9 @@ def test_finished_jobs_go_with_their_events_and_others_stay(store, clock, monkey
 
 def test_plans_go_first_and_profiles_that_nothing_names(store, clock, a_profile):
     other = a_profile.model_copy(update={"model": "Other"})
-    kept_id = store.documents.put_profile(HERE, a_profile).id
-    store.documents.put_profile(HERE, other)
-    store.documents.put_graph(HERE, a_graph())
+    kept_id = store.documents.put(HERE, a_profile).id
+    store.documents.put(HERE, other)
+    store.documents.put(HERE, a_graph())
     old = store.documents.put_plan(HERE, infeasible(kept_id, 2.0)).id
     store.reuse.remember(HERE, "plan", "d", old)
     clock.time += timedelta(days=10)
@@ -69,7 +69,7 @@ def test_plans_go_first_and_profiles_that_nothing_names(store, clock, a_profile)
 def test_a_profile_of_two_projects_goes_where_nothing_names_it(store, clock, a_profile):
     other = store.projects.create("other").id
     for project in (HERE, other):
-        store.documents.put_profile(project, a_profile)
+        store.documents.put(project, a_profile)
     clock.time += timedelta(days=10)
     store.documents.put_plan(HERE, infeasible(a_profile.content_id()))
     store.expire(keep(plans_days=5))
@@ -89,7 +89,7 @@ def test_lines_of_the_audit_log_and_answers_go_by_their_own_age(store, clock):
 
 
 def test_asked_for_nothing_it_keeps_everything(store, clock, a_profile):
-    profile_id = store.documents.put_profile(HERE, a_profile).id
+    profile_id = store.documents.put(HERE, a_profile).id
     store.documents.put_plan(HERE, infeasible(profile_id))
     store.jobs.request_cancel(HERE, store.jobs.submit(HERE, REQUEST).id)
     store.audit.add(AuditEvent(action="a", outcome="ok"))
@@ -101,7 +101,7 @@ def test_a_plan_stored_while_profiles_go_has_its_profile(store, clock, a_profile
     """Either it was there first and keeps the profile, or it is told that there is none."""
     profiles = [a_profile.model_copy(update={"model": f"M{index}"}) for index in range(12)]
     for profile in profiles:
-        store.documents.put_profile(HERE, profile)
+        store.documents.put(HERE, profile)
     clock.time += timedelta(days=10)
 
     def put(profile: Profile) -> bool:

@@ -43,7 +43,7 @@ def elsewhere(store: Store) -> str:
 
 class TestContract:
     def test_a_profile_comes_back_equal_under_its_content_id(self, store, clock, a_profile):
-        stored = store.documents.put_profile(HERE, a_profile)
+        stored = store.documents.put(HERE, a_profile)
         assert stored.id == a_profile.content_id()
         assert stored.created_at == clock.time
         back = store.documents.profile(HERE, stored.id)
@@ -52,27 +52,27 @@ class TestContract:
     def test_what_was_just_stored_is_not_read_again(self, store, a_profile, elsewhere, monkeypatch):
         """Of 10,000 layers that took 0.7 s of processor time."""
         monkeypatch.setattr(Profile, "model_validate_json", None)
-        stored = store.documents.put_profile(HERE, a_profile)
+        stored = store.documents.put(HERE, a_profile)
         assert store.documents.profile(HERE, stored.id).profile == a_profile
         with pytest.raises(RecordNotFound):
             store.documents.profile(elsewhere, stored.id)
 
     def test_the_same_profile_twice_is_one_row(self, store, a_profile):
         again = Profile.from_json(a_profile.to_json())
-        first = store.documents.put_profile(HERE, a_profile)
-        assert store.documents.put_profile(HERE, again) == first
+        first = store.documents.put(HERE, a_profile)
+        assert store.documents.put(HERE, again) == first
         assert len(store.documents.profiles(HERE, limit=10).items) == 1
 
     def test_a_graph_comes_back_equal_and_once(self, store):
         graph = a_graph()
-        stored = store.documents.put_graph(HERE, graph)
-        assert store.documents.put_graph(HERE, graph) == stored
+        stored = store.documents.put(HERE, graph)
+        assert store.documents.put(HERE, graph) == stored
         assert store.documents.graph(HERE, stored.id).graph == graph
         (row,) = store.documents.graphs(HERE, limit=10).items
         assert (row.id, row.model, row.num_layers) == (graph.content_id(), "Tiny", 1)
 
     def test_a_plan_comes_back_with_its_whole_request(self, store, a_profile, a_plan):
-        record = planned(store.documents.put_profile(HERE, a_profile).id, a_plan)
+        record = planned(store.documents.put(HERE, a_profile).id, a_plan)
         stored = store.documents.put_plan(HERE, record)
         assert store.documents.plan(HERE, stored.id) == stored
         assert stored.id == record.record_id()
@@ -80,24 +80,24 @@ class TestContract:
             assert getattr(stored, field) == getattr(record, field)
 
     def test_infeasible_is_kept_as_well(self, store, a_profile):
-        profile_id = store.documents.put_profile(HERE, a_profile).id
+        profile_id = store.documents.put(HERE, a_profile).id
         stored = store.documents.put_plan(HERE, infeasible(profile_id))
         assert store.documents.plan(HERE, stored.id).infeasible.required == 2.0
         assert store.documents.plan(HERE, stored.id).plan is None
 
     def test_the_same_answer_twice_is_one_row(self, store, a_profile, a_plan):
-        record = planned(store.documents.put_profile(HERE, a_profile).id, a_plan)
+        record = planned(store.documents.put(HERE, a_profile).id, a_plan)
         assert store.documents.put_plan(HERE, record) == store.documents.put_plan(HERE, record)
         assert len(store.documents.plans(HERE, limit=10).items) == 1
 
     def test_one_plan_for_two_clusters_is_two_rows(self, store, a_profile, a_plan):
-        profile_id = store.documents.put_profile(HERE, a_profile).id
+        profile_id = store.documents.put(HERE, a_profile).id
         store.documents.put_plan(HERE, planned(profile_id, a_plan, "2xcpu"))
         store.documents.put_plan(HERE, planned(profile_id, a_plan, "3xcpu"))
         assert len(store.documents.plans(HERE, limit=10).items) == 2
 
     def test_summaries_say_what_is_stored(self, store, a_profile, a_plan):
-        profile_id = store.documents.put_profile(HERE, a_profile).id
+        profile_id = store.documents.put(HERE, a_profile).id
         stored = store.documents.put_plan(HERE, planned(profile_id, a_plan))
         (row,) = store.documents.plans(HERE, limit=1).items
         assert (row.id, row.created_at, row.status) == (stored.id, stored.created_at, "planned")
@@ -113,7 +113,7 @@ class TestContract:
     def test_a_plans_line_says_which_model_on_what(self, store, a_profile, a_plan):
         spec = {"family": "gpt2", "config": {}}
         named = Profile.model_validate({**a_profile.model_dump(), "spec": spec})
-        profile_id = store.documents.put_profile(HERE, named).id
+        profile_id = store.documents.put(HERE, named).id
         store.documents.put_plan(HERE, planned(profile_id, a_plan, "2x2x80GB"))
         store.documents.put_plan(HERE, infeasible(profile_id))
         nothing, found = store.documents.plans(HERE, limit=9).items
@@ -135,9 +135,9 @@ class TestContract:
         assert not any("TEMP B-TREE" in step[-1] for step in steps)
 
     def test_plans_are_found_by_words(self, store, a_profile, a_plan, elsewhere):
-        profile_id = store.documents.put_profile(HERE, a_profile).id
+        profile_id = store.documents.put(HERE, a_profile).id
         other = a_profile.model_copy(update={"model": "100%_\\U-Net"})
-        other_id = store.documents.put_profile(HERE, other).id
+        other_id = store.documents.put(HERE, other).id
         first = store.documents.put_plan(HERE, planned(profile_id, a_plan, "2x80GB")).id
         second = store.documents.put_plan(HERE, planned(other_id, a_plan, "2xcpu")).id
         third = store.documents.put_plan(HERE, infeasible(other_id)).id
@@ -160,15 +160,15 @@ class TestContract:
         assert again.next_cursor is None
 
     def test_a_plan_needs_its_profile_in_its_own_project(self, store, elsewhere, a_profile, a_plan):
-        record = planned(store.documents.put_profile(elsewhere, a_profile).id, a_plan)
+        record = planned(store.documents.put(elsewhere, a_profile).id, a_plan)
         with pytest.raises(RecordNotFound, match=record.profile_id):
             store.documents.put_plan(HERE, record)
         assert store.documents.plans(HERE, limit=10).items == ()
 
     def test_projects_see_nothing_of_each_other(self, store, elsewhere, a_profile, a_plan):
-        record = planned(store.documents.put_profile(HERE, a_profile).id, a_plan)
+        record = planned(store.documents.put(HERE, a_profile).id, a_plan)
         made = store.documents.put_plan(HERE, record)
-        graph_id = store.documents.put_graph(HERE, a_graph()).id
+        graph_id = store.documents.put(HERE, a_graph()).id
         for read, identifier in [
             (store.documents.plan, made.id),
             (store.documents.profile, record.profile_id),
@@ -180,8 +180,8 @@ class TestContract:
             assert listed(elsewhere, limit=10).items == ()
 
     def test_the_same_content_in_two_projects_is_two_rows(self, store, elsewhere, a_profile):
-        here = store.documents.put_profile(HERE, a_profile)
-        there = store.documents.put_profile(elsewhere, a_profile)
+        here = store.documents.put(HERE, a_profile)
+        there = store.documents.put(elsewhere, a_profile)
         assert here.id == there.id
         assert here.created_at < there.created_at
         assert store.documents.profile(HERE, here.id).created_at == here.created_at
@@ -197,12 +197,12 @@ class TestContract:
                     read(HERE, identifier)
 
     def test_names_that_postgresql_cannot_hold_are_kept_readable(self, store):
-        stored = store.documents.put_graph(HERE, a_graph("a\0b"))
+        stored = store.documents.put(HERE, a_graph("a\0b"))
         assert store.documents.graph(HERE, stored.id).graph.model == "a\0b"
         assert store.documents.graphs(HERE, limit=1).items[0].model == "a\ufffdb"
 
     def test_threads_may_write_and_read_at_once(self, store, a_profile):
-        profile_id = store.documents.put_profile(HERE, a_profile).id
+        profile_id = store.documents.put(HERE, a_profile).id
         together = threading.Barrier(8)
 
         def write(index: int) -> str:
@@ -225,7 +225,7 @@ class TestContract:
 class TestPaging:
     @pytest.fixture
     def profile_id(self, store, a_profile) -> str:
-        return store.documents.put_profile(HERE, a_profile).id
+        return store.documents.put(HERE, a_profile).id
 
     def put(self, store, profile_id, *needs: float, project: str = HERE) -> list[str]:
         return [
@@ -254,7 +254,7 @@ class TestPaging:
         ids = self.put(store, profile_id, *range(4))[::-1]
         first = store.documents.plans(HERE, limit=2)
         self.put(store, profile_id, 10, 11, 12)
-        store.documents.put_profile(elsewhere, a_profile)
+        store.documents.put(elsewhere, a_profile)
         self.put(store, profile_id, 13, project=elsewhere)
         second = store.documents.plans(HERE, limit=2, cursor=first.next_cursor)
         assert [row.id for row in (*first.items, *second.items)] == ids
@@ -277,7 +277,7 @@ class TestPaging:
 class TestFile:
     def test_what_was_written_is_there_after_opening_again(self, tmp_path, a_profile):
         first = Store(tmp_path / "store.db")
-        profile_id = first.documents.put_profile(HERE, a_profile).id
+        profile_id = first.documents.put(HERE, a_profile).id
         first.close()
         second = Store(tmp_path / "store.db")
         assert second.documents.profile(HERE, profile_id).profile == a_profile
@@ -286,7 +286,7 @@ class TestFile:
     def test_it_is_its_owners_alone(self, tmp_path, a_profile):
         """Cause: it held hashes of keys and names of models, and everybody could read it."""
         store = Store(tmp_path / "store.db")
-        store.documents.put_profile(HERE, a_profile)
+        store.documents.put(HERE, a_profile)
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         store.close()
         assert modes == dict.fromkeys(["store.db", "store.db-wal", "store.db-shm"], 0o600)
@@ -297,7 +297,7 @@ class TestFile:
         other = sqlite3.connect(tmp_path / "store.db", check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(0.3, other.rollback).start()
-        assert store.documents.put_profile(HERE, a_profile).id == a_profile.content_id()
+        assert store.documents.put(HERE, a_profile).id == a_profile.content_id()
         other.close()
         store.close()
 
@@ -312,14 +312,14 @@ class TestFile:
             ThreadPoolExecutor(1) as other,
             pytest.raises(StoreUnavailable, match="other writes take too long"),
         ):
-            other.submit(store.documents.put_profile, HERE, a_profile).result()
-        assert store.documents.put_profile(HERE, a_profile).id == a_profile.content_id()
+            other.submit(store.documents.put, HERE, a_profile).result()
+        assert store.documents.put(HERE, a_profile).id == a_profile.content_id()
         store.close()
 
     def test_reading_goes_on_while_another_writes(self, tmp_path, a_profile):
         """Cause: without write-ahead logging a reader waits for the writer."""
         store = Store(tmp_path / "store.db")
-        store.documents.put_profile(HERE, a_profile)
+        store.documents.put(HERE, a_profile)
         other = sqlite3.connect(tmp_path / "store.db")
         other.execute("BEGIN EXCLUSIVE")
         other.execute("UPDATE profiles SET model = ''")
@@ -363,7 +363,7 @@ class TestPostgres:
     def test_a_server_killed_and_started_again_loses_nothing(self, postgres, a_profile):
         """Nothing is read half-written, and the store finds the server again by itself."""
         store = Store(postgres.url(postgres.new_database("ready")))
-        profile_id = store.documents.put_profile(HERE, a_profile).id
+        profile_id = store.documents.put(HERE, a_profile).id
         postgres.process.kill()
         postgres.process.wait()
         with pytest.raises(StoreUnavailable):

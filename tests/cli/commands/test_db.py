@@ -13,7 +13,7 @@ from stagewright.api.store.store import Store
 def database(tmp_path, profile):
     """A database with a profile and a cancelled job, in the folder commands run in."""
     store = Store(tmp_path / "stagewright.db")
-    store.documents.put_profile(DEFAULT_PROJECT, profile)
+    store.documents.put(DEFAULT_PROJECT, profile)
     job = store.jobs.submit(DEFAULT_PROJECT, JobRequest(kind="plan", request_json="{}"))
     store.jobs.request_cancel(DEFAULT_PROJECT, job.id)
     store.close()
