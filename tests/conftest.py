@@ -1,8 +1,11 @@
 """What every test may use."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,9 @@ from tests.forked_python import run_server
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
+SERVING = pytest.StashKey[ExitStack]()
+SHARED_SERVER = "TESTS_FORKING_EXECUTABLE"
+"""Of the environment of several workers: what stands in for Python in all of them."""
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +35,9 @@ def as_wide_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def forking_executable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Take the place of ``sys.executable`` by forking; see `tests/forked_python.py`."""
+    if shared := os.environ.get(SHARED_SERVER):
+        yield Path(shared)
+        return
     with run_server(tmp_path_factory.mktemp("python")) as executable:
         yield executable
 
@@ -54,15 +63,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Of several workers none waits for numba: it compiles once, beside their first tests."""
+    """Of several workers none waits for numba: it compiles once, beside their first tests.
+
+    Nor does each start a server of forks: one forks for all.
+    """
     config = session.config
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         return
     command = [sys.executable, "-m", "stagewright.planner.numba_cache"]
+    config.stash[SERVING] = serving = ExitStack()
+    folder = Path(serving.enter_context(tempfile.TemporaryDirectory()))
+    os.environ[SHARED_SERVER] = str(serving.enter_context(run_server(folder)))
     config.stash[COMPILING] = subprocess.Popen(command, cwd=REPOSITORY)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.config.stash.get(SERVING, ExitStack()).close()
     if process := session.config.stash.get(COMPILING, None):
         process.terminate()
         process.wait()

@@ -1,6 +1,7 @@
 """A stand-in for ``python -m MODULE`` that forks a process which has imported torch already.
 
-A process of its own takes one to three seconds to import what it needs; a fork, some hundredths.
+A process of its own takes one to four seconds to import what it needs, and one more for the first
+model it traces; a fork, some hundredths. One server forks for all of pytest's workers.
 `run_server` makes an executable to take the place of ``sys.executable``. It passes
 its arguments, environment, working folder and standard streams on to a server, which forks, and it
 ends as the fork ends. A signal goes on to the fork; a fork whose caller was killed is killed too.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import multiprocessing.spawn  # noqa: F401 (takes down the real executable, whose pipes it needs)
 import os
@@ -26,6 +28,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 CLIENT = """\
 #!{python} -IS
@@ -50,13 +54,13 @@ PRELOADED = (
     "stagewright.api.server", "stagewright.capture.capture", "stagewright.cli.main",
     "stagewright.planner.plan", "stagewright.profiler.estimates.worker",
     "stagewright.profiler.measure_worker", "stagewright.runtime.distributed",
-    "stagewright.view.notebook",
+    "stagewright.runtime.rpc", "stagewright.view.notebook", "tests.torch_models",
 )  # fmt: skip
 
 
 @contextmanager
 def run_server(folder: Path) -> Iterator[Path]:
-    """Start a server; yield the executable to run in place of Python's."""
+    """Start a server; yield the executable to run in place of Python's, which waits for it."""
     address = folder / "socket"
     executable = folder / "python"
     executable.write_text(CLIENT.format(python=sys.executable, address=str(address)))
@@ -67,20 +71,17 @@ def run_server(folder: Path) -> Iterator[Path]:
     with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE) as server:
         try:
             assert server.stdout is not None
-            assert server.stdout.readline() == b"ready\n"
+            assert server.stdout.readline() == b"listens\n"
             yield executable
         finally:
             server.terminate()
 
 
-def _serve(address: str) -> dict[str, Any] | None:
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
     """Fork for every caller; return what it asked for in the fork, None in the server."""
     stopped, stop = socket.socketpair()
     signal.signal(signal.SIGTERM, lambda *_: stop.send(b"."))
-    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
-        listener.bind(address)
-        listener.listen()
-        os.write(1, b"ready\n")
+    with listener, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(stopped, selectors.EVENT_READ)
         forks: dict[int, tuple[int, socket.socket]] = {}
@@ -88,7 +89,8 @@ def _serve(address: str) -> dict[str, Any] | None:
             for key, _ in selector.select():
                 if key.fileobj is stopped:
                     for process, _ in forks.values():
-                        os.kill(process, signal.SIGKILL)
+                        with suppress(ProcessLookupError):
+                            os.killpg(process, signal.SIGKILL)
                     return None
                 if key.fileobj is listener:
                     link, _ = listener.accept()
@@ -102,7 +104,7 @@ def _serve(address: str) -> dict[str, Any] | None:
                 elif isinstance(key.fileobj, socket.socket):  # its caller is gone
                     selector.unregister(key.fileobj)
                     with suppress(ProcessLookupError):
-                        os.kill(key.data, signal.SIGKILL)
+                        os.killpg(key.data, signal.SIGKILL)
                 else:
                     process, link = forks.pop(key.fd)
                     selector.unregister(key.fd)
@@ -120,6 +122,8 @@ def _fork(link: socket.socket) -> dict[str, Any] | int:
     with link.makefile("rb") as request:
         asked: dict[str, Any] = json.loads(request.readline())
     if process := os.fork():
+        with suppress(OSError):  # the fork does it too; whoever comes second may be too late
+            os.setpgid(process, process)
         link.sendall(f"{process}\n".encode())
         for stream in streams:
             os.close(stream)
@@ -155,12 +159,27 @@ def _run(asked: dict[str, Any]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def _prepare() -> None:
+    """Do once what forks would each do for themselves, and start no thread."""
+    with suppress(ImportError):  # a progress bar of transformers' starts one
+        importlib.import_module("tqdm").tqdm.monitor_interval = 0
+    for name in PRELOADED:
+        importlib.import_module(name)
+    models = importlib.import_module("tests.torch_models")
+    for name in models.SPECS:
+        with suppress(pytest.skip.Exception):  # without transformers
+            models.traced_profile(models.make_case(name))
+    gc.freeze()
+
+
 def _main() -> None:
     sys.executable = sys.argv[2]  # some modules take it down as they are imported
-    for name in PRELOADED:
-        __import__(name)
-    gc.freeze()
-    asked = _serve(sys.argv[1])
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen(100)
+    os.write(1, b"listens\n")  # who connects from here on waits
+    _prepare()
+    asked = _serve(listener)
     if asked is None:
         return
     code: Any = 0

@@ -14,22 +14,27 @@ from pathlib import Path
 
 from stagewright.profiler.links.launch_local import free_port
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 
-def run_worker(repository: Path, module: str, *arguments: str, timeout_s: float) -> str:
-    """What a worker printed; it and whatever it forked are gone afterwards.
 
-    Raises:
-        AssertionError: It failed; with the end of what it and its ranks wrote to stderr.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=repository,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+def start_python(executable: Path | str, *arguments: str) -> subprocess.Popen[str]:
+    """Python, or `forking_executable` in its place, in the repository and a session of its own."""
+    return subprocess.Popen(
+        [str(executable), *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def run_python(
+    executable: Path | str, *arguments: str, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """What became of it; it and whatever it forked are gone afterwards."""
+    process = start_python(executable, *arguments)
     try:
         output, words = process.communicate(timeout=timeout_s)
     finally:
@@ -37,8 +42,18 @@ def run_worker(repository: Path, module: str, *arguments: str, timeout_s: float)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     sys.stderr.write(words)  # shown where a test fails
-    assert process.returncode == 0, words[-3000:]
-    return output
+    return subprocess.CompletedProcess(arguments, process.returncode, output, words)
+
+
+def run_worker(executable: Path | str, module: str, *arguments: str, timeout_s: float) -> str:
+    """What a worker printed.
+
+    Raises:
+        AssertionError: It failed; with the end of what it and its ranks wrote to stderr.
+    """
+    done = run_python(executable, "-m", module, *arguments, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def fork_ranks(count: int, run: Callable[[], None], words: str | None = None) -> list[int]:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, repository):
+def results(tmp_path_factory, forking_executable):
     """Every rank's account of every cell, from one run on two ranks."""
     pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.torch")
@@ -24,7 +24,7 @@ def results(tmp_path_factory, repository):
     gpt2 = make_case("gpt2", seed=5).model.double()
     safetensors.save_model(gpt2, folder / "gpt2.safetensors")
     save_checkpoint(folder / "unet", make_case("unet", seed=5).model.double(), step=1)
-    run_worker(repository, "tests.runtime.build_worker", str(folder), timeout_s=120)
+    run_worker(forking_executable, "tests.runtime.build_worker", str(folder), timeout_s=120)
     lines = [
         json.loads(line)
         for rank in range(2)

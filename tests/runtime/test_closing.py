@@ -10,8 +10,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def told(repository):
-    output = run_worker(repository, "tests.runtime.closing_worker", timeout_s=170)
+def told(forking_executable):
+    output = run_worker(forking_executable, "tests.runtime.closing_worker", timeout_s=170)
     return [json.loads(line) for line in output.splitlines()]
 
 

@@ -2,32 +2,27 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.runtime.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
 
-def printed(command, *words):
-    done = subprocess.run(
-        [sys.executable, *command, "--json", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-    )
+def printed(forking_executable, script, *words):
+    done = run_python(forking_executable, str(script), "--json", *words, timeout_s=220)
     return done, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_hard_cells_are_equal():
+def test_hard_cells_are_equal(forking_executable):
     only = "model=GPT tied,model=dropout,schedule=1f1b,schedule=zbv,ranks=2"
-    done, rows = printed(["benchmarks/conformance.py"], "--only", only, "--time-limit", "60")
+    done, rows = printed(
+        forking_executable, "benchmarks/conformance.py", "--only", only, "--time-limit", "60"
+    )
     assert {row["ours"] for row in rows} == {"equal"}, rows
     assert (len(rows), done.returncode) == (4, 0), done.stderr[-3000:]
     assert {(row["schedule"], row["stages"]) for row in rows} == {("1f1b", 2), ("zbv", 4)}
@@ -76,9 +71,11 @@ sys.exit(conformance.main())
 """
 
 
-def test_what_is_planted_is_found():
+def test_what_is_planted_is_found(forking_executable, tmp_path):
+    script = tmp_path / "planted.py"
+    script.write_text(PLANTED, encoding="utf-8")
     words = ["--ours-only", "--only", "model=MLP,ranks=2", "--time-limit", "10"]
-    done, rows = printed(["-c", PLANTED], *words)
+    done, rows = printed(forking_executable, script, *words)
     found = {row["schedule"]: (row["ours"], row["ours_detail"]) for row in rows}
     assert done.returncode == 1
     assert len(found) == 9, done.stderr[-3000:]

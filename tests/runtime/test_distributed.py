@@ -69,13 +69,15 @@ CASES = {"2 ranks": (2, ON_TWO), "3 ranks": (3, ON_THREE), "4 ranks": (4, ON_FOU
 
 
 @pytest.fixture(scope="module", params=CASES)
-def results(request, tmp_path_factory, repository):
+def results(request, tmp_path_factory, forking_executable):
     """Every rank's account of every variant, from one run."""
     ranks, variants = CASES[request.param]
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("equality")
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    run_worker(repository, "tests.runtime.equality_worker", str(folder), str(ranks), timeout_s=240)
+    run_worker(
+        forking_executable, "tests.runtime.equality_worker", str(folder), str(ranks), timeout_s=240
+    )
     found = [
         json.loads(line)
         for rank in range(ranks)

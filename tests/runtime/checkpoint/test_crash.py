@@ -1,14 +1,12 @@
 """Killed while saving, a process leaves what was saved before: at any moment, whatever it did."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.runtime.checkpoint.crash_worker import CASES
+from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -16,19 +14,19 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 ROUNDS = 5
 
 
-def deaths(repository, *words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.checkpoint.crash_worker", *map(str, words)],
-        cwd=repository, env=environment, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def deaths(forking_executable, *words):
+    worker = "tests.runtime.checkpoint.crash_worker"
+    return list(
+        map(
+            json.loads,
+            run_worker(forking_executable, worker, *map(str, words), timeout_s=280).splitlines(),
+        )
+    )
 
 
 @pytest.fixture(scope="module")
-def killed_in_turn(repository, tmp_path_factory):
-    return deaths(repository, "operations", tmp_path_factory.mktemp("operations"))
+def killed_in_turn(forking_executable, tmp_path_factory):
+    return deaths(forking_executable, "operations", tmp_path_factory.mktemp("operations"))
 
 
 @pytest.mark.parametrize(("step", "keep"), CASES, ids=["new", "replaced"])
@@ -48,8 +46,8 @@ def test_at_every_operation_on_a_file(step, keep, killed_in_turn):
         assert sorted(set(entry["rest"]) - set(steps)) == [".lock", "latest"]
 
 
-def test_ranks_at_random_moments(repository, tmp_path):
-    found = deaths(repository, "random", tmp_path, ROUNDS)
+def test_ranks_at_random_moments(forking_executable, tmp_path):
+    found = deaths(forking_executable, "random", tmp_path, ROUNDS)
     assert len(found) == ROUNDS
     for entry in found:
         assert entry["found"] >= entry["at once"] >= entry["first"]

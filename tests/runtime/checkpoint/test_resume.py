@@ -1,9 +1,6 @@
 """Saved under one plan and resumed under another, the losses are those of a run never stopped."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import chain
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 from stagewright.runtime.checkpoint.convert import convert_checkpoint
 from stagewright.runtime.checkpoint_files.step_folder import find_step
 from tests.runtime.checkpoint.resume_worker import LEGS, MICROBATCHES, STEPS
+from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -19,15 +17,16 @@ EXACT = 1e-12
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, repository):
+def folder(forking_executable, tmp_path_factory):
     """One run over all legs and both optimizers."""
     folder = tmp_path_factory.mktemp("resume")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.checkpoint.resume_worker", str(folder), "adamw,sgd"],
-        cwd=repository, env=environment, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker(
+        forking_executable,
+        "tests.runtime.checkpoint.resume_worker",
+        str(folder),
+        "adamw,sgd",
+        timeout_s=280,
+    )
     return folder
 
 

@@ -1,11 +1,10 @@
 """Where one rank cannot go along, all of them hear why, and nothing is saved by halves."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -25,16 +24,13 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def told(repository, tmp_path_factory):
+def told(forking_executable, tmp_path_factory):
     """Each rank's account by case."""
     folder = tmp_path_factory.mktemp("ranks") / "run"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.checkpoint.disagree_worker", str(folder)],
-        cwd=repository, env=environment, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    output = run_worker(
+        forking_executable, "tests.runtime.checkpoint.disagree_worker", str(folder), timeout_s=200
+    )
+    entries = [json.loads(line) for line in output.splitlines()]
     return {
         case: sorted((e for e in entries if e["case"] == case), key=lambda e: e["rank"])
         for case in {entry["case"]: None for entry in entries}

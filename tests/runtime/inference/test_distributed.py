@@ -22,10 +22,10 @@ SCENARIOS = [
 
 
 @pytest.fixture(scope="module")
-def said(repository):
+def said(forking_executable):
     """What all ranks of all scenarios said."""
     output = run_worker(
-        repository, "tests.runtime.inference_worker", json.dumps(SCENARIOS), timeout_s=160
+        forking_executable, "tests.runtime.inference_worker", json.dumps(SCENARIOS), timeout_s=160
     )
     found = [
         json.loads(line) if line.startswith("{") else {"what": "printed", "line": line}

@@ -2,10 +2,7 @@
 
 import copy
 import json
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,24 +14,16 @@ from stagewright.core.plan.plan import DirectSend
 from stagewright.runtime.partition.cut import cut, cut_for_plan
 from stagewright.runtime.partition.routes import find_routes
 from stagewright.runtime.supported_plans import check_runnable
+from tests.runtime.forked import run_python
 from tests.runtime.odd_models import Base
 from tests.torch_models import make_case, make_plan
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.distributed
 @pytest.mark.timeout(240)
-def test_cells_of_the_conformance_table_are_equal():
+def test_cells_of_the_conformance_table_are_equal(forking_executable):
     """Gradients, buffers, loss and names; four ranks, 1e-9 relative in double precision."""
-    done = subprocess.run(
-        [sys.executable, "tests/runtime/direct_cells.py", "60"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-    )
+    done = run_python(forking_executable, "tests/runtime/direct_cells.py", "60", timeout_s=220)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row for row in rows if row["ours"] != "equal"] == [], done.stderr[-3000:]
     assert len(rows) == 7, done.stderr[-3000:]

@@ -26,11 +26,15 @@ SCENARIOS = [
 
 
 @pytest.fixture(scope="module")
-def accounts(repository, tmp_path_factory):
+def accounts(forking_executable, tmp_path_factory):
     """Exit code and last words of every rank but those that hang, by scenario and victim."""
     folder = tmp_path_factory.mktemp("doomed")
     output = run_worker(
-        repository, "tests.runtime.doomed_worker", str(folder), json.dumps(SCENARIOS), timeout_s=160
+        forking_executable,
+        "tests.runtime.doomed_worker",
+        str(folder),
+        json.dumps(SCENARIOS),
+        timeout_s=160,
     )
     return {
         (ended["what"], ended["victim"]): {

@@ -46,9 +46,9 @@ def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
 
 @pytest.mark.distributed
 @pytest.mark.timeout(120)
-def test_overlapping_sets_of_a_given_group_find_each_other(repository):
+def test_overlapping_sets_of_a_given_group_find_each_other(forking_executable):
     """Names hold how many groups a rank has made, so that two ranks waited under two names."""
-    output = run_worker(repository, "tests.runtime.groups_worker", timeout_s=110)
+    output = run_worker(forking_executable, "tests.runtime.groups_worker", timeout_s=110)
     told = {found.pop("rank"): found for found in map(json.loads, output.splitlines())}
     assert told[0] == {"(0, 1)": 11, "(0, 2)": 101, "everyone": 111}
     assert told[1] == {"(0, 1)": 11, "(1, 2)": 110, "everyone": 111}

@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(folder, repository):
+def results(folder, forking_executable):
     """Every rank's account of every variant, from one run."""
     variants = {
         ranks: [
@@ -72,7 +72,7 @@ def results(folder, repository):
         for ranks, found in VARIANTS.items()
     }
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    run_worker(repository, "tests.runtime.strategies_worker", str(folder), timeout_s=180)
+    run_worker(forking_executable, "tests.runtime.strategies_worker", str(folder), timeout_s=180)
     found = [
         json.loads(line)
         for path in sorted(folder.glob("*-*.jsonl"))

@@ -15,9 +15,9 @@ EXACT = 1e-9
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, repository):
+def results(tmp_path_factory, forking_executable):
     folder = tmp_path_factory.mktemp("synchronised")
-    run_worker(repository, "tests.runtime.synchronised_worker", str(folder), timeout_s=120)
+    run_worker(forking_executable, "tests.runtime.synchronised_worker", str(folder), timeout_s=120)
     return [
         entry
         for rank in range(2)

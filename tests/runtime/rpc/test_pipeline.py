@@ -1,13 +1,12 @@
 """One process in control of passive workers: the same numbers, clear errors, nothing left over."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from stagewright.profiler.links.launch_local import free_port
+from tests.runtime.forked import start_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -16,19 +15,14 @@ WORLD_SIZE = 3
 GAVE_UP, ENDED = 7, 9
 
 
-def run_session(repository, scenarios):
+def run_session(executable, scenarios):
     """Exit codes, what the master found, and everybody's last words, the master's first."""
     address = f"127.0.0.1:{free_port()}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    python = [sys.executable, "-m"]
-    commands = [[*python, "tests.runtime.rpc_master", scenarios, address]] + [
-        [*python, "tests.runtime.rpc_worker", f"worker{rank}", str(rank), str(WORLD_SIZE), address]
+    commands = [["tests.runtime.rpc_master", scenarios, address]] + [
+        ["tests.runtime.rpc_worker", f"worker{rank}", str(rank), str(WORLD_SIZE), address]
         for rank in range(1, WORLD_SIZE)
     ]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen(command, cwd=repository, env=environment, **pipes) for command in commands
-    ]
+    processes = [start_python(executable, "-m", *command) for command in commands]
     try:
         ended = [process.communicate(timeout=200) for process in processes]
     finally:
@@ -41,8 +35,8 @@ def run_session(repository, scenarios):
 
 
 @pytest.fixture(scope="module")
-def session(repository):
-    codes, found, words = run_session(repository, "equality,overlap,errors")
+def session(forking_executable):
+    codes, found, words = run_session(forking_executable, "equality,overlap,errors")
     assert codes == [0, 0, 0], words
     return found
 
@@ -99,8 +93,8 @@ def test_errors_say_where_and_what_to_do_and_the_session_goes_on(session, what, 
 
 
 @pytest.mark.parametrize("scenario", ["death", "late_death"])
-def test_a_worker_that_dies_is_named_by_all_others(repository, scenario):
-    codes, found, words = run_session(repository, scenario)
+def test_a_worker_that_dies_is_named_by_all_others(forking_executable, scenario):
+    codes, found, words = run_session(forking_executable, scenario)
     assert codes == [GAVE_UP, GAVE_UP, ENDED], words
     assert [entry["survived"] for entry in found] == [1]
     assert "RankFailed: worker2 (" in words[0]
@@ -112,8 +106,8 @@ def test_a_worker_that_dies_is_named_by_all_others(repository, scenario):
     assert "RankFailed: worker1 stopped serving: RankFailed: worker2 (" in words[1]
 
 
-def test_workers_end_when_the_controller_is_gone(repository):
-    codes, _, words = run_session(repository, "vanishing")
+def test_workers_end_when_the_controller_is_gone():
+    codes, _, words = run_session(sys.executable, "vanishing")  # as a user starts them
     assert codes == [ENDED, GAVE_UP, GAVE_UP], words
     for account in words[1:]:
         assert "RankFailed: worker" in account
