@@ -14,8 +14,7 @@ from starlette.middleware import Middleware
 
 from .. import __version__
 from .auth.middleware import AuthMiddleware
-from .http.allowed_methods import documented_paths
-from .http.problems import install_problems
+from .http.problems import documented_paths, install_problems
 from .http.strict_requests import refuse_unknown_parameters
 from .http.threads import FOR_DATABASE
 from .jobs.workers import WorkerBackend

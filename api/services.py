@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ..core.errors import InvalidInput
 from .auth.authenticate import Authenticator
-from .auth.jwks import SigningKeys
 from .auth.middleware import AuditWriter
 from .auth.sessions import Sessions
 from .jobs.async_workers import AsyncWorkers, EstimatingWorkers
@@ -162,7 +161,7 @@ def build_authenticator(
     if settings.oidc is None:
         return Authenticator(settings.token, store, None, sessions=sessions)
     try:
-        from .auth.oidc import OidcTokens  # needs pyjwt, an extra
+        from .auth.oidc import OidcTokens, SigningKeys  # needs pyjwt, an extra
     except ModuleNotFoundError:
         raise InvalidInput(
             "Tokens of an identity provider need pyjwt. Run: pip install 'stagewright[oidc]'"

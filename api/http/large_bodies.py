@@ -34,16 +34,7 @@ class WrongItems(ValueError):
 
 
 def in_slices(kind: Any, found: Any, place: tuple[str, ...] = ()) -> Any:
-    """Return parsed JSON with the items of its long lists already validated.
-
-    Args:
-        kind: The type to validate against: a model, or a union with one.
-        found: Parsed JSON; not changed.
-        place: Its location in the body.
-
-    Raises:
-        WrongItems: Items of a list are invalid.
-    """
+    """Return parsed JSON with the items of its long lists validated, or raise `WrongItems`."""
     model = _model_of(kind)
     if model is None or not isinstance(found, dict):
         return found

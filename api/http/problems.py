@@ -7,12 +7,15 @@ gives each its HTTP status. Routes and middleware raise `Problem` directly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as FrameworkError
+from starlette.routing import compile_path
 
 from ...core.errors import (
     CaptureError,
@@ -41,7 +44,6 @@ from ..errors import (
 )
 from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
 from ..telemetry.tracing import request_id
-from .allowed_methods import Paths, allowed_methods, unknown_path_message
 from .field_errors import FieldError, clip, field_errors, suggest_field
 
 MAX_DETAIL_CHARACTERS = 2000
@@ -235,3 +237,36 @@ def internal_problem() -> Problem:
     return Problem(
         500, "internal-error", "The server failed to answer this request. See its log for details."
     )
+
+
+Paths = Mapping[str, frozenset[str]]
+"""Methods by documented path."""
+
+
+def documented_paths(routers: Iterable[APIRouter]) -> Paths:
+    """Return what the OpenAPI document lists, without building it, which takes most of a second."""
+    found: dict[str, frozenset[str]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                found[route.path] = found.get(route.path, frozenset()) | set(route.methods or ())
+    return found
+
+
+def allowed_methods(paths: Paths, path: str) -> str | None:
+    """Return the ``Allow`` header (RFC 9110, 10.2.1), or None for an undocumented path."""
+    fitting = [path] if path in paths else [known for known in paths if _fits(known, path)]
+    found = {method for known in fitting for method in paths[known]}
+    return ", ".join(sorted(found)) or None
+
+
+def unknown_path_message(paths: Paths, path: str) -> str:
+    """Return the message for an unknown path, with the nearest known one."""
+    # Cut: comparing takes time that grows with the product of the lengths.
+    near = get_close_matches(path[:200], paths, n=1, cutoff=0.8)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return f"No such page.{meant} See GET /openapi.json for all paths."
+
+
+def _fits(template: str, path: str) -> bool:
+    return compile_path(template)[0].match(path) is not None

@@ -98,17 +98,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _checked(adapter: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any:
-    """Validate a parsed body. An integer may be written 8.0, as JSON Schema allows.
-
-    Args:
-        adapter: Validates it.
-        found: The parsed body.
-        half_read: The parsed body with the items of long lists already validated.
-
-    Raises:
-        ValidationError: It is invalid.
-        Problem: 422: it is valid only because pydantic took ``true`` or a string for a number.
-    """
+    """Validate a parsed body, or ``half_read``, whose long lists have been validated already."""
     # pydantic converts silently, so the result is compared with the input afterwards.
     value = adapter.validate_python(found if half_read is None else half_read)
     places = find_conversions(value, found)
@@ -137,12 +127,7 @@ PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 def find_conversions(value: Any, found: Any) -> list[tuple[Place, Kind]]:
-    """Return the places where pydantic converted another type to a number or a boolean.
-
-    Args:
-        value: The validated value.
-        found: The JSON it was made from.
-    """
+    """Return where pydantic took another type of the JSON ``found`` for a number or a boolean."""
     # bool before int: in Python True is an int, too.
     if isinstance(value, bool):
         return [] if isinstance(found, bool) else [((), "boolean")]

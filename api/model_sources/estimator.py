@@ -102,11 +102,7 @@ class Estimator:
 
 
 def estimate_confined(request_json: str, settings: ServerSettings, stopped: threading.Event) -> str:
-    """Estimate in a child of this thread, on a worker; return an `Estimated` as JSON.
-
-    Raises:
-        StagewrightError: See `run_confined`.
-    """
+    """Estimate in a child of this thread, on a worker; return an `Estimated` as JSON."""
     output = run_confined(
         settings.estimate_command,
         request_json.encode(),

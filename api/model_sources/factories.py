@@ -58,11 +58,7 @@ Factories = Mapping[str, Factory]
 
 
 def read_factories(file: Path | None) -> Factories:
-    """Read the factories registered in a file; without one there are none.
-
-    Raises:
-        InvalidInput: The file cannot be read, or an entry is invalid.
-    """
+    """Read the factories registered in a file, if there is one, or raise `InvalidInput`."""
     if file is None:
         return {}
     try:
@@ -73,11 +69,7 @@ def read_factories(file: Path | None) -> Factories:
 
 
 def check_call(call: FactoryCall, factories: Factories) -> None:
-    """Check that a factory is registered and its arguments match the schema.
-
-    Raises:
-        InvalidInput: They do not; ``field`` points into the request.
-    """
+    """Raise `InvalidInput` unless a factory is registered and its arguments match the schema."""
     import jsonschema
 
     factory = factories.get(call.name)

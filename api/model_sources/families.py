@@ -24,11 +24,7 @@ def why_not_buildable(family: str) -> str:
 
 
 def check_buildable(model: ModelSpec | None) -> None:
-    """Check that a family can be built here.
-
-    Raises:
-        InvalidInput: It cannot; the message says what is missing.
-    """
+    """Raise `InvalidInput`, with what is missing, if a family cannot be built here."""
     reason = "" if model is None else why_not_buildable(model.family)
     if model is not None and reason:
         raise InvalidInput(

@@ -19,11 +19,7 @@ MAX_CROSSING = 500_000
 
 
 def check_graph(graph: Graph) -> None:
-    """Check that a graph is within the limits.
-
-    Raises:
-        InvalidInput: It is not; the message has both numbers.
-    """
+    """Raise `InvalidInput`, with both numbers, if a graph is over a limit."""
     regions = sum(len(region.operations) for region in graph.regions)
     crossing = sum(len(boundary.tensors) for boundary in graph.boundaries) + len(graph.edges)
     for found, limit, what, field in (
@@ -47,11 +43,7 @@ def check_graph(graph: Graph) -> None:
 
 
 def check_rebuilt(graph: Graph) -> None:
-    """Check that a graph lists its operations, without which it cannot be costed.
-
-    Raises:
-        InvalidInput: It does not; the message says why.
-    """
+    """Raise `InvalidInput` unless a graph lists its operations, which costing it takes."""
     if graph.rebuildable:
         return
     reasons = graph.not_rebuildable

@@ -101,11 +101,7 @@ def measure_confined(
 def _command(
     request: MeasureRequest, setup: MeasuringSetup
 ) -> tuple[tuple[str, ...], Sandbox | None]:
-    """Return the program that measures a request, and its sandbox.
-
-    Raises:
-        InvalidInput: The factory is not registered here.
-    """
+    """Return the program that measures a request, and its sandbox."""
     sandbox = choose_sandbox(setup.sandbox)
     if request.factory is None:
         return setup.command, sandbox
@@ -122,11 +118,7 @@ def _command(
 
 
 def choose_sandbox(choice: SandboxChoice) -> Sandbox | None:
-    """Return the sandbox for children, if any.
-
-    Raises:
-        Refused: A sandbox is required, and there is none.
-    """
+    """Return the sandbox for children, if any; raise `Refused` if it is required and missing."""
     if choice == "off":
         return None
     if choice == "required":

@@ -31,11 +31,7 @@ class ProgramReader:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def read(self, archive: bytes) -> Graph:
-        """Return the graph of an archive written by ``torch.export.save``.
-
-        Raises:
-            InvalidInput: This is no such archive, it is too large, or a graph cannot hold it.
-        """
+        """Return the graph of what ``torch.export.save`` wrote, or raise `InvalidInput`."""
         async with self._slots:
             sandbox = await run_in_threadpool(choose_sandbox, self._sandbox)
             try:

@@ -62,11 +62,7 @@ class Views:
         self._kept: OrderedDict[tuple[str, str, bool], Drawing] = OrderedDict()
 
     async def stored(self, principal: Principal, plan_id: str) -> Drawing:
-        """Draw a stored plan with its step.
-
-        Raises:
-            RecordNotFound, Problem: There is no such plan, or it is infeasible.
-        """
+        """Draw a stored plan with its step."""
         found = await run_in_threadpool(self._store.documents.plan, principal.project_id, plan_id)
         return await self.of(principal, found, with_step=True)
 
@@ -93,9 +89,6 @@ class Views:
         """Price a plan with changes and return a `ViewAnswer` as JSON.
 
         An impossible split and contradicting options get an answer with the status ``refused``.
-
-        Raises:
-            RecordNotFound, Problem: There is no such plan, or it is infeasible.
         """
         stored = await run_in_threadpool(
             self._store.documents.plan, principal.project_id, request.plan_id
@@ -180,11 +173,7 @@ def drawing(plan: Plan, profile: Profile, cluster: Cluster, with_step: bool) -> 
 
 
 def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
-    """Price a split and return a `ViewAnswer` as JSON (the name is a label of the metrics).
-
-    Raises:
-        InvalidInput: It is no split of those layers.
-    """
+    """Price a split and return a `ViewAnswer` as JSON (the name is a label of the metrics)."""
     found = price(split, False)
     if found.plan is None:
         answer = ViewAnswer(status="infeasible", infeasible=found.infeasible)

@@ -81,11 +81,7 @@ def _page(sessions: Sessions, request: Request, wanted: str, wrong: str = "") ->
 
 
 def _form(body: bytes) -> dict[str, list[str]]:
-    """Parse the form, whose length `LoadLimits` has checked.
-
-    Raises:
-        Problem: 422: it has more fields than the form.
-    """
+    """Parse the form, whose length `LoadLimits` has checked."""
     try:
         return parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
     except ValueError:

@@ -84,11 +84,7 @@ class Sandbox:
 
 @cache
 def find_sandbox() -> Sandbox:
-    """Return a sandbox that was tried and works for this user.
-
-    Raises:
-        Refused: Bubblewrap is missing or does not work; the message says what would help.
-    """
+    """Return a sandbox that was tried and works, or raise `Refused` with what would help."""
     program = shutil.which("bwrap")
     if program is None:
         raise Refused("bubblewrap (bwrap) is not installed; install your system's 'bubblewrap'")

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,21 +100,11 @@ async def run_confined_async(
     limits: ChildLimits,
     *,
     sandbox: Sandbox | None = None,
-    on_progress: OnProgress | None = None,
 ) -> bytes:
     """Run `run_confined` in a thread; cancellation kills the child and waits for its end."""
     stopped = threading.Event()
-    work = asyncio.create_task(
-        asyncio.to_thread(
-            run_confined,
-            command,
-            request,
-            limits,
-            sandbox=sandbox,
-            on_progress=on_progress,
-            stopped=stopped,
-        )
-    )
+    run = partial(run_confined, command, request, limits, sandbox=sandbox, stopped=stopped)
+    work = asyncio.create_task(asyncio.to_thread(run))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -168,11 +159,7 @@ def _follow(
     limits: ChildLimits,
     stopped: threading.Event | None,
 ) -> None:
-    """Read a child's output until it ends.
-
-    Raises:
-        StagewrightError: It exceeded a limit or has to stop.
-    """
+    """Read a child's output until it ends; raise once it exceeds a limit or has to stop."""
     ends_s = time.monotonic() + limits.deadline_s
     with selectors.DefaultSelector() as pipes:
         for pipe, add in (

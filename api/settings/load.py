@@ -241,11 +241,7 @@ RANK = {"default": 0, "file": 1, "environment": 2, "flag": 3}
 
 
 def _takes_precedence(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
-    """Return True if the first of two settings for one secret takes precedence.
-
-    Raises:
-        InvalidInput: Both come from the same kind of source.
-    """
+    """Return True if the first of two settings for one secret wins; raise if neither does."""
     first, second = origins[name], origins[other]
     if RANK[first.kind] == RANK[second.kind]:
         both = " and ".join(_named((setting,), origins[setting]) for setting in (other, name))
@@ -266,11 +262,7 @@ MAX_BYTES = 64 * 2**10
 
 
 def read_secret(path: Path) -> str:
-    """Return the one line of a file, without the line end that editors add.
-
-    Raises:
-        InvalidInput: It cannot be read, is empty, or has more than one line.
-    """
+    """Return the one line of a file, without the line end that editors add."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1).decode().removesuffix("\n").removesuffix("\r")
@@ -283,11 +275,7 @@ def read_secret(path: Path) -> str:
 
 
 def with_password(address: str, path: Path) -> str:
-    """Return a database's URL with the password from a file.
-
-    Raises:
-        InvalidInput: The address is not a URL, already has a password, or the file is unusable.
-    """
+    """Return a database's URL with the password from a file."""
     if not is_url(address):
         raise InvalidInput(
             "database_password_file needs a database of the form postgresql://user@host:port/name"

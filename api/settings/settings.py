@@ -44,7 +44,8 @@ ALGORITHMS = (
 """Algorithms that may be configured, all asymmetric. Never ``none``, and never HMAC, whose secret
 would be the public key that anyone can fetch."""
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names by which browsers on this machine may address a loopback server."""
 
 
 class OidcSettings(Record):
@@ -95,7 +96,7 @@ class OidcSettings(Record):
     def _is_safe(cls, given: str) -> str:
         url = urlsplit(given)
         if not url.hostname or not (
-            url.scheme == "https" or (url.scheme == "http" and url.hostname in LOOPBACK)
+            url.scheme == "https" or (url.scheme == "http" and url.hostname in LOOPBACK_NAMES)
         ):
             raise ValueError(f"is an https address, not {given!r}")
         return given
@@ -108,14 +109,8 @@ class OidcSettings(Record):
         )
 
 
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names by which browsers on this machine may address a loopback server."""
-
 PREFIX = "STAGEWRIGHT_"
 """Prefix of every variable."""
-
-DATABASE_VARIABLE = PREFIX + "DATABASE"
-"""The variable that names the database for commands without the flag; it may hold a password."""
 
 MEASURE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.measure_worker")
 """Command of the measuring child. ``-P`` keeps the working directory out of its import path."""

@@ -83,12 +83,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def span(name: str, **attributes: str | int | float | None) -> Iterator[None]:
-    """Open a span in the current trace, if there is one.
-
-    Args:
-        name: Name of the span, e.g. ``stagewright.solve``.
-        attributes: Attributes without the prefix ``stagewright.``; `None` is left out.
-    """
+    """Open a span in the current trace, if there is one, without attributes that are `None`."""
     # Imported here: it is an extra, and takes long to import where it is not used.
     try:
         from opentelemetry import trace
@@ -174,11 +169,7 @@ def _exporter(environment: Mapping[str, str]) -> str | None:
 
 
 def _provider(kind: str, environment: Mapping[str, str]) -> Any:
-    """Build the tracer provider.
-
-    Raises:
-        ModuleNotFoundError: The extra is not installed.
-    """
+    """Build the tracer provider; raise `ModuleNotFoundError` without the extra."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter

@@ -8,9 +8,8 @@ import json
 import jwt
 import pytest
 
-from stagewright.api.auth import jwks as signing_keys
-from stagewright.api.auth.jwks import SigningKeys, fetch_directly, parse_jwks
-from stagewright.api.auth.oidc import OidcTokens
+from stagewright.api.auth import oidc as signing_keys
+from stagewright.api.auth.oidc import OidcTokens, SigningKeys, fetch_directly, parse_jwks
 from stagewright.api.errors import IdentityProviderUnreachable, Unauthorized
 from stagewright.api.http.problems import problem_of_error
 from stagewright.api.settings.settings import OidcSettings
