@@ -210,7 +210,10 @@ class _ForwardWatcher:
         target = checkpointed_module(function)
         here = self.stack[-1] if self.stack else None
         own = here is not None and here.module is target
-        paths = {id(module): name for name, module in reversed(list(self._root.named_modules()))}
+        paths = {
+            id(module): name
+            for name, module in reversed(list(self.stack[0].module.named_modules()))
+        }
         if target is not None and not own and paths.get(id(target)):
             self._found.checkpointed[paths[id(target)]] = options
             self._found.blame(paths[id(target)], "is recomputed in its backward (checkpoint)")
@@ -221,10 +224,6 @@ class _ForwardWatcher:
                 "activation checkpointing in the model's own forward is not kept; let the planner "
                 "recompute instead"
             )
-
-    @property
-    def _root(self) -> nn.Module:
-        return self.stack[0].module
 
 
 def checkpointed_module(function: Any) -> nn.Module | None:
@@ -273,7 +272,8 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
     try:
         extract_tensors(values, tensors)
     except CaptureError:
-        tensors = _tensors_anywhere(values)
+        leaves = torch.utils._pytree.tree_leaves(values)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     while pending:
         node = pending.pop()
@@ -292,10 +292,6 @@ def _is_torchs_own(function: type) -> bool:
     return function.__module__.startswith("torch._library") or issubclass(
         function, torch.utils.checkpoint.CheckpointFunction
     )
-
-
-def _tensors_anywhere(values: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 class PythonStateTracker:

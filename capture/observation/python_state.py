@@ -50,8 +50,6 @@ _OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 class ConstantValue(tuple[Any, ...]):
     """A constant, or the values of an array."""
 
-    __slots__ = ()
-
 
 NOTHING = ConstantValue((type(None), repr(None)))
 
@@ -59,13 +57,9 @@ NOTHING = ConstantValue((type(None), repr(None)))
 class GeneratorState(ConstantValue):
     """The state of a random generator."""
 
-    __slots__ = ()
-
 
 class ContainerLength(tuple[int]):
     """The length of a container."""
-
-    __slots__ = ()
 
 
 class ObjectIdentity:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic_core import from_json
 
@@ -25,6 +25,8 @@ from ...core.graph.arguments import (
 )
 from ...core.graph.tensors import DType
 from .subgraphs import CAPTURE_INSTEAD, inline_subgraphs
+
+T = TypeVar("T")
 
 SCHEMA_MAJOR = 8
 
@@ -164,7 +166,11 @@ def _read_program(data: Any) -> ExportedProgram:
     # The entry without a path is the model itself; its signature has the trees of a call.
     root = next((entry["signature"] for entry in modules if entry["fqn"] == ""), None) or {}
     return ExportedProgram(
-        calls=tuple(_read_call(node) for node in nodes if not _is_assertion(node)),
+        calls=tuple(
+            _read_call(node)
+            for node in nodes
+            if ASSERTIONS.isdisjoint(_operator(node).split(".")[1:2])
+        ),
         tensors=tensors,
         inputs=inputs,
         state=state,
@@ -235,10 +241,6 @@ def _read_tensor(name: str, meta: Mapping[str, Any]) -> ExportedTensor:
 
 def _operator(node: Mapping[str, Any]) -> str:
     return _text(node["target"]).removeprefix("torch.ops.")
-
-
-def _is_assertion(node: Mapping[str, Any]) -> bool:
-    return not ASSERTIONS.isdisjoint(_operator(node).split(".")[1:2])
 
 
 def _read_call(node: Mapping[str, Any]) -> OperatorCall:
@@ -314,27 +316,23 @@ def _float(value: Any) -> float | SpecialFloat:
     return float(value)
 
 
-def _layout(value: Any) -> None:
+def _check_layout(value: Any) -> None:
     if value != STRIDED:
         raise InvalidInput("an argument asks for a layout that is not strided")
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int:  # not isinstance: a bool is an int too
-        raise TypeError(f"{str(value)[:40]!r} is not an integer")
-    return value
+def _typed(kind: type[T], what: str) -> Callable[[Any], T]:
+    def check(value: Any) -> T:
+        if type(value) is not kind:  # not isinstance: a bool is an int too
+            raise TypeError(f"{str(value)[:40]!r} is not {what}")
+        return value
+
+    return check
 
 
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"{str(value)[:40]!r} is not a boolean")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is not a string")
-    return value
+_integer = _typed(int, "an integer")
+_boolean = _typed(bool, "a boolean")
+_text = _typed(str, "a string")
 
 
 _SCALARS: dict[str, Callable[[Any], TensorUse | Element]] = {
@@ -348,7 +346,7 @@ _SCALARS: dict[str, Callable[[Any], TensorUse | Element]] = {
     "as_bool": _boolean,
     "as_scalar_type": lambda value: DTypeArgument(dtype=DTYPES[value]),
     "as_memory_format": lambda value: MemoryFormatArgument(memory_format=MEMORY_FORMATS[value]),
-    "as_layout": _layout,
+    "as_layout": _check_layout,
     "as_device": lambda _: DeviceArgument(),
 }
 _LISTS: dict[str, Callable[[Any], TensorUse | Argument]] = {

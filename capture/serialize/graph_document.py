@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from ...core.graph.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from ..program.cuts import Cut, differentiable_nodes
 from ..program.layers import Layers, explain_opaque
-from ..program.program import Program, modules_called, resolve, tensors_of, value_of
+from ..program.program import Program, is_inside, modules_called, resolve, tensors_of, value_of
 from ..sample import tensor_spec
 from .portable_graph import PortableGraph, iterate_state, write_portable_graph
 
@@ -71,19 +71,17 @@ def _with_means_to_run(graph: Graph, program: Program, written: PortableGraph) -
 def list_parameters(program: Program, layers: Layers) -> tuple[Parameter, ...]:
     """List parameters and buffers once each, with all their names and the layers reading them."""
     readers = _readers(program, layers)
-    records: list[Parameter] = []
-    for names, tensor, kind in iterate_state(program.model):
-        records.append(
-            Parameter(
-                names=names,
-                size_bytes=tensor.numel() * tensor.element_size(),
-                numel=tensor.numel(),
-                layers=tuple(sorted(readers.get(id(tensor), ()))),
-                kind=kind,
-                trainable=kind == "parameter" and tensor.requires_grad,
-            )
+    return tuple(
+        Parameter(
+            names=names,
+            size_bytes=tensor.numel() * tensor.element_size(),
+            numel=tensor.numel(),
+            layers=tuple(sorted(readers.get(id(tensor), ()))),
+            kind=kind,
+            trainable=kind == "parameter" and tensor.requires_grad,
         )
-    return tuple(records)
+        for names, tensor, kind in iterate_state(program.model)
+    )
 
 
 def _readers(program: Program, layers: Layers) -> dict[int, set[int]]:
@@ -105,23 +103,17 @@ def _layer(
 ) -> Layer:
     path = layers.paths[index]
     used = [record for record in parameters if index in record.layers]
-    fqns = {
-        next((name for name in record.names if _inside(name, path)), record.names[0]).rpartition(
-            "."
-        )[0]
+    names = (
+        next((name for name in record.names if is_inside(name, path)), record.names[0])
         for record in used
-    }
+    )
     return Layer(
         name=layers.names[index],
         module_type=type(resolve(program.model, path) if path else program.model).__name__,
-        module_fqns=tuple(sorted(fqns)),
+        module_fqns=tuple(sorted({name.rpartition(".")[0] for name in names})),
         parameter_bytes=sum(record.size_bytes for record in used if record.kind == "parameter"),
         opaque=explain_opaque(program, layers, index),
     )
-
-
-def _inside(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
 
 
 def _edges(program: Program, layers: Layers) -> list[Edge]:

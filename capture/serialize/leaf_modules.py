@@ -14,7 +14,7 @@ from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
 from ..observation.interception import HOOKS
 from ..program.mode_dependent import AttentionDropout
-from .literals import NotSerializable
+from .operations import NotSerializable
 
 
 def leaf_type(name: str) -> type[nn.Module] | None:

@@ -19,11 +19,16 @@ from ...core.graph.tensors import DIFFERENTIABLE, ELEMENT_SIZE_BYTES
 from ..program.layers import Layers
 from ..program.program import Program, path_of, tensors_of, value_of
 from ..sample import dtype_name, tensor_spec
-from .allowed_ops import allowed_target, is_check
 from .fills import choose_fill
 from .leaf_modules import describe_leaf, iterate_leaves, run_on_meta
-from .literals import NotSerializable, to_argument, to_keywords
-from .regions import write_region
+from .operations import (
+    NotSerializable,
+    allowed_target,
+    is_check,
+    to_argument,
+    to_keywords,
+    write_region,
+)
 
 MAX_REASONS = 20
 """Most reasons listed why a graph cannot be rebuilt."""
@@ -60,7 +65,7 @@ class _Writer:
         self._program, self._layers = program, layers
         self._layer_of = _with_constants(program, layers)
         self._found = PortableGraph()
-        self._names = _state_names(program.model)
+        self._names = {name for names, _, _ in iterate_state(program.model) for name in names}
 
     def write(self) -> PortableGraph:
         found = self._found
@@ -225,10 +230,6 @@ def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
     return found
 
 
-def _state_names(model: nn.Module) -> set[str]:
-    return {name for names, _, _ in iterate_state(model) for name in names}
-
-
 def iterate_state(
     model: nn.Module,
 ) -> Iterable[tuple[tuple[str, ...], Tensor, Literal["parameter", "buffer"]]]:
@@ -265,12 +266,14 @@ def _target(node: fx.Node, model: nn.Module) -> str:
 
 def _output_paths(spec: Any, count: int) -> tuple[PathToValue, ...]:
     """Return the path of each flat output in the model's output; indices if it has none."""
+
+    def plain(key: Any) -> str | int:
+        values = (getattr(key, name, None) for name in ("key", "idx", "name"))
+        return next((value for value in values if isinstance(value, str | int)), str(key))
+
     try:
         nested = pytree.tree_unflatten([object() for _ in range(count)], spec)
-        paths = [
-            tuple(_plain_key(key) for key in path)
-            for path, _ in pytree.tree_flatten_with_path(nested)[0]
-        ]
+        paths = [tuple(map(plain, path)) for path, _ in pytree.tree_flatten_with_path(nested)[0]]
     except Exception:  # noqa: BLE001 - containers of others' may do anything when put together
         paths = []
     if len(set(paths)) == count and all(len(path) <= 16 for path in paths):
@@ -278,31 +281,17 @@ def _output_paths(spec: Any, count: int) -> tuple[PathToValue, ...]:
     return tuple((index,) for index in range(count))
 
 
-def _plain_key(key: Any) -> str | int:
-    for name in ("key", "idx", "name"):
-        value = getattr(key, name, None)
-        if isinstance(value, str | int):
-            return value
-    return str(key)
-
-
 def _sample(program: Program) -> Sample:
     """Describe random inputs, with integers within the range of the captured sample."""
     names = program.structure.names
     ranges = program.sample_ranges or (None,) * len(names)
-    return Sample(
-        inputs={
-            name: _sample_tensor(value_of(node), limits)
-            for name, node, limits in zip(names, program.inputs, ranges, strict=True)
-        }
-    )
-
-
-def _sample_tensor(value: Tensor, limits: tuple[int, int] | None) -> SampleTensor:
-    dtype = dtype_name(value.dtype)
-    if dtype in DIFFERENTIABLE:
-        return SampleTensor(shape=tuple(value.shape), dtype=dtype)
-    low, high = limits or (0, 0)
-    return SampleTensor(
-        shape=tuple(value.shape), dtype=dtype, fill="randint", low=low, high=high + 1
-    )
+    inputs = {}
+    for name, node, limits in zip(names, program.inputs, ranges, strict=True):
+        shape, dtype = tuple(value_of(node).shape), dtype_name(value_of(node).dtype)
+        low, high = limits or (0, 0)
+        inputs[name] = (
+            SampleTensor(shape=shape, dtype=dtype)
+            if dtype in DIFFERENTIABLE
+            else SampleTensor(shape=shape, dtype=dtype, fill="randint", low=low, high=high + 1)
+        )
+    return Sample(inputs=inputs)

@@ -22,7 +22,7 @@ from ..observation.interception import replace_attribute
 from ..observation.nested_values import extract_tensors, keep_positions
 from ..observation.observe import TracingTarget
 from ..program.program import CALL, PATH, Program, is_inside
-from ..serialize.allowed_ops import is_check
+from ..serialize.operations import is_check
 from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, restore_opaque_calls
 
 

@@ -10,30 +10,15 @@ from itertools import groupby
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import modules
 
 from ..program.mutation import is_region, mutated_inputs
 from ..program.program import CALL, Program, path_of, resolve, value_of
 
-ONE_TENSOR_FAMILIES = tuple(
-    family.__name__
-    for family in (
-        modules.activation,
-        modules.batchnorm,
-        modules.channelshuffle,
-        modules.conv,
-        modules.dropout,
-        modules.flatten,
-        modules.instancenorm,
-        modules.linear,
-        modules.normalization,
-        modules.padding,
-        modules.pixelshuffle,
-        modules.pooling,
-        modules.sparse,
-        modules.upsampling,
-    )
-)
+_FAMILIES = """
+    activation batchnorm channelshuffle conv dropout flatten instancenorm linear normalization
+    padding pixelshuffle pooling sparse upsampling
+"""
+ONE_TENSOR_FAMILIES = tuple(f"torch.nn.modules.{family}" for family in _FAMILIES.split())
 """Files of ``torch.nn`` whose modules map one tensor to one tensor, except `OTHER_SIGNATURES`."""
 
 OTHER_SIGNATURES = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -201,22 +202,19 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-class _fake_state:
-    """Context manager that replaces a module's parameters and buffers by fake tensors."""
-
-    def __init__(self, module: nn.Module, fake_mode: FakeTensorMode) -> None:
-        self._saved: list[tuple[dict[str, Any], str, Any]] = []
-        self._module, self._fake_mode = module, fake_mode
-
-    def __enter__(self) -> None:
-        for child in self._module.modules():
-            tables: list[dict[str, Any]] = [child._parameters, child._buffers]
-            for table in tables:
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        self._saved.append((table, name, tensor))
-                        table[name] = self._fake_mode.from_tensor(tensor)
-
-    def __exit__(self, *_: object) -> None:
-        for table, name, tensor in self._saved:
-            table[name] = tensor
+@contextmanager
+def _fake_state(module: nn.Module, fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Replace a module's parameters and buffers by fake tensors inside."""
+    tables: list[dict[str, Any]] = [
+        table for child in module.modules() for table in (child._parameters, child._buffers)
+    ]
+    saved = [(table, dict(table)) for table in tables]
+    try:
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = fake_mode.from_tensor(tensor)
+        yield
+    finally:
+        for table, tensors in saved:
+            table.update(tensors)

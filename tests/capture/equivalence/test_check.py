@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.equivalence.check import check_piecewise_run, run_eager_steps
-from stagewright.capture.equivalence.input_variations import vary_inputs
+from stagewright.capture.equivalence.check import check_piecewise_run, run_eager_steps, vary_inputs
 from stagewright.capture.sample import read_sample
 from stagewright.core.errors import CaptureError
 

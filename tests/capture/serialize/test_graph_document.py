@@ -9,7 +9,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.capture.serialize.leaf_modules import build_leaf, describe_leaf
-from stagewright.capture.serialize.literals import NotSerializable
+from stagewright.capture.serialize.operations import NotSerializable
 from stagewright.core.graph.allowed_ops import MODULES
 from stagewright.core.graph.graph import Graph, LeafModule
 from tests.portable_models import MODELS, awkward, bert, gpt2, inception, lstm
