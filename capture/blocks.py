@@ -15,10 +15,8 @@ T = TypeVar("T")
 class ModuleTree:
     """Modules of a model, by path.
 
-    Args:
-        children: Paths of every module's children, in order.
-        containers: Paths of the modules that only hold others, such as an ``nn.ModuleList``.
-        undivided: Paths of further modules that are not divided.
+    Containers only hold other modules, such as an ``nn.ModuleList``; ``undivided`` has the paths of
+    modules that stay whole.
     """
 
     def __init__(

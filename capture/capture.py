@@ -188,11 +188,7 @@ def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
 
 
 def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Captured:
-    """Trace around the opaque modules and check that the result is equivalent to the model.
-
-    Raises:
-        CaptureError: The model could not be traced, or the result is not equivalent.
-    """
+    """Trace around the opaque modules; raise `CaptureError` unless the result equals the model."""
     with _as_capture_error(), preserve_model(case.model):
         program = (
             tracer(case, opaque)

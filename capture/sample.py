@@ -98,11 +98,7 @@ class CallStructure:
 
 
 def check_module(model: object) -> None:
-    """Check that a model is an ``nn.Module``.
-
-    Raises:
-        InvalidInput: It is not; the message says what it is, and the remedy.
-    """
+    """Raise `InvalidInput`, with what it is and the remedy, unless a model is an ``nn.Module``."""
     if isinstance(model, nn.Module):
         return
     name = getattr(model, "__name__", "")

@@ -116,9 +116,6 @@ def observe_forward(
     """Run one forward of the model itself and observe it.
 
     A model that fails on this sample is not rejected here: synthetic inputs may not suit it.
-
-    Raises:
-        CaptureError: The model tried to change its own parameters, which was prevented.
     """
     with preserve_model(model), torch.enable_grad():
         seed_everything(SEEDS[0])
@@ -177,11 +174,7 @@ def check_piecewise_run(
     unflatten: Callable[[Sequence[Any]], Any],
     expected: EagerReference,
 ) -> None:
-    """Take the reference's steps with the traced model, split at every legal cut, and compare.
-
-    Raises:
-        CaptureError: The results differ; the message says what differs and by how much.
-    """
+    """Take the reference's steps with the traced model, split at every legal cut, and compare."""
     with preserve_model(model), torch.enable_grad():
         steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=False)
         for seed, flat, wanted in steps:
@@ -228,11 +221,7 @@ def _cotangent(output: Tensor) -> Tensor:
 
 
 def compare(found: StepBehaviour, expected: StepBehaviour) -> None:
-    """Compare the results of a step with the reference.
-
-    Raises:
-        CaptureError: They differ; the message says what differs and by how much.
-    """
+    """Raise `CaptureError`, with the first difference and its size, unless two steps are equal."""
     tolerance = _tolerance(expected)
     if collect_constants(found.form) != collect_constants(expected.form):
         raise CaptureError(

@@ -108,11 +108,7 @@ def _items(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any, Any]]:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a container with ``change`` applied to its elements.
-
-    Raises:
-        CaptureError: The value is not a container, or cannot be rebuilt from other elements.
-    """
+    """Return a copy of a container with ``change`` applied to its elements."""
     try:
         return _put_together(value, change)
     except CaptureError:

@@ -125,11 +125,7 @@ class TracingTarget:
 
 @contextmanager
 def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _ForwardWatcher]]:
-    """Watch the model while it is called inside.
-
-    Raises:
-        CaptureError: The model tried to change one of its parameters, which was prevented.
-    """
+    """Watch the model while it is called inside; raise `CaptureError` if it changes a parameter."""
     found = ForwardObservation()
     for path, module in model.named_modules():
         if path and any(getattr(module, table) for table in HOOKS):
@@ -373,11 +369,7 @@ def _reason(name: str) -> str:
 
 
 def _iterators(model: nn.Module, found: ForwardObservation) -> None:
-    """Blame modules that keep an iterator.
-
-    Raises:
-        CaptureError: An iterator cannot be copied or replaced, so a trial run would consume it.
-    """
+    """Blame modules that keep an iterator; raise `CaptureError` if a trial run would consume it."""
     for path, module in model.named_modules():
         for name, value, put in find_iterators(module):
             if put is None or copied(value) is None:

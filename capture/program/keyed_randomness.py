@@ -52,7 +52,6 @@ class RandomKeys:
 
 
 def start_layer(keys: RandomKeys, layer: str) -> None:
-    """`RandomKeys.start` as an operation of a graph."""
     keys.start(layer)
 
 

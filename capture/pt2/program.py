@@ -134,11 +134,7 @@ class ExportedProgram:
 
 
 def parse_program(text: bytes) -> ExportedProgram:
-    """Parse a program's JSON.
-
-    Raises:
-        InvalidInput: It is not in torch.export's format, or contains what a graph cannot hold.
-    """
+    """Parse a program's JSON; raise `InvalidInput` for what a graph cannot hold."""
     try:
         return _read_program(from_json(text, allow_inf_nan=False))
     except InvalidInput:

@@ -18,12 +18,7 @@ CAPTURE_INSTEAD = "create the graph with 'stagewright capture' where the model i
 
 
 def inline_subgraphs(graph: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return all nodes of a graph and its nested graphs, and all tensor metadata by name.
-
-    Raises:
-        InvalidInput: The program uses autocast or has too many nodes.
-        KeyError, TypeError: The graph is not in torch.export's format.
-    """
+    """Return all nodes of a graph and its nested graphs, and all tensor metadata by name."""
     tensors = dict(graph["tensor_values"])
     nodes = []
     # Counted while inlining, because nested graphs can multiply far beyond the JSON's size.

@@ -28,11 +28,9 @@ def leaf_type(name: str) -> type[nn.Module] | None:
 
 
 def describe_leaf(name: str, module: nn.Module) -> LeafModule:
-    """Describe a module of a listed type.
+    """Describe a module of a listed type that is as its constructor makes it, without hooks.
 
-    Raises:
-        NotSerializable: The module has another type, hooks or a replaced forward, or differs from
-            what its constructor's arguments yield.
+    Any other is `NotSerializable`.
     """
     kind = type(module).__name__
     if leaf_type(kind) is not type(module):
@@ -52,11 +50,7 @@ def describe_leaf(name: str, module: nn.Module) -> LeafModule:
 
 
 def build_leaf(leaf: LeafModule, dtype: torch.dtype | None = None) -> nn.Module:
-    """Construct the module that a `LeafModule` describes, on the meta device.
-
-    Raises:
-        Exception: The constructor rejects the settings.
-    """
+    """Construct the module that a `LeafModule` describes, on the meta device."""
     kind = leaf_type(leaf.type)
     assert kind is not None, "reading a graph checks its modules"
     given: dict[str, Any] = dict(leaf.settings)
@@ -139,11 +133,7 @@ def iterate_leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Modul
 
 
 def run_on_meta(name: str, module: nn.Module, given: Tensor) -> Tensor:
-    """Run a copy of a listed leaf on the meta device and return its output.
-
-    Raises:
-        NotSerializable: The module is not a listed leaf.
-    """
+    """Run a copy of a listed leaf on the meta device and return its output."""
     dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
     again = build_leaf(describe_leaf(name, module), dtypes[0] if dtypes else None)
     try:

@@ -37,11 +37,7 @@ class NotSerializable(Exception):
 
 
 def to_keywords(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str, Argument]:
-    """Convert the keyword arguments of a node, except those for the placement of its result.
-
-    Raises:
-        NotSerializable: One of them cannot be represented.
-    """
+    """Convert the keyword arguments of a node, except those for the placement of its result."""
     written = {}
     for name, value in node.kwargs.items():
         if name == "layout":
@@ -53,11 +49,7 @@ def to_keywords(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str,
 
 
 def to_argument(value: Any, refer: Callable[[fx.Node], Element]) -> Argument:
-    """Convert an argument; ``refer`` returns the reference to a node.
-
-    Raises:
-        NotSerializable: The argument cannot be represented.
-    """
+    """Convert an argument; ``refer`` returns the reference to a node."""
     if isinstance(value, tuple | list):
         return tuple(_element(item, refer) for item in value)
     return _element(value, refer)
@@ -99,11 +91,7 @@ def is_check(node: fx.Node) -> bool:
 
 
 def allowed_target(node: fx.Node) -> str:
-    """Return the listed name of the function that a node calls.
-
-    Raises:
-        NotSerializable: It is not on the list.
-    """
+    """Return the listed name of the function that a node calls."""
     if node.target is operator.getitem:
         if not isinstance(node.args[1], int):
             raise NotSerializable("an element taken by something else than its number")
@@ -119,11 +107,7 @@ def allowed_target(node: fx.Node) -> str:
 
 
 def write_region(node: fx.Node, program: Program, layer: int) -> tuple[Region, list[Any]] | None:
-    """Serialize the region that a node runs, with its operands; return `None` if it runs none.
-
-    Raises:
-        NotSerializable: The region is of another kind, or something in it cannot be represented.
-    """
+    """Serialize the region that a node runs, with its operands; return `None` if it runs none."""
     if not isinstance(node.target, HigherOrderOperator):
         return None
     modes = _modes(node)

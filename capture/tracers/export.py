@@ -29,10 +29,8 @@ from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, res
 def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     """Export a model in its current mode, at exactly this input shape.
 
-    Its custom autograd functions become opaque calls, as do the modules in ``opaque``.
-
-    Raises:
-        CaptureError: Export failed; the message names the module and operation.
+    Its custom autograd functions become opaque calls, as do the modules in ``opaque``. An error
+    names the module and operation to blame.
     """
     model, structure, seen = subject.model, subject.structure, subject.seen
     args, kwargs = structure.unflatten(subject.flat)

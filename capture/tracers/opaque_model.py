@@ -17,11 +17,7 @@ from ..sample import CallStructure
 
 
 def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
-    """Build a program with a single call of the model, which cannot be cut.
-
-    Raises:
-        CaptureError: The model's output cannot be represented.
-    """
+    """Build a program with a single call of the model, which cannot be cut."""
     model, structure = subject.model, subject.structure
     recorded = subject.seen.calls.get(("", 0))
     if recorded is None or recorded.problem or not recorded.forms:

@@ -38,11 +38,7 @@ def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Progr
 
 
 def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
-    """Trace symbolically, with ``torch.nn`` modules and the opaque ones as leaves.
-
-    Raises:
-        CaptureError: The model's Python code depends on its data, or cannot be traced.
-    """
+    """Trace symbolically, with ``torch.nn`` modules and the opaque ones as leaves."""
     model = subject.model
     tracer = _Tracer()
     tracer.leaves = {id(model.get_submodule(path)) for path in opaque}

@@ -185,11 +185,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
 
 
 def get_accelerator(name: str) -> Accelerator:
-    """Return the device of a name or alias, ignoring case.
-
-    Raises:
-        InvalidInput: The name is unknown; the message lists the catalogue.
-    """
+    """Return the device of a name or alias, ignoring case; raise `InvalidInput` for others."""
     wanted = name.lower()
     for entry in CATALOGUE:
         if wanted == entry.name.lower() or wanted in entry.aliases:
@@ -213,11 +209,7 @@ def default_precision(devices: Sequence[Accelerator]) -> Precision:
 
 
 def check_precision(device: Accelerator, precision: Precision) -> None:
-    """Check that a GPU supports a precision; CPUs fall back to float32.
-
-    Raises:
-        InvalidInput: The GPU does not; the message lists those it supports.
-    """
+    """Raise `InvalidInput` if a GPU does not support a precision; CPUs fall back to float32."""
     if device.backend != "cpu" and precision not in device.flops_per_s:
         raise InvalidInput(
             f"{device.full_name} does not support {precision}; it supports "

@@ -38,11 +38,7 @@ QUALIFIED_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}(\.[A-Za-z0-9_-]{1,100}){0,63}
 
 
 def check_rebuildable(graph: Graph) -> None:
-    """Check a graph that claims to be rebuildable.
-
-    Raises:
-        ValueError: The message names the operation or tensor and what is accepted.
-    """
+    """Check a graph that claims to be rebuildable; raise `ValueError` with what is accepted."""
     # Sizes first: the later checks walk over everything, which must not take unbounded time.
     _check_sizes(graph)
     _check_state(graph)

@@ -121,11 +121,7 @@ def _keepers(profile: Profile, *, together: bool) -> list[str]:
 
 
 def check_mergeable(profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    """Check that profiles, named for the message, differ in nothing but the number of samples.
-
-    Raises:
-        InvalidInput: They differ otherwise; the message says how.
-    """
+    """Check that profiles, named for the message, differ in nothing but the number of samples."""
     # Each is compared with the first, and with the first of its own size, where more must agree.
     first_of_shape: dict[tuple[tuple[int, ...], ...], int] = {}
     for index, profile in enumerate(profiles):
@@ -135,11 +131,7 @@ def check_mergeable(profiles: Sequence[Profile], names: Sequence[str]) -> None:
 
 
 def check_distinct(profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    """Check that no profile was given twice, which would count as two measurements.
-
-    Raises:
-        InvalidInput: Two are equal; the message says which.
-    """
+    """Check that no profile was given twice, which would count as two measurements."""
     first_of: dict[str, int] = {}
     for index, profile in enumerate(profiles):
         earlier = first_of.setdefault(profile.content_id(), index)

@@ -132,11 +132,7 @@ def map_costs(
 def pair(
     what: str, profiles: Sequence[Profile], sequences: Sequence[Sequence[T]]
 ) -> list[tuple[T, ...]]:
-    """Pair the elements that profiles of different sizes have in one place.
-
-    Raises:
-        InvalidInput: Their numbers differ, so the model behaves differently.
-    """
+    """Pair what profiles of different sizes have in one place, which must be equally many."""
     first, last = len(sequences[0]), len(sequences[-1])
     if first != last:
         low, high = (get_microbatch_size(profile) for profile in (profiles[0], profiles[-1]))

@@ -33,11 +33,7 @@ class Preset:
 
 
 def find_preset(name: str) -> Preset:
-    """Return the published model of a name or alias.
-
-    Raises:
-        InvalidInput: The name is unknown; the message lists all.
-    """
+    """Return the published model of a name or alias; `InvalidInput` for others lists all."""
     found = PRESETS.get(ALIASES.get(name.lower(), name.lower()))
     if found is None:
         near = get_close_matches(name.lower(), [*PRESETS, *ALIASES], n=1)
