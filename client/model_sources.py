@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ..core.errors import CaptureError, InvalidInput
 from ..core.graph.graph import Graph
-from ..core.graph.sample import Sample
+from ..core.graph.tensors import Sample
 from ..core.models.families import ModelSpec
 from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
@@ -137,7 +137,7 @@ def _sample(sample: Any) -> Any:
         return to_json_value(sample)
     raise InvalidInput(
         f"the sample of a model family is a description (shape, dtype, fill), not a "
-        f"{type(sample).__name__}; give a stagewright.core.graph.sample.Sample, or the module "
+        f"{type(sample).__name__}; give a stagewright.core.graph.tensors.Sample, or the module "
         "itself with its tensors",
         field="/sample",
     )

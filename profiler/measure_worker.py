@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core.graph.graph import Graph
-    from ..core.graph.sample import Sample
+    from ..core.graph.tensors import Sample
     from ..core.models.families import ModelSpec
     from ..core.progress import Progress
     from ..core.requests.requests import ProfilingOptions

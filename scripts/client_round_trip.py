@@ -22,7 +22,7 @@ from stagewright.capture.capture import capture
 from stagewright.cli.commands.demo import MODELS
 from stagewright.cli.support.local_service import LocalService, running_service
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.graph.sample import Sample
+from stagewright.core.graph.tensors import Sample
 from stagewright.core.models.families import ModelSpec
 from stagewright.profiler.estimates.for_cluster import (
     estimate_for_cluster,

@@ -11,7 +11,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
-from ...core.graph.sample import Sample
+from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
 from ...core.requests.requests import FactoryCall, MeasureRequest, ProfilingOptions
 from ..model_sources.graph_limits import check_graph, check_rebuilt

@@ -15,8 +15,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.document import Record, json_digest
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
-from ...core.graph.sample import MAX_SAMPLE_BYTES, Sample
-from ...core.graph.tensors import ELEMENT_SIZE_BYTES
+from ...core.graph.tensors import ELEMENT_SIZE_BYTES, MAX_SAMPLE_BYTES, Sample
 from ...core.models.families import ModelSpec
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile

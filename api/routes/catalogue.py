@@ -12,7 +12,7 @@ from ... import __version__
 from ...core.cluster.accelerators import CATALOGUE
 from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput, Refused
-from ...core.graph.sample import MAX_SAMPLE_BYTES
+from ...core.graph.tensors import MAX_SAMPLE_BYTES
 from ...core.models.families import ModelSpec
 from ...core.plan.plan import Objective
 from ...core.plan.schedule import TrainingSchedule

@@ -15,9 +15,14 @@ from ...core.document import to_invalid_input
 from ...core.graph.allowed_ops import GETITEM
 from ...core.graph.arguments import Argument, Element, InputReference, NodeReference, StateReference
 from ...core.graph.graph import MODEL_INPUT, Boundary, Edge, Graph, Layer, Operation, Parameter
-from ...core.graph.sample import Sample, SampleTensor
-from ...core.graph.state_tensors import ConstantFill, StateTensor
-from ...core.graph.tensors import DIFFERENTIABLE, TensorSpec
+from ...core.graph.tensors import (
+    DIFFERENTIABLE,
+    ConstantFill,
+    Sample,
+    SampleTensor,
+    StateTensor,
+    TensorSpec,
+)
 from .archive import read_program_json
 from .layers import assign_exported_layers
 from .program import (

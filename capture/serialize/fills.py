@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.graph.state_tensors import (
+from ...core.graph.tensors import (
+    DIFFERENTIABLE,
     MAX_WRITTEN_VALUES,
     CausalFill,
     ConstantFill,
@@ -15,7 +16,6 @@ from ...core.graph.state_tensors import (
     RangeFill,
     ValuesFill,
 )
-from ...core.graph.tensors import DIFFERENTIABLE
 from ..sample import dtype_name
 
 MAX_WRITTEN_FLOATS = 256

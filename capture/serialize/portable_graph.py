@@ -13,9 +13,13 @@ from torch.utils import _pytree as pytree
 
 from ...core.graph.arguments import Argument, Element, InputReference, NodeReference, StateReference
 from ...core.graph.graph import LeafModule, NotRebuildable, Operation, Region
-from ...core.graph.sample import Sample, SampleTensor
-from ...core.graph.state_tensors import StateTensor
-from ...core.graph.tensors import DIFFERENTIABLE, ELEMENT_SIZE_BYTES
+from ...core.graph.tensors import (
+    DIFFERENTIABLE,
+    ELEMENT_SIZE_BYTES,
+    Sample,
+    SampleTensor,
+    StateTensor,
+)
 from ..program.layers import Layers
 from ..program.program import Program, path_of, tensors_of, value_of
 from ..sample import dtype_name, tensor_spec

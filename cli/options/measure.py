@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
-from ...core.graph.sample import Sample, SampleTensor
+from ...core.graph.tensors import Sample, SampleTensor
 from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ..support.named_models import read_family
 from ..support.read_documents import build_record, read_json, read_json_file, schema_version

@@ -15,7 +15,7 @@ from .read_documents import read_document, read_json
 if TYPE_CHECKING:
     from ...core.cluster.accelerators import Precision
     from ...core.cluster.cluster import Cluster
-    from ...core.graph.sample import Sample
+    from ...core.graph.tensors import Sample
     from ...core.models.families import ModelSpec
     from ...core.profile.profile import Profile
     from ...profiler.estimates.for_cluster import ClusterEstimate

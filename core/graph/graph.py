@@ -12,9 +12,7 @@ from ..text_table import format_table, sanitize, truncate
 from ..units import count, format_bytes
 from .arguments import Argument, Name, Path, Setting
 from .rebuildable import check_rebuildable
-from .sample import Sample
-from .state_tensors import StateTensor
-from .tensors import DType, TensorSpec
+from .tensors import DType, Sample, StateTensor, TensorSpec
 
 if TYPE_CHECKING:
     import networkx

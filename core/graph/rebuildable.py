@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .allowed_ops import GETITEM, MODULES, OPERATORS
 from .arguments import Argument, InputReference, NodeReference, StateReference
-from .state_tensors import StateTensor, ValuesFill
+from .tensors import StateTensor, ValuesFill
 
 if TYPE_CHECKING:
     from .graph import Graph, LeafModule, Operation, Region

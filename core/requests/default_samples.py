@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InvalidInput
-from ..graph.sample import Sample, SampleTensor
+from ..graph.tensors import Sample, SampleTensor
 from ..models.families import (
     BertSpec,
     GPT2Spec,

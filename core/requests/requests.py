@@ -10,7 +10,7 @@ from ..cluster.accelerators import Precision
 from ..cluster.cluster import Cluster
 from ..document import Record
 from ..graph.graph import Graph
-from ..graph.sample import Sample
+from ..graph.tensors import Sample
 from ..models.families import ModelSpec
 from ..profile.profile import Profile
 

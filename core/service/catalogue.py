@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ..cluster.accelerators import Accelerator
 from ..document import Record
-from ..graph.sample import Sample
+from ..graph.tensors import Sample
 from ..models.families import ModelSpec
 
 CodeOf = Literal["nobody", "this release's own families", "the administrator's"]

@@ -22,7 +22,7 @@ from ...core.cluster.accelerators import (
 )
 from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Graph, Layer
-from ...core.graph.sample import Sample
+from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ...core.requests.default_samples import default_sample

@@ -18,7 +18,7 @@ from ...core.cluster.accelerators import (
 from ...core.cluster.cluster import Cluster, Device
 from ...core.errors import InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Graph
-from ...core.graph.sample import Sample
+from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
 from ...core.profile.profile import Profile
 from ..graphs.rebuilt_capture import rebuild_captured

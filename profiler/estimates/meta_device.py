@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ...capture.sample import check_module
 from ...core.cluster.accelerators import Backend
 from ...core.errors import InvalidInput
-from ...core.graph.sample import SampleTensor
-from ...core.graph.tensors import TensorSpec
+from ...core.graph.tensors import SampleTensor, TensorSpec
 
 aten = torch.ops.aten
 

@@ -34,7 +34,7 @@ from ...core.graph.arguments import (
     StateReference,
 )
 from ...core.graph.graph import Graph, LeafModule, Operation, Region
-from ...core.graph.state_tensors import StateTensor
+from ...core.graph.tensors import StateTensor
 from ..models.families import make_sample
 from .random_values import made_up, meta_tensor
 

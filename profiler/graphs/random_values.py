@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture.program.segment import Segment, get_constants
-from ...core.graph.state_tensors import StateTensor
+from ...core.graph.tensors import StateTensor
 
 
 def meta_tensor(entry: StateTensor) -> Tensor:

@@ -23,7 +23,7 @@ from ...capture.serialize.graph_document import list_parameters
 from ...capture.tracers.export import silence_loggers
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Graph, Parameter
-from ...core.graph.state_tensors import StateTensor
+from ...core.graph.tensors import StateTensor
 from .graph_module import Skeleton, in_one_line, skeleton
 
 

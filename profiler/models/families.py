@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...core.graph.sample import Sample, SampleTensor
-from ...core.graph.tensors import TensorSpec
+from ...core.graph.tensors import Sample, SampleTensor, TensorSpec
 from ...core.models.families import (
     BertSpec,
     GPT2Spec,

@@ -15,7 +15,7 @@ from stagewright.capture.capture import capture
 from stagewright.cli.support.named_models import read_model
 from stagewright.client.model_sources import describe_model, read_pt2_without_weights
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.graph.sample import Sample, SampleTensor
+from stagewright.core.graph.tensors import Sample, SampleTensor
 from stagewright.core.models.families import ModelSpec, ResNetConfig, ResNetSpec
 from stagewright.profiler.estimates.for_cluster import (
     estimate_for_cluster,

@@ -11,7 +11,7 @@ from stagewright.cli.options.measure import (
     read_request,
 )
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph.sample import Sample, SampleTensor
+from stagewright.core.graph.tensors import Sample, SampleTensor
 from stagewright.core.models.families import GPT2Config, GPT2Spec
 from stagewright.core.requests.requests import MeasureRequest, ProfilingOptions
 
