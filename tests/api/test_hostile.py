@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile, measure_example
+from stagewright.api.settings.settings import ServerSettings
+from stagewright.api.store.database import IN_MEMORY
+from tests.live_service import TOKEN
 
 DEEP = 200_000
 
@@ -88,19 +94,21 @@ MEASURE_PATHS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def post(make_client, child):
+@pytest.fixture(scope="module")
+def post():
     """Post to a service whose measuring always ends in a refusal, so that nothing is built."""
     program = (
         "import sys; sys.stderr.write("
         '\'{"error": "MeasurementError", "message": "refused"}\'); sys.exit(1)'
     )
-    client = make_client(measure_command=child(program))
-
-    def post(path: str, content: bytes):
-        return client.post(path, content=content, headers={"Content-Type": "application/json"})
-
-    return post
+    settings = ServerSettings(
+        token=TOKEN, database=IN_MEMORY, plan_processes=0, scheduler="threads",
+        measure_command=(sys.executable, "-c", program),
+    )  # fmt: skip
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    app = create_app(settings)
+    with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
+        yield lambda path, content: client.post(path, content=content, headers=headers)
 
 
 def assert_refused(response, *statuses: int) -> None:

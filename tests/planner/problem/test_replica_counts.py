@@ -1,5 +1,7 @@
 """Numbers of replicas on grouped devices: none that could be better is left out."""
 
+from functools import cache
+
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
@@ -87,7 +89,13 @@ def test_replicas_that_leave_room_in_front(make, objective, compiled, monkeypatc
     given = make(objective)
     found = plan(given.profile, given.cluster, given.options)
     assert found.proof.status == "optimal"
-    assert found.proof.best_value == pytest.approx(least(given).rank[0], rel=1e-9)
+    assert found.proof.best_value == pytest.approx(least_value(make, objective), rel=1e-9)
+
+
+@cache
+def least_value(make, objective):
+    """By brute force, once for both ways to run."""
+    return least(make(objective)).rank[0]
 
 
 def test_fewest_devices_are_not_claimed_for_a_plan_with_more():
