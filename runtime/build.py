@@ -19,7 +19,7 @@ from .distributed import DistributedPipeline
 from .engine.batch_io import LossFunction
 from .engine.stage import autocast_to
 from .meta_init.materialise import materialise_whole
-from .meta_init.meta_checks import check_weights
+from .meta_init.meta_capture import check_weights
 from .meta_init.weights import Weights
 from .pipeline import Pipeline
 from .replicas.grad_scaler import LossScale

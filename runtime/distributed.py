@@ -30,7 +30,7 @@ from .engine.padding import (
 )
 from .engine.stage import autocast_to
 from .meta_init.materialise import materialise
-from .meta_init.meta_checks import check_weights
+from .meta_init.meta_capture import check_weights
 from .meta_init.weights import Weights
 from .partition.cut import cut_for_plan
 from .ranks.pipeline_rank import PipelineRank

@@ -154,7 +154,7 @@ class Training:
 
     def train(self, mode: bool = True) -> None:
         """Switch training or evaluation mode."""
-        self._runner.train(mode)
+        self.module.train(mode)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from, as JSON, for the ``extra`` of `save_checkpoint`."""
@@ -167,7 +167,7 @@ class Training:
 
     def close(self) -> None:
         """Close the pipeline; call it before destroying the process group."""
-        self._runner.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -191,7 +191,7 @@ class Training:
         # Unscaling and clipping in a single pass over the gradients.
         factor = 1.0 if self._max_norm is None else clipping_factor(self.norm, self._max_norm)
         if factor / scale != 1:
-            self._runner.scale_gradients(factor / scale)
+            scale_gradients(self.parameters(), factor / scale)
         return True
 
 
@@ -217,14 +217,9 @@ class LocalRunner:
     def __init__(
         self, pipeline: Pipeline, loss_fn: LossFunction, autocast: torch.dtype | None = None
     ) -> None:
-        self.pipeline = pipeline
+        self.module = pipeline
         self.device = default_device(pipeline)
         self._loss_fn, self.autocast = loss_fn, autocast
-
-    @property
-    def module(self) -> nn.Module:
-        """Return all parameters and buffers."""
-        return self.pipeline
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
@@ -237,20 +232,18 @@ class LocalRunner:
         (loss * loss_scale).backward()
         return loss.detach()
 
+    @torch.no_grad()
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
         """Run the forward of one batch; see `DistributedPipeline.evaluate`."""
-        samples = count_samples((args, kwargs))
-        size = self.pipeline.microbatch_size
+        samples, size = count_samples((args, kwargs)), self.module.microbatch_size
         if not pad or not size or not samples:
-            with torch.no_grad():
-                return self._run(args, kwargs, target)
-        check_evaluation_mode(self.pipeline)
+            return self._run(args, kwargs, target)
+        check_evaluation_mode(self.module)
         whole = -(-samples // size) * size
         args, kwargs = pad_samples((args, kwargs), whole)
-        with torch.no_grad():
-            return self._run(args, kwargs, target, (whole, samples))
+        return self._run(args, kwargs, target, (whole, samples))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a null context: there are no other ranks."""
@@ -258,18 +251,7 @@ class LocalRunner:
 
     def gradient_norm(self) -> Tensor:
         """Return the gradients' norm; see `DistributedPipeline.gradient_norm`."""
-        return sum_of_squares(self.pipeline.parameters(), {}, self.device).sqrt()
-
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients."""
-        scale_gradients(self.pipeline.parameters(), factor)
-
-    def train(self, mode: bool = True) -> None:
-        """Switch the mode of all stages."""
-        self.pipeline.train(mode)
-
-    def close(self) -> None:
-        """Do nothing: there are no other ranks."""
+        return sum_of_squares(self.module.parameters(), {}, self.device).sqrt()
 
     def _run(
         self,
@@ -279,16 +261,13 @@ class LocalRunner:
         filled_from: tuple[int, int] | None = None,
     ) -> tuple[Any, Tensor | None]:
         with autocast_to(self.device, self.autocast):
-            output = self.pipeline(*self._here(args), **self._here(kwargs))
+            output = self.module(*_to(args, self.device), **_to(kwargs, self.device))
             if filled_from is not None:
                 output = trim_padding(output, *filled_from)
             if target is None:
                 return output, None
             where = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
             return output, as_scalar_loss(self._loss_fn(output, _to(target, where.device)))
-
-    def _here(self, values: Any) -> Any:
-        return _to(values, self.device)
 
 
 def _to(values: Any, device: torch.device) -> Any:

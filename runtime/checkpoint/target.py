@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class CheckpointTarget:
         plan: Content id of the plan, if known.
         steps: Steps taken, for a pipeline.
         unsaved: Modules with extra state that is neither parameter nor buffer.
-        explained: Context ``explained(doing)`` in which a lost rank is named.
+        model: The model or pipeline.
     """
 
     tensors: Mapping[str, Tensor]
@@ -41,7 +41,19 @@ class CheckpointTarget:
     plan: str | None
     steps: int | None
     unsaved: tuple[str, ...]
-    explained: Callable[[str], AbstractContextManager[None]]
+    model: DistributedPipeline | nn.Module
+
+    @contextmanager
+    def explained(self, doing: str) -> Iterator[None]:
+        """Name a lost rank in an error of what is done inside, if the model is a pipeline's."""
+        with ExitStack() as stack:
+            if isinstance(self.model, DistributedPipeline):
+                stack.enter_context(self.model.during(doing))
+                # NCCL sends pickled objects through the current device, which need not be this
+                # rank's.
+                if self.model.device.type == "cuda":
+                    stack.enter_context(torch.cuda.device(self.model.device))
+            yield
 
     def canonical_names(self) -> dict[int, str]:
         """Return the name of each tensor, by ``id``."""
@@ -65,43 +77,18 @@ def find_target(
     model: DistributedPipeline | nn.Module, group: dist.ProcessGroup | None = None
 ) -> CheckpointTarget:
     """Return this rank's part of a model; raise `InvalidInput` for anything else."""
+    plan = steps = None
     if isinstance(model, DistributedPipeline):
-        return _pipeline_target(model, group)
-    if not isinstance(model, nn.Module):
+        plan, steps, group = model.plan.content_id(), model.steps, group or model.group
+        module, tied = model.module, [record.names for record in model.graph.parameters]
+    elif isinstance(model, nn.Module):
+        module, tied = model, []
+        steps = model.steps if isinstance(model, Pipeline) else None
+    else:
         raise InvalidInput(f"expected a pipeline or a module, got {type(model).__name__}")
-    tensors, names = _collect_tensors(model, [])
-    steps = model.steps if isinstance(model, Pipeline) else None
-    return CheckpointTarget(
-        tensors,
-        names,
-        RankAgreement(group),
-        None,
-        steps,
-        _find_extra_state(model),
-        lambda doing: nullcontext(),
-    )
-
-
-def _pipeline_target(
-    pipeline: DistributedPipeline, group: dist.ProcessGroup | None
-) -> CheckpointTarget:
-    records = pipeline.graph.parameters
-    tensors, names = _collect_tensors(pipeline.module, [record.names for record in records])
-
-    @contextmanager
-    def explained(doing: str) -> Iterator[None]:
-        on_gpu = pipeline.device.type == "cuda"
-        # NCCL sends pickled objects through the current device, which need not be this rank's.
-        with (
-            pipeline.during(doing),
-            torch.cuda.device(pipeline.device) if on_gpu else nullcontext(),
-        ):
-            yield
-
-    ranks = RankAgreement(group or pipeline.group)
-    plan = pipeline.plan.content_id()
-    unsaved = _find_extra_state(pipeline.module)
-    return CheckpointTarget(tensors, names, ranks, plan, pipeline.steps, unsaved, explained)
+    tensors, names = _collect_tensors(module, tied)
+    unsaved = _find_extra_state(module)
+    return CheckpointTarget(tensors, names, RankAgreement(group), plan, steps, unsaved, model)
 
 
 def _collect_tensors(

@@ -36,10 +36,6 @@ class InFlightMicrobatch:
     error: BaseException | None = None
     is_wanted: Callable[[], bool] = always
 
-    def with_values(self, values: Values, ready: torch.cuda.Event | None) -> Self:
-        """Return the micro-batch with the outputs of a stage."""
-        return replace(self, values=values, ready=ready)
-
     def with_error(self, error: BaseException) -> Self:
         """Return the micro-batch with an error instead of values."""
         return replace(self, values=(), ready=None, error=error)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from .microbatch import InFlightMicrobatch, OrderedQueue, Values
+from .microbatch import InFlightMicrobatch, OrderedQueue
 from .stage_device import InferenceDevice
 
 
@@ -77,8 +78,8 @@ class InferenceStage:
             autocast = torch.autocast(self._device.device.type, dtype, dtype is not None)
             with torch.inference_mode(), autocast, self._device.use_stream():
                 inputs = self._device.move_here(microbatch.values, microbatch.ready)
-                outputs: Values = tuple(self._stage(*inputs))
-                return microbatch.with_values(outputs, self._device.record_event())
+                outputs = tuple(self._stage(*inputs))
+                return replace(microbatch, values=outputs, ready=self._device.record_event())
         except BaseException as error:  # noqa: BLE001 (it is raised where the result is read)
             error.add_note(f"in stage {self._index}")
             return microbatch.with_error(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 
 class _Flags(threading.local):
@@ -37,20 +38,11 @@ def is_recomputing() -> bool:
 
 
 @contextmanager
-def checkpointing() -> Iterator[None]:
-    """Make `is_checkpointing` return True inside the block."""
-    before, _flags.checkpointing = _flags.checkpointing, True
+def raised(flag: Literal["checkpointing", "recomputing"]) -> Iterator[None]:
+    """Make `is_checkpointing` or `is_recomputing` return True inside the block."""
+    before = getattr(_flags, flag)
+    setattr(_flags, flag, True)
     try:
         yield
     finally:
-        _flags.checkpointing = before
-
-
-@contextmanager
-def recomputing() -> Iterator[None]:
-    """Make `is_recomputing` return True inside the block."""
-    before, _flags.recomputing = _flags.recomputing, True
-    try:
-        yield
-    finally:
-        _flags.recomputing = before
+        setattr(_flags, flag, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,12 @@ def materialise(
     """
     stages = list(stages)
     tensors = list_tensors(model)
-    names = {name for stage in stages for name in _names_in(stage)}
+    names: set[str] = set()
+    for stage in stages:
+        names.update(name for name, _ in stage.named_parameters(remove_duplicate=False))
+        names.update(name for name, _ in stage.named_buffers(remove_duplicate=False))
     here = [each for each in tensors if names.intersection(each.names)]
-    materialise_tensors(model, here, tensors, weights, device)
+    _materialise(model, here, tensors, weights, device)
     for stage in stages:
         stage.rebind_tensors(model)
         _check_constants(stage)
@@ -35,17 +38,16 @@ def materialise(
 def materialise_whole(model: nn.Module, weights: Weights, device: torch.device) -> None:
     """Allocate and fill all tensors of a model, with the values that its stages would get."""
     tensors = list_tensors(model)
-    materialise_tensors(model, tensors, tensors, weights, device)
+    _materialise(model, tensors, tensors, weights, device)
 
 
-def materialise_tensors(
+def _materialise(
     model: nn.Module,
     here: Collection[ModelTensor],
     tensors: list[ModelTensor],
     weights: Weights,
     device: torch.device,
 ) -> None:
-    """Allocate and fill the tensors ``here``, of all ``tensors`` of a model."""
     bare = [each for each in here if each.tensor.is_meta]
     reader = None
     if weights.checkpoint is not None:
@@ -70,26 +72,15 @@ def materialise_tensors(
             slot.put(value)
 
 
-def _names_in(stage: Segment) -> Iterator[str]:
-    for name, _ in stage.named_parameters(remove_duplicate=False):
-        yield name
-    for name, _ in stage.named_buffers(remove_duplicate=False):
-        yield name
-
-
 def _check_constants(stage: Segment) -> None:
     """Check that no plain tensor attribute is left on meta: nothing would give it values."""
     lost = [name for name, tensor in get_constants(stage).items() if tensor.is_meta]
     for path, module in stage.named_modules():
         if module is not stage:
-            held = {key for key, value in vars(module).items() if _is_meta(value)}
-            lost += [f"{path}.{key}" for key in sorted(held)]
+            attributes = sorted(vars(module).items())
+            lost += [f"{path}.{k}" for k, v in attributes if isinstance(v, Tensor) and v.is_meta]
     if lost:
         raise InvalidInput(
             f"{', '.join(lost)} is a tensor on the meta device that is neither a parameter nor a "
             "buffer, so nothing gives it values; register it as a buffer"
         )
-
-
-def _is_meta(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_meta

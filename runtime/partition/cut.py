@@ -19,8 +19,12 @@ from ...capture.sample import CallStructure, check_module, dtype_name, synthetic
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ...core.graph.graph import Boundary, Parameter
 from ...core.plan.plan import Plan
-from ..meta_init.captured_devices import apply_planned_dtypes, replace_device
-from ..meta_init.meta_checks import buffers_on_meta, is_on_meta
+from ..meta_init.meta_capture import (
+    apply_planned_dtypes,
+    buffers_on_meta,
+    is_on_meta,
+    replace_device,
+)
 from .boundary import enter, enter_copy, leave
 from .routes import TensorRoutes, check_planned, find_routes
 
