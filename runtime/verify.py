@@ -19,7 +19,7 @@ from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .engine.batch_io import BatchInputs, BatchOutputs, as_scalar_loss
+from .engine.batch_io import BatchInputs, BatchOutputs, as_scalar_loss, to_call_arguments
 from .engine.emulated_ranks import EmulatedRanks
 from .engine.microbatch import split_target
 from .partition.cut import cut_for_plan
@@ -120,7 +120,7 @@ def verify(
     pieces = cut_for_plan(parts, plan, direct=True)
     outputs = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
     ranks = EmulatedRanks(pieces, plan, schedule, loss=outputs.compute_loss_share, device=device)
-    args, kwargs = _split_call(batch)
+    args, kwargs = to_call_arguments(batch)
     inputs = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
@@ -255,12 +255,6 @@ def _convert(values: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(
         Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values
     )
-
-
-def _split_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, dict):
-        return (), batch
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
 def join_samples(samples: Sequence[Any]) -> Any:

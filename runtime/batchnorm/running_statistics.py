@@ -181,7 +181,7 @@ class RunningStatistics:
             for handle in handles:
                 handle.remove()
         if self._norms:
-            shares = [self._share(norm, microbatch) for norm in self._norms]
+            shares = [self._share(norm) for norm in self._norms]
             self._shares[microbatch] = torch.cat(shares)
 
     def again(self, microbatch: int) -> AbstractContextManager[None]:
@@ -224,7 +224,7 @@ class RunningStatistics:
             steps = 1 if self._policy == "deferred" else self._num_microbatches
             norm.set(*self._moved(norm, part, width), norm.begun[2] + steps)
 
-    def _share(self, norm: _NormLayer, microbatch: int) -> Tensor:
+    def _share(self, norm: _NormLayer) -> Tensor:
         module = norm.module
         if norm.uses > 1:
             raise InvalidInput(

@@ -39,7 +39,7 @@ class RankAgreement:
             InvalidInput: An action failed; all ranks raise it, and it names the rank.
             RankFailed: An action failed by a bug; its rank raises the original error.
         """
-        outcomes = self._gather(_attempt(action))
+        outcomes = self._gather(_attempt(action), everywhere=True)
         self._raise_first_error(outcomes)
         return [cast(T, value) for value, _ in outcomes]
 
@@ -52,7 +52,7 @@ class RankAgreement:
         # An error is a value until both collectives are done: a rank that raised before them would
         # leave the others waiting.
         mine = _attempt(action)
-        gathered = self._gather_at_first(mine)
+        gathered = self._gather(mine, everywhere=False)
         outcomes: list[Outcome[R]] = [(None, error) for _, error in gathered]
         if self.rank == 0 and not any(error for _, error in gathered):
             outcomes[0] = _attempt(lambda: combine([cast(T, value) for value, _ in gathered]))
@@ -69,21 +69,15 @@ class RankAgreement:
         self._raise_first_error(outcomes)
         return cast(R, outcomes[0][0])
 
-    def _gather(self, mine: Outcome[T]) -> list[Outcome[T]]:
+    def _gather(self, mine: Outcome[T], *, everywhere: bool) -> list[Outcome[T]]:
+        """Gather every rank's outcome, everywhere or on rank 0; others then get placeholders."""
         outcomes: list[Outcome[T]] = [(None, None)] * self.size
-        if self.together:
+        if self.together and everywhere:
             dist.all_gather_object(outcomes, _to_sendable(mine), group=self.group)
-        outcomes[self.rank] = mine
-        return outcomes
-
-    def _gather_at_first(self, mine: Outcome[T]) -> list[Outcome[T]]:
-        """Gather every rank's outcome on rank 0; other ranks get placeholders."""
-        outcomes: list[Outcome[T]] = [(None, None)] * self.size
-        if self.together:
+        elif self.together:
             room = outcomes if self.rank == 0 else None
             dist.gather_object(_to_sendable(mine), room, group=self.group, group_dst=0)
-        if self.rank == 0:
-            outcomes[0] = mine
+        outcomes[self.rank] = mine
         return outcomes
 
     def _raise_first_error(self, outcomes: Sequence[Outcome[object]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,6 +120,13 @@ def as_scalar_loss(loss: Any) -> Tensor:
             "micro-batch"
         )
     return loss.reshape(())
+
+
+def to_call_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the call arguments for a batch: a tensor, a tuple, or a dict of keywords."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
 class BatchInputs:

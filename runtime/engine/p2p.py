@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
@@ -77,29 +77,30 @@ def list_incoming(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes, rank: int
 ) -> list[list[Message]]:
     """Return, for each rank, its messages to ``rank`` in the order in which it sends them."""
-    return [
-        [
-            message
-            for action in theirs
-            for message in messages_sent_by(action, routes)
-            if sender != rank
-            and schedule.rank_of(message.receiving_stage, message.microbatch) == rank
-        ]
-        for sender, theirs in enumerate(actions)
-    ]
+    found: list[list[Message]] = [[] for _ in actions]
+    for (sender, receiver), message in _list_between(actions, schedule, routes):
+        if receiver == rank:
+            found[sender].append(message)
+    return found
 
 
 def find_connected_pairs(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
 ) -> list[Pair]:
     """Return the sorted pairs of ranks with messages between them; see `list_incoming`."""
-    pairs = {
-        (sender, schedule.rank_of(message.receiving_stage, message.microbatch))
-        for sender, theirs in enumerate(actions)
-        for action in theirs
-        for message in messages_sent_by(action, routes)
-    }
-    return sorted(pair for pair in pairs if pair[0] != pair[1])
+    return sorted({pair for pair, _ in _list_between(actions, schedule, routes)})
+
+
+def _list_between(
+    actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
+) -> Iterator[tuple[Pair, Message]]:
+    """Yield the messages between different ranks, each sender's in its order."""
+    for sender, theirs in enumerate(actions):
+        for action in theirs:
+            for message in messages_sent_by(action, routes):
+                receiver = schedule.rank_of(message.receiving_stage, message.microbatch)
+                if receiver != sender:
+                    yield (sender, receiver), message
 
 
 class MessageTransport(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -90,9 +91,6 @@ def split_partial_target(
     found: list[PartialTarget | None] = []
     for first in range(0, num_microbatches * size, size):
         here = min(max(samples - first, 0), size)
-        found.append(PartialTarget(_slice(target, first, size), here, samples) if here else None)
+        part = pytree.tree_map_only(Tensor, itemgetter(slice(first, first + size)), target)
+        found.append(PartialTarget(part, here, samples) if here else None)
     return found
-
-
-def _slice(values: Any, first: int, size: int) -> Any:
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor[first : first + size], values)

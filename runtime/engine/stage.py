@@ -50,16 +50,11 @@ class _InFlight:
 class StageRunner:
     """Runs the actions of one stage.
 
-    Args:
-        module: Takes flat tensors and returns a tuple of tensors.
-        received: Specs of its inputs; gradients of those marked ``requires_grad`` are sent back.
-        sent: Specs of its outputs; empty for the last stage.
-        loss: On the last stage, computes a micro-batch's share of the loss; `None` elsewhere.
-        device: Where the stage runs.
-        statistics: Moves running statistics when a step ends; `None` to leave that to the modules.
-        autocast: The dtype that module and loss are cast to; `None` for none. Backwards run
-            outside of autocast: each operation keeps its forward's dtype.
-        fixed: Checks that forwards leave buffers unchanged; `None` for a stage without replicas.
+    Gradients of inputs marked ``requires_grad`` are sent back. On the last stage, which sends
+    nothing, ``loss`` computes a micro-batch's share of the loss. ``statistics`` moves running
+    statistics when a step ends, in place of the modules; ``fixed`` checks that forwards leave
+    buffers unchanged, for a stage with replicas. Backwards run outside of autocast: each operation
+    keeps its forward's dtype.
     """
 
     def __init__(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -92,10 +91,3 @@ class BatchSplitter:
                 "If the model's samples are independent, pad=True pads smaller batches; otherwise "
                 "profile and plan at the size you serve"
             )
-
-
-def to_call_arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the call arguments for a batch: a tensor, a tuple, or a dict of keywords."""
-    if isinstance(batch, Mapping):
-        return (), batch
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}

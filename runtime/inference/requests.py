@@ -13,8 +13,9 @@ import torch
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..engine.batch_io import to_call_arguments
 from ..partition.cut import CutModel
-from .batching import BatchSplit, BatchSplitter, to_call_arguments
+from .batching import BatchSplit, BatchSplitter
 from .microbatch import InFlightMicrobatch, OrderedQueue, Values
 from .stage_device import current_streams, record_ready, record_use
 from .stage_worker import QueueWorker

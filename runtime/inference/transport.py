@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .microbatch import InFlightMicrobatch
+from .microbatch import InFlightMicrobatch, Values
 
 HEAD_BYTES = 1024
 """Size of the first message; nearly every header fits into it and needs no second message."""
@@ -54,19 +54,17 @@ class MicrobatchTransport:
     def send(self, receiver: int, message: WireMessage) -> None:
         """Send a message and wait until it has left; `RuntimeError` if the receiver is gone."""
         microbatch = message.microbatch
-        if microbatch is not None and microbatch.ready is not None:
-            microbatch.ready.synchronize()
-        values = () if microbatch is None else microbatch.values
+        values: Values = ()
+        number = error = None
+        if microbatch is not None:
+            if microbatch.ready is not None:
+                microbatch.ready.synchronize()
+            values, number = microbatch.values, microbatch.number
+            error = self._pack_error(microbatch.error) if microbatch.error is not None else None
         # Tensors and other values separately; `others` keeps their order, None for each tensor.
         tensors = [v.cpu().contiguous() for v in values if isinstance(v, Tensor)]
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         others = [None if isinstance(value, Tensor) else (value,) for value in values]
-        error = (
-            None
-            if microbatch is None or microbatch.error is None
-            else self._pack_error(microbatch.error)
-        )
-        number = None if microbatch is None else microbatch.number
         head = pickle.dumps((message.stage, number, error, shapes, others))
         self._send_bytes(head, receiver)
         for tensor in tensors:

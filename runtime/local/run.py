@@ -113,7 +113,9 @@ class _Run:
         function = partial(stage.function, microbatch)
         # Inputs without gradients cannot carry the dependency; a checkpoint then takes the token
         # itself. Without a checkpoint, nothing is recomputed, and any order will do.
-        inputs, token = _join_previous(inputs, self._tokens[index])
+        token = self._tokens[index]
+        if token is not None and (tied := join(inputs, token)) is not None:
+            inputs, token = tied, None
         if index > 0:
             inputs = arrive(inputs, stage.device)
         node = None
@@ -125,12 +127,6 @@ class _Run:
             outputs = leave(outputs, stage.device)
         outputs, self._tokens[index] = fork(recompute_before(outputs, node))
         return outputs
-
-
-def _join_previous(inputs: Values, token: Tensor | None) -> tuple[Values, Tensor | None]:
-    """Tie inputs to the previous micro-batch; return the token if they cannot be tied."""
-    tied = None if token is None else join(inputs, token)
-    return (inputs, token) if tied is None else (tied, None)
 
 
 def _move_batch(values: Values, device: StageDevice) -> Values:

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,17 +25,6 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 """File names in folders saved by Hugging Face: the index of several files, and a single file."""
 
 STATE_DICTS = (".pt", ".pth", ".bin")
-
-
-class WeightSource(Protocol):
-    """Interface of readers of tensors by name."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor by name."""
-
-    def fill(self, wanted: Mapping[str, Tensor]) -> None:
-        """Read tensors into allocated memory, converting values to its dtype."""
 
 
 def open_weight_source(path: str | Path) -> WeightSource:
@@ -123,6 +112,10 @@ class _StateDict:
     def fill(self, wanted: Mapping[str, Tensor]) -> None:
         for name, tensor in wanted.items():
             tensor.copy_(self._held[name])
+
+
+WeightSource = _SavedStep | _Safetensors | _StateDict
+"""Has the ``shapes`` of tensors by name, and ``fill`` reads some into allocated memory."""
 
 
 def _indexed_files(index: Path) -> list[Path]:

@@ -76,7 +76,10 @@ def serve(
         )
     store = _join(name, rank, world_size, address, timeout_s)
     try:
-        reason = _wait_for_end(store)
+        # Polled: the store's own wait ends with its timeout, but a session may last longer.
+        while not store.check([END]):
+            time.sleep(POLL_INTERVAL_S)
+        reason = str(store.get(END), "utf-8")
         store.set(f"heard/{rank}", "1")
     except RuntimeError:
         # Raised by the store, whose server ends with the controller.
@@ -120,13 +123,6 @@ def _join(name: str, rank: int, world_size: int, address: str, timeout_s: float)
             f"{world_size} processes with this address and ranks from 0 to {world_size - 1}"
         ) from error
     return session
-
-
-def _wait_for_end(store: Store) -> str:
-    # Polled: the store's own wait ends with its timeout, but a session may last longer.
-    while not store.check([END]):
-        time.sleep(POLL_INTERVAL_S)
-    return str(store.get(END), "utf-8")
 
 
 def _wait_for_acknowledgements(store: Store, world_size: int) -> None:
