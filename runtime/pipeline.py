@@ -162,23 +162,14 @@ class Pipeline(nn.Module):
         recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         places = self._streams.stage_devices(self._devices)
         key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
-        functions: list[StageFunction] = [
-            partial(_run_stage, stage, place.device, key if self.training else None)
-            for stage, place in zip(self.stages, places, strict=True)
-        ]
-        if self._changes_input:
-            functions[0] = partial(_run_on_copies, functions[0])
-        return [
-            LocalStage(
-                function,
-                stage,
-                place,
-                checkpointed=recomputed[mode] if self.training else 0,
-            )
-            for function, stage, place, mode in zip(
-                functions, self.stages, places, self._checkpoint, strict=True
-            )
-        ]
+        found: list[LocalStage] = []
+        for stage, place, mode in zip(self.stages, places, self._checkpoint, strict=True):
+            function = partial(_run_stage, stage, place.device, key if self.training else None)
+            if self._changes_input and not found:
+                function = partial(_run_on_copies, function)
+            checkpointed = recomputed[mode] if self.training else 0
+            found.append(LocalStage(function, stage, place, checkpointed))
+        return found
 
     def train(self, mode: bool = True) -> Self:
         """Switch training or evaluation mode.

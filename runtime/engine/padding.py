@@ -15,13 +15,7 @@ from ...core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class PartialTarget:
-    """The target of a micro-batch's first samples, the others being padding.
-
-    Attributes:
-        target: Target of these samples, a tensor or a nest of tensors.
-        samples: Number of these samples.
-        of: Number of samples in the whole batch, without padding.
-    """
+    """The target of a micro-batch's first samples, out of ``of`` in the batch without padding."""
 
     target: Any
     samples: int

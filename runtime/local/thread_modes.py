@@ -15,11 +15,7 @@ _DEVICE_TYPES = ("cpu", "cuda")
 class ThreadModes:
     """Modes that torch keeps per thread; a new thread starts with the defaults.
 
-    Attributes:
-        grad: True if autograd records.
-        inference: True in inference mode.
-        autocast: Device type, whether autocast is enabled for it, and its dtype.
-        autocast_cache: True if autocast caches converted weights.
+    Autocast is held for each device type: whether it is enabled, and its dtype.
     """
 
     grad: bool

@@ -13,11 +13,8 @@ from torch import Tensor, nn
 class TensorSlot:
     """An entry of a module that holds a tensor.
 
-    Attributes:
-        owner: The module.
-        path: The module's path in the model.
-        table: ``_parameters`` or ``_buffers``.
-        key: The tensor's name in the module.
+    The module ``owner`` at ``path`` holds it in ``table``, which is ``_parameters`` or
+    ``_buffers``, under ``key``.
     """
 
     owner: nn.Module
@@ -45,12 +42,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, eq=False)
 class ModelTensor:
-    """One parameter or buffer of a model.
-
-    Attributes:
-        tensor: The tensor.
-        slots: All slots that hold it; several for a tied weight or a module used twice.
-    """
+    """One parameter or buffer of a model, with several slots if tied or in a module used twice."""
 
     tensor: Tensor
     slots: tuple[TensorSlot, ...]

@@ -151,8 +151,15 @@ class WeightReader:
 
     def __init__(self, path: str | Path, tensors: Sequence[ModelTensor], *, strict: bool) -> None:
         self._source = open_weight_source(path)
-        self._names = {each.name: _find_name(self._source, each) for each in tensors}
-        _check(str(path), self._source, tensors, self._names, strict=strict)
+        shapes = self._source.shapes
+        self._names = {
+            each.name: next((name for name in each.names if name in shapes), None)
+            for each in tensors
+        }
+        """The name under which each tensor was saved."""
+        lines = list(self._find_mismatches(tensors, strict=strict))
+        if lines:
+            raise InvalidInput(f"{path} does not fit the model: {'; '.join(lines)}")
 
     def has(self, tensor: ModelTensor) -> bool:
         """Return True if the checkpoint has values for a tensor."""
@@ -168,34 +175,21 @@ class WeightReader:
         with torch.no_grad():
             self._source.fill(wanted)
 
-
-def _find_name(source: WeightSource, tensor: ModelTensor) -> str | None:
-    """Return the name under which a tensor was saved."""
-    return next((name for name in tensor.names if name in source.shapes), None)
-
-
-def _check(
-    path: str,
-    source: WeightSource,
-    tensors: Sequence[ModelTensor],
-    names: dict[str, str | None],
-    *,
-    strict: bool,
-) -> None:
-    wrong = [
-        f"{each.name} is {list(each.tensor.shape)} in the model, {list(source.shapes[name])} there"
-        for each in tensors
-        if (name := names[each.name]) is not None
-        and source.shapes[name] != tuple(each.tensor.shape)
-    ]
-    missing = [each.name for each in tensors if each.is_persistent and names[each.name] is None]
-    known = {name for each in tensors for name in each.names}
-    unused = [name for name in source.shapes if name not in known]
-    lines = [list_some(wrong, SHOWN)] if wrong else []
-    if missing and strict:
-        lines.append(f"it lacks {list_some(missing, SHOWN)}")
-    if unused and strict:
-        lines.append(f"the model has no {list_some(unused, SHOWN)}")
-    if lines:
-        way_out = "" if wrong else "; pass Weights(strict=False) to initialise what is missing"
-        raise InvalidInput(f"{path} does not fit the model: {'; '.join(lines)}{way_out}")
+    def _find_mismatches(self, tensors: Sequence[ModelTensor], *, strict: bool) -> Iterator[str]:
+        shapes, names = self._source.shapes, self._names
+        wrong = [
+            f"{each.name} is {list(each.tensor.shape)} in the model, {list(shapes[name])} there"
+            for each in tensors
+            if (name := names[each.name]) is not None and shapes[name] != tuple(each.tensor.shape)
+        ]
+        missing = [each.name for each in tensors if each.is_persistent and names[each.name] is None]
+        known = {name for each in tensors for name in each.names}
+        unused = [name for name in shapes if name not in known]
+        if wrong:
+            yield list_some(wrong, SHOWN)
+        if missing and strict:
+            yield f"it lacks {list_some(missing, SHOWN)}"
+        if unused and strict:
+            yield f"the model has no {list_some(unused, SHOWN)}"
+        if strict and not wrong and (missing or unused):
+            yield "pass Weights(strict=False) to initialise what is missing"

@@ -25,14 +25,7 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """A weight held by several ranks.
-
-    Attributes:
-        name: Its name in the model.
-        tensor: The parameter on this rank.
-        stages: The stages that use it.
-        ranks: All ranks that hold it, ascending.
-    """
+    """A weight of this rank, the stages that use it, and all ranks that hold it, ascending."""
 
     name: str
     tensor: Tensor

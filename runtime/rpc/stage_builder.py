@@ -27,10 +27,8 @@ from .stage import StageServer
 class ModelSource:
     """Model in a form that can be sent to workers.
 
-    Attributes:
-        data: The module with its weights, or a pickled function without arguments that builds it.
-        is_module: True if the data is a module.
-        seed: Seed for the function, so that all workers build equal weights.
+    ``data`` is the module with its weights or a pickled function that builds it, for which ``seed``
+    makes all workers build equal weights.
     """
 
     data: bytes
