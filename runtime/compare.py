@@ -101,16 +101,12 @@ def compare(plan: Plan, timeline: Timeline) -> RunComparison:
     stages_found = []
     for index, stage in enumerate(plan.stages):
         mine = [event for event in timeline.events if event.stage == index]
-        forwards = [_length(event) for event in mine if event.kind == Work.FORWARD]
+        forwards = _by_microbatch(event for event in mine if event.kind == Work.FORWARD)
         backwards = _by_microbatch(event for event in mine if event.kind in BACKWARD_PARTS)
-        stages_found.append(
-            ComparedDuration(
-                f"stage {index} forward", stage.forward_time_s, statistics.median(forwards)
-            )
-        )
-        stages_found.append(
-            ComparedDuration(f"stage {index} backward", stage.backward_time_s, _median(backwards))
-        )
+        stages_found += [
+            ComparedDuration(f"stage {index} forward", stage.forward_time_s, _median(forwards)),
+            ComparedDuration(f"stage {index} backward", stage.backward_time_s, _median(backwards)),
+        ]
     links = [
         ComparedDuration(
             f"stage {index} to {index + 1}",
@@ -202,19 +198,16 @@ def _message_s(
 
 
 def _by_microbatch(events: Iterable[TimelineEvent]) -> list[float]:
-    """Return the total duration of each micro-batch's backward parts."""
+    """Return the total duration of each micro-batch's events."""
     found: dict[int, float] = {}
     for event in events:
-        found[event.microbatch] = found.get(event.microbatch, 0.0) + _length(event)
+        length_s = event.end_s - event.start_s
+        found[event.microbatch] = found.get(event.microbatch, 0.0) + length_s
     return list(found.values())
 
 
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
-
-
-def _length(event: TimelineEvent) -> float:
-    return event.end_s - event.start_s
 
 
 def _percent(each: ComparedDuration) -> str:
