@@ -106,7 +106,7 @@ class Study:
     def held_bytes(
         self, first: int, last: int, *, received: bool = True, sent: bool = False
     ) -> int:
-        """What stays allocated of a forward when only its graph is left.
+        """Return what stays allocated of a forward when only its graph is left.
 
         Args:
             first: The interval's first layer.
@@ -128,7 +128,7 @@ class Study:
         return allocations.kept_bytes
 
     def _inputs(self, first: int) -> list[Tensor]:
-        """What arrives, in copies that live only as long as something keeps them."""
+        """Make what arrives, in copies that live only as long as something keeps them."""
         inputs = []
         for value, wanted in zip(self.run.values(first), self.run.needs_grad(first), strict=True):
             copy = value.clone() if first else value
@@ -193,7 +193,7 @@ class Study:
         return rows
 
     def edges(self, place: Place) -> dict[str, int]:
-        """What the plan's total counts twice at a stage's front, and leaves out at its end.
+        """Return what the plan's total counts twice at a stage's front, and leaves out at its end.
 
         Both for all micro-batches in flight. The last stage's outputs are part of its workspace.
         """
@@ -323,7 +323,7 @@ def main() -> int:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """A line a claim."""
+    """Return a line for each claim."""
     return (
         f"{len(result['intervals'])} intervals: worst error {result['worst_interval']:.3%}\n"
         f"{len(result['wholes'])} whole models: worst error {result['worst_whole']:.3%}\n"

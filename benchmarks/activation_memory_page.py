@@ -87,7 +87,7 @@ for parameters in bf16 it keeps half, unless it is given fp32 copies of them.
 
 
 def page(result: dict[str, Any]) -> str:
-    """The whole document."""
+    """Return the whole document."""
     limits = result["limits"]
     errors = [row["relative_error"] for row in result["peaks"]]
     text = INTRODUCTION.format(torch=result["torch"], device=result["device"].upper())
@@ -112,7 +112,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _edges(result: dict[str, Any]) -> dict[str, float]:
-    """The largest and the middle share of a peak that is left out, and counted twice."""
+    """Return the largest and the middle share of a peak that is left out, and counted twice."""
     figures = {}
     for word in ("left_out", "twice"):
         key = "left_out_bytes" if word == "left_out" else "counted_twice_bytes"

@@ -55,7 +55,7 @@ def largest_part(costs: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def least_largest_part(costs: Sequence[float], num_parts: int) -> float:
-    """The same by trying every split."""
+    """Find the best split by trying every one."""
     inner = combinations(range(1, len(costs)), num_parts - 1)
     splits = ([0, *cuts, len(costs)] for cuts in inner)
     return min(largest_part(costs, [b - a for a, b in pairwise(cuts)]) for cuts in splits)

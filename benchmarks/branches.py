@@ -32,7 +32,7 @@ Pairs = list[tuple[int, int]]
 
 
 def unet(levels: int) -> tuple[int, Pairs]:
-    """An encoder, a bottom, a decoder; every level's output is read again on the way up."""
+    """Return a U-Net: every level of the encoder is read again by the decoder."""
     count = 2 * levels + 1
     pairs = [(index, index + 1) for index in range(count - 1)]
     return count, pairs + [(level, count - 1 - level) for level in range(levels - 1)]
@@ -187,7 +187,7 @@ def _planned(
 
 
 def profiles(folder: Path | None) -> Iterator[tuple[str, Profile]]:
-    """The models above, and PipeDream's where a folder with them is given."""
+    """Return the models above, and PipeDream's where a folder with them is given."""
     for name, make in MODELS.items():
         yield name, profile_of(*make())
     for path in sorted(folder.rglob("*.txt")) if folder else []:

@@ -40,7 +40,7 @@ LESS = ("equal in training", "refused", "WRONG", "failed")
 
 
 def work(architecture: Architecture, answer: Connection) -> None:
-    """A child's whole life: one row."""
+    """Measure one row, in a child."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     quiet = os.open(os.devnull, os.O_WRONLY)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # imported before the forks: seconds, once instead of in every process
-from conformance_cell import RANKS, SCHEDULES, Cell, Outcome, Row, Side
-from conformance_group import Group
-from conformance_models import MODELS
-from conformance_page import faults, page, summary
+from conformance_suite.cell import RANKS, SCHEDULES, Cell, Outcome, Row, Side
+from conformance_suite.group import Group
+from conformance_suite.models import MODELS
+from conformance_suite.page import faults, page, summary
 from marks import write_between_marks
 
 TIME_LIMIT_S = 20.0
@@ -37,7 +37,7 @@ def all_cells() -> list[Cell]:
 
 
 def chosen(only: str) -> list[Cell]:
-    """The cells that have one of the values given for each key.
+    """Return the cells that have one of the values given for each key.
 
     Raises:
         SystemExit: No cell has such a value.
@@ -78,7 +78,7 @@ def rows(cells: Sequence[Cell], sides: Sequence[Side], limit_s: float) -> Iterat
 
 
 def run(cells: Sequence[Cell], sides: Sequence[Side], limit_s: float) -> Iterator[Row]:
-    """The rows, with a line on stderr for each."""
+    """Yield the rows, with a line on stderr for each."""
     torch.set_num_threads(1)
     begin = time.monotonic()
     for number, row in enumerate(rows(cells, sides, limit_s), 1):

@@ -155,7 +155,7 @@ def cells(ranks: int, forward_s: float, num_microbatches: int) -> list[Cell]:
 
 
 def skewed_cells(ranks: int, unit_s: float, num_microbatches: int) -> list[Cell]:
-    """A model with uneven layers, cut into equal numbers of layers and as planned."""
+    """Return a model with uneven layers, cut into equal numbers of layers and as planned."""
     layers = [
         LayerProfile(
             layer=Layer(name=f"layer.{index}"),

@@ -63,7 +63,7 @@ def _case(text: str) -> CalibrationPoint:
 
 
 def _read(text: str) -> tuple[dict[str, tuple[str, float, float, float]], dict[str, list[str]]]:
-    """Description, seconds forward and backward, bytes of every node; and what it reads."""
+    """Return description, seconds forward and backward, bytes of every node; and what it reads."""
     nodes: dict[str, tuple[str, float, float, float]] = {}
     sources: dict[str, list[str]] = {}
     for line in text.splitlines():

@@ -76,7 +76,7 @@ Winograd's algorithm was put in after looking at these profiles; the efficiencie
 
 
 def report(cpu: Sequence[Row], gpu: Sequence[Row], machine: str) -> str:
-    """The document."""
+    """Return the document."""
     return "\n".join(
         [
             INTRODUCTION,

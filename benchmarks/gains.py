@@ -161,7 +161,7 @@ def tight_memory(profile: Profile, devices: int, link: Link) -> int:
 def given(
     profile: Profile, cluster: Cluster, counts: Sequence[int], replicas: Sequence[int] = ()
 ) -> Way:
-    """A split somebody else chose. Stages without layers take no device."""
+    """Price a split that another planner chose. Stages without layers take no device."""
     balance = tuple(count for count in counts if count)
     options = PlanOptions(num_microbatches=MICROBATCHES)
     try:

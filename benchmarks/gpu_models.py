@@ -37,7 +37,7 @@ def gpt2_medium(small: bool) -> Studied:
 
 
 def llama_1b(small: bool) -> Studied:
-    """The sizes of Llama 3.2 1B, as in its published configuration: 1.2 billion weights."""
+    """Return the sizes of Llama 3.2 1B, as in its published configuration: 1.2 billion weights."""
     model = (
         Llama(blocks=6, width=64, heads=4, key_heads=2, inner=192, vocabulary=256)
         if small

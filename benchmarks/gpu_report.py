@@ -31,7 +31,7 @@ def stages(models: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def faults(report: dict[str, Any]) -> list[str]:
-    """What keeps the check from passing.
+    """Return what keeps the check from passing.
 
     On the CPU the errors themselves are none: tiny models on a shared machine say nothing of them.
     """
@@ -79,7 +79,7 @@ def verdict(report: dict[str, Any]) -> str:
 
 
 def page(report: dict[str, Any]) -> str:
-    """A document a person reads."""
+    """Return a document a person reads."""
     lines = [
         "# GPU check",
         "",

@@ -76,7 +76,7 @@ def study(name: str, device: torch.device, budget_s: float, *, small: bool) -> d
 def whole_step(
     studied: Studied, found: Profile, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """The model as it was written, loss included, against the sum of the layers."""
+    """Compare the model as it was written, loss included, with the sum of the layers."""
 
     def forward() -> tuple[Tensor, ...]:
         return (studied.loss_fn(studied.model(**studied.sample), studied.target),)
@@ -111,7 +111,7 @@ def compare_stages(
 
 
 def split(found: Profile, num_stages: int) -> Plan:
-    """The most even split by time; no optimizer, whose state is arithmetic and not measured."""
+    """Return the most even split by time, without optimizer state, which is not measured."""
     options = PlanOptions(
         objective="balance_time",
         num_stages=num_stages,

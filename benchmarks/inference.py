@@ -53,7 +53,7 @@ class Setting:
     replicas: tuple[int, ...]
 
     def simulated_per_s(self, in_flight: int) -> float:
-        """Requests a second, once the pipeline is full.
+        """Return requests a second, once the pipeline is full.
 
         The simulator gives the time of one request, and of a long stream of them without a limit;
         with n under way there are at most n every so many seconds as one takes.
@@ -103,7 +103,7 @@ def settings(forward_s: float) -> list[Setting]:
 
 
 def model_and_plan(setting: Setting) -> tuple[nn.Module, Plan]:
-    """A layer a stage; the work is what `slow_down` adds."""
+    """Return a layer a stage; the work is what `slow_down` adds."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in setting.forward_s])
     captured = trace(model, torch.zeros(1, WIDTH), check=False)
@@ -141,7 +141,7 @@ def slow_down(stage: nn.Module, forward_s: float) -> None:
 def measure(
     pipeline: InferencePipeline | DistributedInferencePipeline, requests: int, in_flight: int
 ) -> tuple[float, float]:
-    """Requests a second and median latency; the first ones, until the pipeline is full, are out."""
+    """Return requests a second and median latency once the pipeline is full."""
     begun: list[float] = []
     ended: list[float] = []
 

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as one line, at once, since all of them take minutes."""
+    """Return a row as one line, at once, since all of them take minutes."""
     print(
         f"{row['way']:28} rank {row['victim']} after {row['after_s']:5.2f} s  over in "
         f"{row['ended_s']:6.2f} s  checkpoint {row['checkpoint']!s:>6}  {row['said'][:150]}",

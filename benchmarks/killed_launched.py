@@ -72,7 +72,7 @@ class Launched:
         self.kill()
 
     def starts(self) -> list[Start]:
-        """What the ranks said when they began, in this attempt and those before."""
+        """Return what the ranks said when they began, in this attempt and those before."""
         found = (STARTED.search(line) for line in list(self.lines))
         return [
             (int(rank), int(count), int(process), int(step))
@@ -90,7 +90,7 @@ class Launched:
         return found
 
     def kill(self) -> None:
-        """The launcher and its ranks, as if the machine had lost power."""
+        """Kill the launcher and its ranks, as if the machine had lost power."""
         while left := self.processes():
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -192,7 +192,7 @@ def wait_until(condition: Callable[[], bool], jobs: Sequence[Launched], timeout_
 
 
 def _training(jobs: list[Launched], seen: int, count: int, timeout_s: float) -> list[Start]:
-    """The ranks that began since ``seen`` of them had, once they train."""
+    """Return the ranks that began since ``seen`` of them had, once they train."""
 
     def began() -> list[Start]:
         found = [start for job in jobs for start in job.starts()]

@@ -34,7 +34,7 @@ SAVE_EVERY = 5
 
 
 def made_up_profile() -> Profile:
-    """The example's model with times that make every cut worth while."""
+    """Return the example's model with times that make every cut worth while."""
     captured = trace(build_model(), make_batch(), check=False)
     graph = captured.graph
     forward, backward = Timing(median_s=1e-3), Timing(median_s=2e-3)
@@ -51,7 +51,7 @@ def made_up_profile() -> Profile:
 
 
 def checkpoint_loads(folder: Path) -> int:
-    """The step of the last checkpoint, loaded into the unsplit model; raises if it cannot be."""
+    """Load the last checkpoint into the unsplit model; return its step."""
     model = build_model()
     return load_checkpoint(folder, model, make_optimizer(model)).step
 
@@ -130,7 +130,7 @@ def _fork(num_ranks: int, folder: Path, train: Callable[[int], None]) -> list[in
 
 
 def _end_with(rank: int, folder: Path, train: Callable[[int], None]) -> None:
-    """A child ends here, whatever happens: it must not go on as its parent."""
+    """Run a child to its end, whatever happens: it must not go on as its parent."""
     code = 1
     try:
         train(rank)

@@ -88,7 +88,7 @@ class Result:
     told: list[str] = field(default_factory=list)
 
     def misses(self) -> list[str]:
-        """What does not hold."""
+        """Return what does not hold."""
         found = [f"{self.wrong} answers were wrong"] if self.wrong else []
         found += [f"{self.unread} plans were lost"] if self.unread else []
         if self.requests_per_s < LEAST_PER_S:
@@ -156,7 +156,7 @@ def measure(database: str, options: argparse.Namespace) -> Result:
 
 @contextmanager
 def _database(database: str, folder: Path) -> Iterator[tuple[str, int | None]]:
-    """The address of a new database, and the process that serves it, if one does."""
+    """Yield the address of a new database and the process that serves it, if one does."""
     if database == "sqlite":
         yield str(folder / "load.db"), None
         return
@@ -175,7 +175,7 @@ def store_profiles(server: Server, token: str) -> list[tuple[str, int]]:
 
 
 def _clients(server: Server, profiles: list[list[tuple[str, int]]], **task: Any) -> list[Told]:
-    """Processes of clients, side by side."""
+    """Run processes of clients side by side."""
     processes = []
     for part, token in enumerate(server.tokens):
         one = Task(
@@ -293,7 +293,7 @@ def _middle(values: list[float]) -> float:
 
 
 def _late(values: list[float]) -> float:
-    """The 99th percentile: one in a hundred is at least as late."""
+    """Return the 99th percentile: one in a hundred is at least as late."""
     return sorted(values)[max(0, int(0.99 * len(values)) - 1)]
 
 

@@ -67,14 +67,14 @@ def inception() -> Measured:
 
 
 def moe() -> Measured:
-    """A language model that has eight experts in every second block."""
+    """Return a language model that has eight experts in every second block."""
     tokens = torch.randint(0, VOCABULARY, (2, 128))
     model = LanguageModel(width=256, blocks=12, heads=4, experts=8)
     return Measured(model, {"tokens": tokens}, tokens, next_token_loss)
 
 
 def two_tower() -> Measured:
-    """An image and a text encoder joined at the end, as in CLIP."""
+    """Return an image and a text encoder joined at the end, as in CLIP."""
     sample = {
         "image": torch.randn(4, 3, 96, 96),
         "tokens": torch.randint(0, VOCABULARY, (4, 32)),
@@ -277,7 +277,7 @@ class TwoTower(nn.Module):
 
 
 def _vgg16() -> nn.Sequential:
-    """Configuration D (Simonyan and Zisserman 2015) for 64 x 64 pixels."""
+    """Return configuration D (Simonyan and Zisserman 2015) for 64 x 64 pixels."""
     layers: list[nn.Module] = []
     channels = 3
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):

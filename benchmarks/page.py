@@ -49,7 +49,7 @@ class Server:
 
 
 def blocks(count: int) -> dict[str, Any]:
-    """A profile of equal blocks of ten layers."""
+    """Return a profile of equal blocks of ten layers."""
     hidden = TensorSpec(name="hidden", shape=(8, 1024), dtype="float16", requires_grad=True)
     layers = tuple(
         LayerProfile(
@@ -70,7 +70,7 @@ def blocks(count: int) -> dict[str, Any]:
 
 
 def requests(server: Server) -> dict[str, dict[str, Any]]:
-    """What is planned, by name."""
+    """Return what is planned, by name."""
     family = server.ask("/v1/model-families/gpt2")
     (model,) = [one["model"] for one in family["published"] if one["name"] == "gpt2-xl"]
     return {

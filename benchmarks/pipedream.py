@@ -34,15 +34,15 @@ from pathlib import Path
 from typing import Any
 
 from marks import write_between_marks
-from pipedream_document import (
+from pipedream_study.document import (
     TOLERANCE,
     Expected,
     document,
     is_equal,
     wanted_s,
 )
-from pipedream_own import solve_own
-from pipedream_results import COLUMNS, Column, Result, Settings
+from pipedream_study.own import solve_own
+from pipedream_study.results import COLUMNS, Column, Result, Settings
 
 from stagewright.core.errors import InvalidInput, StagewrightError
 from stagewright.formats.pipedream_graph import PipeDreamGraph, read_pipedream_graph, to_cost_graph
@@ -179,7 +179,7 @@ def differences(results: Sequence[Result], expected: Expected) -> list[str]:
 
 
 def show(results: Sequence[Result], *, as_json: bool) -> None:
-    """A table, or one object a line."""
+    """Print a table, or one object a line."""
     if as_json:
         for result in results:
             print(json.dumps(result.as_json()))

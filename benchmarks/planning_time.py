@@ -82,7 +82,7 @@ def is_kept(row: Row, found: dict[str, Any]) -> bool:
 
 
 def line(row: Row, found: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
 
     def timed(key: str, limit: float | None) -> str:
         return f"{found[key]:.3g}" + (f" ({limit:g})" if limit is not None else "")

@@ -74,7 +74,7 @@ def row(found: Prediction) -> str:
 
 
 def median_errors(found: list[Prediction]) -> dict[str, float]:
-    """The median absolute error of each model."""
+    """Return the median absolute error of each model."""
     return {
         model: statistics.median(abs(entry.error) for entry in found if entry.model == model)
         for model in dict.fromkeys(entry.model for entry in found)

@@ -79,7 +79,7 @@ class Subject:
 
     @classmethod
     def deep(cls) -> Subject:
-        """A GPT-2 of 48 blocks, 2 x 128 tokens."""
+        """Return a GPT-2 of 48 blocks, 2 x 128 tokens."""
         tokens = torch.randint(0, DEEP.vocab_size, (2, 128))
         name = f"GPT-2 of 48 blocks {DEEP.n_embd} wide"
         return cls(name, GPT2Spec(family="gpt2", config=DEEP), {"input_ids": tokens}, tokens)
@@ -292,7 +292,7 @@ class Piece(nn.Module):
 
 
 def deduplicated(options: ProfilingOptions) -> Deduplication:
-    """A deep model with and without measuring equal layers once, in turns; medians."""
+    """Return a deep model with and without measuring equal layers once, in turns; medians."""
     torch.manual_seed(0)
     subject = Subject.deep()
     model = build_model(subject.spec)

@@ -82,7 +82,7 @@ class Peak:
 
 
 def made() -> nn.Module:
-    """The stage."""
+    """Return the stage."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 

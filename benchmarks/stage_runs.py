@@ -49,7 +49,7 @@ class ModelRun:
     def of(
         cls, profile: Profile, model: nn.Module, sample: Any, target: Tensor, loss: LossFunction
     ) -> Self:
-        """A model captured again as it was for its profile."""
+        """Return a model captured again as it was for its profile."""
         recipe = CallStructure.from_json(profile.input_structure).recipe
         captured = trace(model, sample, check=False, recipe=recipe)
         return cls(captured, read_sample(model, sample)[1], target, loss)
@@ -71,7 +71,7 @@ class ModelRun:
         return self.captured.segment(first, last, enter=entry, leave=leave)
 
     def values(self, position: int) -> list[Tensor]:
-        """What crosses a cut in front of a layer, or goes into the model."""
+        """Return what crosses a cut in front of a layer, or goes into the model."""
         if position not in self._values:
             before = max(known for known in self._values if known < position)
             with torch.no_grad():
@@ -113,7 +113,7 @@ class Place:
 
 
 def places(plan: Plan) -> list[Place]:
-    """The stages of a plan."""
+    """Return the stages of a plan."""
     lasts = list(accumulate(plan.balance))
     return [
         Place(

@@ -186,7 +186,7 @@ def _metadata(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """The middle 95 % of medians of resampled pairs."""
+    """Return the middle 95 % of medians of resampled pairs."""
     draw = random.Random(0)
     medians = sorted(
         statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
@@ -195,7 +195,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     lines = [
         "| model | torch's Schedule1F1B | ours | our throughput over torch's | 95 % |",
         "|---|---|---|---|---|",

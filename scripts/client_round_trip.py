@@ -75,7 +75,7 @@ def check(name: str, service: LocalService, folder: Path) -> bool:
 
 
 def both(service: LocalService, model: Any, sample: Any) -> list[Plan]:
-    """The plan by the blocking client, and by the asynchronous one with nothing reused."""
+    """Return the plan by the blocking client, and by the asynchronous one with nothing reused."""
     with Client(service.url, service.token) as client:
         first = client.plan(model, sample, **ASKED).require()
 

@@ -65,7 +65,7 @@ def main() -> int:
 def fuzz(
     server: Running, options: argparse.Namespace, seed: int, folder: Path
 ) -> tuple[Counter[str], bool]:
-    """Rounds until there were enough requests: how many of each operation, by status."""
+    """Run rounds until there were enough requests; return how many of each operation, by status."""
     counts: Counter[str] = Counter()
     phases, failed = options.phases, False
     config = folder / "schemathesis.toml"

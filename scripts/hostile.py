@@ -80,7 +80,7 @@ def tried(scene: Scene, attack: Attack) -> str:
 
 
 def left_wrong(scene: Scene) -> str:
-    """What an attack did to the server or around it; empty if nothing."""
+    """Return what an attack did to the server or around it; empty if nothing."""
     if scene.process.poll() is not None:
         return f"the server ended with {scene.process.returncode}"
     traces = scene.found()
@@ -91,7 +91,7 @@ def left_wrong(scene: Scene) -> str:
 
 
 def memory_wrongs(scene: Scene) -> list[str]:
-    """What had more memory than it may."""
+    """Return what had more memory than it may."""
     wrongs = []
     if scene.watched.server_bytes > SERVER_BYTES:
         wrongs.append(f"memory: the server had {scene.watched.server_bytes} bytes")

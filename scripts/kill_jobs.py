@@ -192,7 +192,7 @@ def _check(address: str, folder: Path, ids: dict[int, str], num_jobs: int, repor
 
 @contextlib.contextmanager
 def database_of(kind: str, folder: Path) -> Iterator[tuple[str, Database | None]]:
-    """A new database's address, and what to kill of it."""
+    """Yield a new database's address, and what to kill of it."""
     if kind == "sqlite":
         yield str(folder / "jobs.db"), None
         return

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 
 
 def schema_text(document: type[Document]) -> str:
-    """The schema of the document's JSON form, keys sorted."""
+    """Return the schema of the document's JSON form, keys sorted."""
     schema = document.model_json_schema(mode="serialization")
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"

@@ -12,7 +12,7 @@ HEAD = "| setting | default | meaning |\n|---|---|---|\n"
 
 
 def table() -> str:
-    """A row for each setting."""
+    """Return a row for each setting."""
     rows = [f"| `{one.name}` | {_default(one)} | {one.help} |" for one in setting_names()]
     return HEAD + "\n".join(rows) + "\n"
 
@@ -25,7 +25,7 @@ def _default(setting: SettingName) -> str:
 
 
 def written(page: str) -> str:
-    """The page with this release's table."""
+    """Return the page with this release's table."""
     before, _, rest = page.partition(HEAD)
     after = rest[rest.index("\n\n") :]
     return before + table().rstrip("\n") + after

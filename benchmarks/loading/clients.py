@@ -138,7 +138,7 @@ async def _read_all(task: Task, book: Book, told: Told) -> None:
 
 
 def _kinds(task: Task, random: Random) -> list[str]:
-    """What is asked, in what order."""
+    """Return what is asked, in what order."""
     names = list(LIGHT) if task.light else list(WEIGHTS)
     weights = [WEIGHTS[name] for name in names]
     return random.choices(names, weights, k=task.requests)

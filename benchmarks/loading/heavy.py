@@ -28,7 +28,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def post(
     server: Server, token: str, path: str, body: Any, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """What the server answers to a body.
+    """Return what the server answers to a body.
 
     Raises:
         OSError: It does not answer, or refuses.
@@ -43,7 +43,7 @@ def ask(
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the server answers; a GET without a body.
+    """Return what the server answers; a GET without a body.
 
     Raises:
         OSError: It does not answer, or refuses.

@@ -63,7 +63,7 @@ class Book:
     number: int = 0
 
     def next_request(self) -> tuple[str, int, int, dict[str, Any]]:
-        """A request nobody made before: profile id, devices, micro-batches and the body."""
+        """Return a request nobody made before: profile id, devices, micro-batches and the body."""
         number = self.number * self.parts + self.part
         self.number += 1
         profile, _ = self.profiles[number % len(self.profiles)]
@@ -90,7 +90,7 @@ def expect(answer: Answer, status: int, what: str) -> None:
 
 
 async def new_plan(connection: Connection, book: Book) -> None:
-    """A plan that is not stored yet: it has to be the answer to this very request."""
+    """Return a plan that is not stored yet: it has to be the answer to this very request."""
     profile, devices, microbatches, body = book.next_request()
     sent = json.dumps(body).encode()
     key = f"key-{book.part}-{book.number}"

@@ -38,7 +38,7 @@ class Server:
 
 @contextmanager
 def served(database: str, folder: Path, num_keys: int) -> Iterator[Server]:
-    """A server on a new database."""
+    """Yield a server on a new database."""
     tokens = _keys(database, num_keys)
     log = folder / "server.log"
     with log.open("w") as stderr:

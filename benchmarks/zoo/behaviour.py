@@ -26,14 +26,14 @@ Behaviour = dict[str, Any]
 
 
 def flatten(sample: Any) -> list[Tensor]:
-    """The tensors of a sample, in order."""
+    """Return the tensors of a sample, in order."""
     if isinstance(sample, Tensor):
         return [sample]
     return list(sample.values() if isinstance(sample, Mapping) else sample)
 
 
 def call(model: nn.Module, sample: Any, flat: list[Tensor]) -> Any:
-    """The model on other tensors, passed as those of the sample are."""
+    """Return the model on other tensors, passed as those of the sample are."""
     if isinstance(sample, Mapping):
         return model(**dict(zip(sample, flat, strict=True)))
     return model(*flat)
@@ -109,7 +109,7 @@ def observe(
 
 
 def weights(model: nn.Module) -> Behaviour:
-    """Copies of parameters and buffers."""
+    """Return copies of parameters and buffers."""
     found = {f"parameter {name}": p.detach().clone() for name, p in model.named_parameters()}
     return found | {f"buffer {name}": b.detach().clone() for name, b in model.named_buffers()}
 

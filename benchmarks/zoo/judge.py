@@ -70,7 +70,7 @@ class Trial:
         row.legal_cuts = sum(boundary.legal for boundary in graph.boundaries)
 
     def fresh(self) -> nn.Module:
-        """The model as built, the same every time, in training mode."""
+        """Return the model as built, the same every time, in training mode."""
         seed_all(0)
         model = self.architecture.build().train()
         with torch.no_grad():
@@ -123,7 +123,7 @@ class Trial:
         self.compare(f"after {STEPS} steps", weights(self.model), weights(self.eager))
 
     def evaluation(self) -> None:
-        """Evaluation mode and back: equal, or refused loudly."""
+        """Check evaluation mode and back: equal, or refused loudly."""
         self.row.eval = "WRONG"
         flat = flatten(self.inputs(FIRST_SEED))
         for cut in (False, True):

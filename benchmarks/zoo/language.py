@@ -62,7 +62,7 @@ def causal() -> dict[str, Tensor]:
 
 
 def masked() -> dict[str, Tensor]:
-    """The second text is three tokens shorter."""
+    """Return two texts, the second three tokens shorter."""
     mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
     mask[1, -3:] = 0
     return {"input_ids": tokens(), "attention_mask": mask, "labels": tokens()}
@@ -73,7 +73,7 @@ def seq2seq() -> dict[str, Tensor]:
 
 
 def from_config(name: str, model: str, **sizes: Any) -> Callable[[], nn.Module]:
-    """``transformers``' class ``model`` with configuration class ``name``."""
+    """Return ``transformers``' class ``model`` with configuration class ``name``."""
 
     def build() -> nn.Module:
         config = getattr(transformers, name)(**sizes)

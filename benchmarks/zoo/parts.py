@@ -14,19 +14,19 @@ WIDTH = 16
 
 
 def rows(*shape: int) -> Callable[[], Tensor]:
-    """A sample of one random tensor."""
+    """Return a sample of one random tensor."""
     return lambda: torch.randn(*shape)
 
 
 def texts(vocabulary: int = 32, batch: int = 2, length: int = 8) -> Callable[[], Tensor]:
-    """A sample of token numbers."""
+    """Return a sample of token numbers."""
     return lambda: torch.randint(0, vocabulary, (batch, length))
 
 
 def describe(
     kind: Kind, build: Callable[[], nn.Module], sample: Callable[[], object], seeds: int = 2
 ) -> Architecture:
-    """An architecture named after its class; a trap is explained by the class's docstring."""
+    """Return an architecture named after its class, whose docstring explains a trap."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", build.__name__).lower()
     trap = (build.__doc__ or "").splitlines()[0].rstrip(".") if kind in ("trap", "hostile") else ""
     return Architecture(name, kind, build, sample, seeds, trap)

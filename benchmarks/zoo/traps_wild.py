@@ -182,7 +182,7 @@ class ScriptedPart(nn.Module):
 
 @functools.cache
 def clipped_gradient() -> Callable[[Tensor], Tensor]:
-    """An operator with a backward of its own, registered once."""
+    """Return an operator with a backward of its own, registered once."""
 
     def identity(x: Tensor) -> Tensor:
         return x.clone()

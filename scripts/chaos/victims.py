@@ -97,7 +97,7 @@ class KilledPostgres:
 
 
 def children(pid: int) -> list[int]:
-    """Processes right below one."""
+    """Return processes right below one."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -107,7 +107,7 @@ def children(pid: int) -> list[int]:
 
 
 def words_of(pid: int) -> str:
-    """A process's command line."""
+    """Return a process's command line."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return ""

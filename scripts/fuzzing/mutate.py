@@ -17,7 +17,7 @@ ODD = (
 
 
 def changed(document: Any, random: Random, stored: Mapping[str, Sequence[str]]) -> Any:
-    """A copy with up to three changes.
+    """Return a copy with up to three changes.
 
     Args:
         document: Is left as it is.

@@ -48,7 +48,7 @@ class Running:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Running]:
-    """A server with a database of its own in a folder."""
+    """Yield a server with a database of its own in a folder."""
     log = folder / "server.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(

@@ -35,7 +35,7 @@ def poison(markers: Path, name: str) -> bytes:
 
 @cache
 def honest() -> bytes:
-    """What torch.export.save writes of a small model."""
+    """Return what torch.export.save writes of a small model."""
     import torch
 
     program = torch.export.export(torch.nn.Linear(4, 2), (torch.ones(2, 4),))

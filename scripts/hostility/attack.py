@@ -110,7 +110,7 @@ class Attack:
 
 
 def wrong_with(attack: Attack, reply: Reply) -> str:
-    """What is wrong with an answer; empty if it is as it has to be."""
+    """Return what is wrong with an answer; empty if it is as it has to be."""
     if reply.status not in attack.statuses:
         return f"answered {reply.status}: {reply.says()[:200]}"
     if attack.words and attack.words not in reply.says():
@@ -124,6 +124,6 @@ def wrong_with(attack: Attack, reply: Reply) -> str:
 
 
 def posting(path: str, body: bytes, kind: str = JSON, **headers: str) -> Callable[[Target], Reply]:
-    """Sends one body."""
+    """Return an attack that sends one body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda target: target.ask("POST", path, body, kind=kind, headers=named)

@@ -170,7 +170,7 @@ def _code() -> Iterator[Attack]:
 
 
 def _heavy() -> Iterator[Attack]:
-    """What only the child finds out, and at its own cost."""
+    """Yield what only the child finds out, and at its own cost."""
     huge = {"hidden_size": 2**16, "num_layers": 64, "input_size": 64}
     body = {"model": {"family": "mlp", "config": huge}, "sample": SAMPLE, "cluster": "2xcpu"}
     yield Attack(
@@ -203,7 +203,7 @@ def _json(value: Any) -> bytes:
 
 
 def _with(request: dict[str, Any], path: list[str | int], literal: str) -> bytes:
-    """The request as JSON, one value replaced by a literal that ``json`` might not write."""
+    """Return the request as JSON, one value replaced by a literal that ``json`` might not write."""
     here: Any = request
     for part in path[:-1]:
         here = here[part]

@@ -18,7 +18,7 @@ def attacks() -> Iterator[Attack]:
 
 
 def _others() -> Iterator[Attack]:
-    """What one project made, asked for by a key of another."""
+    """Yield what one project made, asked for by a key of another."""
 
     def of(make: Callable[[Target], str], method: str, path: str) -> Callable[[Target], Reply]:
         return lambda target: target.ask(

@@ -69,7 +69,7 @@ class Scene:
     process: subprocess.Popen[str]
 
     def found(self) -> list[str]:
-        """What lies where nothing should: traces of code that ran, and of paths that were taken."""
+        """Return what lies where nothing should: traces of code that ran and of paths taken."""
         traces = [str(path) for path in (self.folder / "markers").iterdir()]
         traces += [path for path in OUTSIDE if os.path.lexists(path)]
         traces += [str(path) for path in (self.folder / "home").rglob("*")]
@@ -80,7 +80,7 @@ class Scene:
 
 @contextmanager
 def attacked(folder: Path) -> Iterator[Scene]:
-    """A server with folders of its own in an empty one, watched until the end of the block."""
+    """Yield a server with folders of its own in an empty one, watched to the end of the block."""
     for name in ("data", "home", "tmp", "markers"):
         (folder / name).mkdir()
     database = folder / "data" / "hostile.db"

@@ -27,7 +27,7 @@ def attacks() -> Iterator[Attack]:
 
 
 def exchange(target: Target, raw: bytes) -> Reply:
-    """What a server says to raw bytes until it closes, or has nothing more to say."""
+    """Return what a server says to raw bytes until it closes, or has nothing more to say."""
     with socket.create_connection((target.host, target.port), timeout=ANSWERED_WITHIN_S) as line:
         with suppress(OSError):  # it has answered and closed already
             line.sendall(raw)
@@ -35,7 +35,7 @@ def exchange(target: Target, raw: bytes) -> Reply:
 
 
 def _read(line: socket.socket) -> Reply:
-    """The worst of its answers: bytes that were smuggled in get one of their own."""
+    """Return the worst of its answers: bytes that were smuggled in get one of their own."""
     said = b""
     for wait_s in (SAYS_WITHIN_S, CLOSES_WITHIN_S):
         line.settimeout(wait_s)
@@ -55,7 +55,7 @@ def _read(line: socket.socket) -> Reply:
 
 
 def _raw(group: str, name: str, head: str, body: bytes = b"", words: str = "") -> Attack:
-    """An attack whose head has HOST and TOKEN filled in; refused, or closed without a word."""
+    """Return an attack with HOST and TOKEN filled in; refused, or closed without a word."""
 
     def send(target: Target) -> Reply:
         filled = head.replace("HOST", f"{target.host}:{target.port}")

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 sys.path.insert(0, "benchmarks")
 
-import conformance_ours
-from conformance_cell import NUM_MICROBATCHES, Cell
-from conformance_group import Group
-from conformance_reference import BY_NAME
+from conformance_suite import ours
+from conformance_suite.cell import NUM_MICROBATCHES, Cell
+from conformance_suite.group import Group
+from conformance_suite.reference import BY_NAME
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -67,17 +67,17 @@ NOTHING_SKIPPED = {"fan-out": 8, "T5-like": 4, "two-tower": 4}
 def plan_for(cell: Variant) -> Plan:
     """The plan with the table's cuts, values sent straight wherever one could."""
     model = BY_NAME[cell.model]
-    profile = conformance_ours._profile(model)
+    profile = ours._profile(model)
     names = [entry.layer.name for entry in profile.layers]
     cuts = model.cuts_into(8) if cell.replicas else model.cuts_into(cell.stages)
     if cell.replicas:
         cuts = cuts[1], cuts[4]
-    first = [conformance_ours._first_layer(names, cut) for cut in cuts]
+    first = [ours._first_layer(names, cut) for cut in cuts]
     options = PlanOptions(
         num_microbatches=NUM_MICROBATCHES,
         recompute=cell.recompute,
         skips="direct",
-        **conformance_ours._schedule_options(cell),
+        **ours._schedule_options(cell),
     )
     cluster = Cluster.uniform(RANKS)
     made = plan_from_balance(
@@ -115,12 +115,12 @@ def prepare(trial):
             assert build_rank_module.isdisjoint(send.tensors)
 
 
-ordinary = conformance_ours.OurTrial.prepare
+ordinary = ours.OurTrial.prepare
 
 
 def main(limit_s: float, chosen: list[Variant]) -> None:
-    conformance_ours.plan_for = plan_for
-    conformance_ours.OurTrial.prepare = prepare
+    ours.plan_for = plan_for
+    ours.OurTrial.prepare = prepare
     for cell in chosen:
         plan_for(cell)  # profiles are kept, so that the ranks, forked from here, need not trace
     group = Group("ours", RANKS, limit_s)

@@ -33,10 +33,11 @@ def test_hard_cells_are_equal(forking_executable):
 PLANTED = """
 import os, sys, time
 sys.path.insert(0, "benchmarks")
-import conformance, conformance_ours, conformance_reference, torch.distributed
+import conformance, torch.distributed
+from conformance_suite import ours, reference
 from stagewright.core.errors import PlanMismatch
 
-run, prepare = conformance_ours.OurTrial.run, conformance_ours.OurTrial.prepare
+run, prepare = ours.OurTrial.run, ours.OurTrial.prepare
 
 def planted_prepare(self):
     if self._cell.schedule == "gpipe":
@@ -63,10 +64,10 @@ def planted_run(self):
     if schedule == "forward_only":
         self.states[0].loss = None
 
-conformance_ours.OurTrial.run = planted_run
-conformance_ours.OurTrial.prepare = planted_prepare
+ours.OurTrial.run = planted_run
+ours.OurTrial.prepare = planted_prepare
 torch.set_num_threads(1)
-conformance_ours._profile(conformance_reference.BY_NAME["MLP"])  # once, and not by every rank
+ours._profile(reference.BY_NAME["MLP"])  # once, and not by every rank
 sys.exit(conformance.main())
 """
 
@@ -96,11 +97,11 @@ def test_what_is_planted_is_found(forking_executable, tmp_path):
 @pytest.fixture
 def page(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("conformance_page")
+    return importlib.import_module("conformance_suite.page")
 
 
 def row(schedule, ours, torch="error", detail=""):
-    parts = importlib.import_module("conformance_cell")
+    parts = importlib.import_module("conformance_suite.cell")
     cell = parts.Cell("MLP", schedule, 2)
     return parts.Row(cell, parts.Outcome(ours, detail), parts.Outcome(torch))
 

@@ -97,8 +97,8 @@ def test_what_does_not_fit_is_said(capsys, folder):
 
 def copies(profile, bandwidths):
     """Two machines of three, each with the first two layers on two devices, the rest on one."""
-    price = importlib.import_module("pipedream_price")
-    results = importlib.import_module("pipedream_results")
+    price = importlib.import_module("pipedream_study.price")
+    results = importlib.import_module("pipedream_study.results")
     inner = (PipeDreamStage(("0", "1"), 2), PipeDreamStage(("2", "3"), 1))
     stage = PipeDreamStage(("0", "1", "2", "3"), 2, inner)
     assert price.how_placed([stage]) == "copies"
@@ -114,7 +114,7 @@ def test_copies_of_a_pipeline_are_a_pipeline_of_replicas():
     """Where all links are alike and nothing is summed, it does not matter who is on which."""
     profile = to_profile(parse_pipedream_graph(graph(parameter_bytes=(0, 0, 0, 0))))
     step_s, options = copies(profile, (1e6, 1e6))
-    results = importlib.import_module("pipedream_results")
+    results = importlib.import_module("pipedream_study.results")
     cluster = results.Column("", (6,), (1e6,)).cluster(0.0, None)
     flat = plan_from_balance(profile, cluster, options, [2, 2], replicas=[4, 2])
     assert step_s == pytest.approx(flat.step_time_s, rel=1e-12)

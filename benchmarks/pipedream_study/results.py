@@ -9,7 +9,7 @@ from typing import Any, Literal
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 
 Placement = Literal["as planned", "copies", "moved", "one level"]
-"""Of PipeDream's stages on our cluster (see `pipedream_price.py`)."""
+"""Of PipeDream's stages on our cluster (see `price.py`)."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Column:
         return Column("one level", (self.num_devices,), self.bandwidths_bytes_per_s[-1:])
 
     def one_machine(self) -> Column:
-        """What one unit of the highest level is made of."""
+        """Return what one unit of the highest level is made of."""
         return Column("one machine", self.machines[:-1], self.bandwidths_bytes_per_s[:-1])
 
     def links(self, latency_s: float) -> tuple[LinkLevel, ...]:
@@ -45,7 +45,7 @@ class Column:
         )
 
     def cluster(self, latency_s: float, memory_bytes: int | None) -> Cluster:
-        """The same for our planner; a level of one machine joins nothing and is left out."""
+        """Return the cluster for our planner, without levels of one machine, which join nothing."""
         levels = zip(self.links(latency_s), self.machines, strict=True)
         return Cluster(
             devices=tuple(

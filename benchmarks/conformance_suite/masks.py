@@ -54,7 +54,7 @@ class Replay(TorchDispatchMode):
 
 
 def merged(ranks: Iterable[Masks]) -> Masks:
-    """The masks of all ranks; each dropout is on one of them."""
+    """Return the masks of all ranks; each dropout is on one of them."""
     return {width: drawn for masks in ranks for width, drawn in masks.items()}
 
 

@@ -8,10 +8,10 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from conformance_cell import Cell, Outcome, Side
-from conformance_masks import merged
-from conformance_reference import Judgement
-from conformance_worker import Failure, serve
+from conformance_suite.cell import Cell, Outcome, Side
+from conformance_suite.masks import merged
+from conformance_suite.reference import Judgement
+from conformance_suite.worker import Failure, serve
 
 GRACE_S, REFUSAL_GRACE_S = 0.5, 10.0
 """How long the others may take to fail too once one has, and to refuse too once one refuses:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 
-from conformance_cell import NUM_MICROBATCHES, Cell
-from conformance_models import ROWS, Model
-from conformance_reference import BY_NAME, STEPS, StepState, batch_of, state_of
-
+from conformance_suite.cell import NUM_MICROBATCHES, Cell
+from conformance_suite.models import ROWS, Model
+from conformance_suite.reference import BY_NAME, STEPS, StepState, batch_of, state_of
 from stagewright.capture.capture import trace
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -50,7 +49,7 @@ class OurTrial:
 
 
 def plan_for(cell: Cell) -> Plan:
-    """The plan whose cuts are the table's and whose schedule is the cell's."""
+    """Return the plan whose cuts are the table's and whose schedule is the cell's."""
     model = BY_NAME[cell.model]
     profile = _profile(model)
     names = [entry.layer.name for entry in profile.layers]

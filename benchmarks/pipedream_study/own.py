@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from pipedream_price import pipedreams_plan
-from pipedream_results import Column, Own, PipeDreamsPlan, Result, Settings
-
+from pipedream_study.price import pipedreams_plan
+from pipedream_study.results import Column, Own, PipeDreamsPlan, Result, Settings
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.formats.pipedream_graph import PipeDreamGraph, to_profile
 from stagewright.planner.plan import plan

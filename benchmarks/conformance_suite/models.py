@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from conformance_blocks import (
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conformance_suite.blocks import (
     Attention,
     Block,
     CrossBlock,
@@ -21,8 +24,6 @@ from conformance_blocks import (
     Step,
     TransformerBlock,
 )
-from torch import Tensor, nn
-from torch.nn import functional
 
 WIDTH = 16
 VOCABULARY = 24
@@ -54,12 +55,12 @@ class Model:
     cuts: tuple[str, ...]
 
     def cuts_into(self, num_stages: int) -> tuple[str, ...]:
-        """The modules that the second and later of so many stages begin with."""
+        """Return the modules that the second and later of so many stages begin with."""
         every = (len(self.cuts) + 1) // num_stages
         return self.cuts[every - 1 :: every]
 
     def fresh(self) -> nn.Module:
-        """The model in double precision and training mode."""
+        """Return the model in double precision and training mode."""
         torch.manual_seed(SEED)
         return self.build().double().train()
 

@@ -79,7 +79,7 @@ class Row:
     torch: Outcome
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
+        """Return the object that ``--json`` prints."""
         return {
             **asdict(self.cell),
             "stages": self.cell.stages,
@@ -91,7 +91,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """A row as it was printed."""
+        """Return a row as it was printed."""
         return cls(
             Cell(data["model"], data["schedule"], data["ranks"]),
             Outcome(data["ours"], data["ours_detail"]),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
-from conformance_cell import NUM_MICROBATCHES, TOLERANCE, Cell
-from conformance_masks import Masks, Replay
-from conformance_models import MODELS, ROWS, Model
 from torch import Tensor, nn
 
+from conformance_suite.cell import NUM_MICROBATCHES, TOLERANCE, Cell
+from conformance_suite.masks import Masks, Replay
+from conformance_suite.models import MODELS, ROWS, Model
 from stagewright.capture.equivalence.check import relative_difference
 
 STEPS = 2
@@ -40,13 +40,13 @@ class StepState:
 
 
 def batch_of(model: Model, step: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The whole batch of a step, the same on every rank."""
+    """Return the whole batch of a step, the same on every rank."""
     torch.manual_seed(1000 + step)
     return model.batch(ROWS * NUM_MICROBATCHES)
 
 
 def state_of(loss: float | None, modules: Sequence[nn.Module]) -> StepState:
-    """What modules hold after a step; gradients are taken off them."""
+    """Return what modules hold after a step; gradients are taken off them."""
     state = StepState(loss)
     for module in modules:
         for name, parameter in module.named_parameters(remove_duplicate=False):

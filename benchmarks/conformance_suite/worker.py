@@ -11,13 +11,13 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from conformance_cell import Cell, Side
-from conformance_masks import Masks, Recording
-from conformance_ours import OurTrial
-from conformance_reference import StepState, judge, unsplit
-from conformance_torch import TorchTrial
 from torch._C._distributed_c10d import TCPStore
 
+from conformance_suite.cell import Cell, Side
+from conformance_suite.masks import Masks, Recording
+from conformance_suite.ours import OurTrial
+from conformance_suite.reference import StepState, judge, unsplit
+from conformance_suite.torch_trial import TorchTrial
 from stagewright.core.errors import RankFailed, StagewrightError
 
 TRANSPORT_TIMEOUT_S = 600.0
@@ -51,7 +51,7 @@ class Failure:
 
 
 def serve(rank: int, ranks: int, parent: int, orders: Connection) -> None:
-    """A process's whole life: meet the others, then obey until the pipe closes."""
+    """Meet the other processes, then obey until the pipe closes."""
     torch.set_num_threads(1)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
@@ -73,7 +73,7 @@ def serve(rank: int, ranks: int, parent: int, orders: Connection) -> None:
 
 
 def _meet(rank: int, ranks: int, orders: Connection) -> None:
-    """The first rank hosts the store on a free port, which it tells the others."""
+    """Open the store, hosted by the first rank on a free port that it tells the others."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     timeout = timedelta(seconds=TRANSPORT_TIMEOUT_S)
     if rank == 0:

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from conformance_cell import NUM_MICROBATCHES, Cell
-from conformance_models import ROWS
-from conformance_reference import BY_NAME, STEPS, StepState, batch_of, state_of
 from torch import Tensor, fx
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -25,6 +22,10 @@ from torch.distributed.pipelining import (
     SplitPoint,
     pipeline,
 )
+
+from conformance_suite.cell import NUM_MICROBATCHES, Cell
+from conformance_suite.models import ROWS
+from conformance_suite.reference import BY_NAME, STEPS, StepState, batch_of, state_of
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -101,7 +102,7 @@ class TorchTrial:
 
 
 def held_stages(cell: Cell, rank: int) -> list[int]:
-    """The stages of a rank: round and round, or to the end and back."""
+    """Return the stages of a rank: round and round, or to the end and back."""
     if SCHEDULES[cell.schedule] in FOLDED:
         return [rank, cell.stages - 1 - rank]
     return list(range(rank, cell.stages, cell.ranks))

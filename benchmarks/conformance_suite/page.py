@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from conformance_cell import RANKS, SCHEDULES, Outcome, Row, Side
+from conformance_suite.cell import RANKS, SCHEDULES, Outcome, Row, Side
 
 WORDS = ("equal", "refused", "wrong", "error", "hang")
 MOST_REFUSED = 0.1
@@ -15,7 +15,7 @@ LONGEST = 240
 
 
 def page(rows: Sequence[Row]) -> str:
-    """A sentence, a grid for each number of ranks, and the reasons below."""
+    """Return a sentence, a grid for each number of ranks, and the reasons below."""
     parts = [summary(rows)]
     for ranks in RANKS:
         those = [row for row in rows if row.cell.ranks == ranks]
@@ -44,7 +44,7 @@ def _tally(outcomes: Sequence[Outcome]) -> str:
 
 
 def grid(rows: Sequence[Row]) -> str:
-    """A line a model, a column a schedule; ours, then torch's."""
+    """Return a line a model, a column a schedule; ours, then torch's."""
     cells = {(row.cell.model, row.cell.schedule): row for row in rows}
     schedules = [name for name in SCHEDULES if any(name == there for _, there in cells)]
     lines = [
@@ -107,7 +107,7 @@ def _plain(text: str) -> str:
 
 
 def faults(rows: Sequence[Row]) -> list[str]:
-    """What was promised of ours and is not so."""
+    """Return what was promised of ours and is not so."""
     found = [
         f"{row.cell} is {row.ours.word}: {row.ours.detail}"
         for row in rows

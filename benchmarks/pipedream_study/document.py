@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from pipedream_results import Result
-
+from pipedream_study.results import Result
 from stagewright.core.units import format_time
 
 TOLERANCE = 1e-9

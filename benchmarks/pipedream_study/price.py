@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pipedream_results import Column, PipeDreamsPlan, Placement, Settings
-
+from pipedream_study.results import Column, PipeDreamsPlan, Placement, Settings
 from stagewright.core.cluster.cluster import LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -58,7 +57,7 @@ def pipedreams_plan(
 
 
 def pipedreams_stages(profile: Profile, levels: Column) -> tuple[PipeDreamStage, ...]:
-    """A cut sends everything that crosses it."""
+    """Return the bytes that a cut sends: everything that crosses it."""
     layers = profile.layers
     return pipedream_chain(
         [entry.forward.median_s + entry.backward.median_s for entry in layers],
@@ -106,7 +105,7 @@ def copies_step_s(
     settings: Settings,
     stage: PipeDreamStage,
 ) -> float:
-    """The step of one machine's pipeline, gradients summed over all machines too.
+    """Return the step of one machine's pipeline, gradients summed over all machines too.
 
     The machine with the most micro-batches is simulated; none finishes later.
     """
@@ -123,7 +122,7 @@ def copies_step_s(
 
 
 def with_sums_between(pipeline: Plan, link: LinkLevel, machines: int) -> float:
-    """The step of a pipeline that others hold too: each of a stage's r devices sums 1/r with them.
+    """Return the step of one of several pipelines; each of a stage's r devices sums 1/r with them.
 
     As `Cluster.all_reduce_time_s` has it for devices of whole groups.
     """
