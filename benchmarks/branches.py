@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from tables import markdown_table
+
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.graph import MODEL_INPUT, Boundary, Edge, Layer, Parameter
 from stagewright.core.graph.tensors import TensorSpec
@@ -195,18 +197,24 @@ def profiles(folder: Path | None) -> Iterator[tuple[str, Profile]]:
 
 
 def table(results: list[Result]) -> str:
-    lines = [
-        "| model | layers | sets | stages | devices | given, s | any, s | shorter step | gap |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in results:
-        sets = "too many" if row.sets is None else f"{row.sets:,}"
-        stages = "" if row.stages is None else f"{row.stages:,}"
-        lines.append(
-            f"| {row.model} | {row.layers} | {sets} | {stages} | {row.devices} | "
-            f"{row.given_s:.2f} | {row.any_s:.2f} | {row.gain:.1%} | {row.gap:.1%} |"
+    head = (
+        "model", "layers", "sets", "stages", "devices", "given, s", "any, s", "shorter step", "gap",
+    )  # fmt: skip
+    rows = [
+        (
+            row.model,
+            row.layers,
+            "too many" if row.sets is None else f"{row.sets:,}",
+            "" if row.stages is None else f"{row.stages:,}",
+            row.devices,
+            f"{row.given_s:.2f}",
+            f"{row.any_s:.2f}",
+            f"{row.gain:.1%}",
+            f"{row.gap:.1%}",
         )
-    return "\n".join(lines)
+        for row in results
+    ]
+    return markdown_table(head, rows, left=len(head))
 
 
 def main() -> None:

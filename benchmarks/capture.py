@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # imported before the fork: seconds, once instead of per architecture
-from marks import write_between_marks
 from rich.console import Console
 from rich.progress import Progress
+from tables import write_between_marks
 from zoo.architecture import Architecture
 from zoo.judge import judge
 from zoo.row import Row

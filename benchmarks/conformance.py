@@ -23,7 +23,7 @@ from conformance_suite.cell import RANKS, SCHEDULES, Cell, Outcome, Row, Side
 from conformance_suite.group import Group
 from conformance_suite.models import MODELS
 from conformance_suite.page import faults, page, summary
-from marks import write_between_marks
+from tables import write_between_marks
 
 TIME_LIMIT_S = 20.0
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from marks import write_between_marks
+from tables import write_between_marks
 from torch import Tensor, nn
 
 from stagewright.core.cluster.cluster import Cluster

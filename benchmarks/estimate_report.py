@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tables import markdown_table
+
 from stagewright.core.cluster.accelerators import CATALOGUE, Accelerator
 from stagewright.profiler.estimates.flops import OPERATION_CLASSES
 from stagewright.profiler.estimates.roofline import (
@@ -101,53 +103,57 @@ def report(cpu: Sequence[Row], gpu: Sequence[Row], machine: str) -> str:
 
 
 def _errors(rows: Sequence[Row]) -> str:
-    lines = [
-        "| model | measured step | uncalibrated | calibrated | shares, uncalibrated | calibrated |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
+    head = (
+        "model",
+        "measured step",
+        "uncalibrated",
+        "calibrated",
+        "shares, uncalibrated",
+        "calibrated",
+    )
+    table = [
+        (
+            row.name,
             f"{row.measured_s * 1e3:.0f} ms",
             *(f"{error:+.1%}" for error in row.step_errors),
             *(f"{error:.1%}" for error in row.share_errors),
-        ]
-        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+        )
+        for row in rows
+    ]
     for name, of in (("largest", max), ("median", median)):
-        cells = [f"{of(abs(row.step_errors[i]) for row in rows):.1%}" for i in (0, 1)]
-        cells += [f"{of(row.share_errors[i] for row in rows):.1%}" for i in (0, 1)]
-        lines.append(f"| {name} | | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])
+        steps = [f"{of(abs(row.step_errors[i]) for row in rows):.1%}" for i in (0, 1)]
+        shares = [f"{of(row.share_errors[i] for row in rows):.1%}" for i in (0, 1)]
+        table.append((name, "", *steps, *shares))
+    return markdown_table(head, table, left=len(head)) + "\n"
 
 
 def _efficiencies() -> str:
-    lines = ["| | " + " | ".join(OPERATION_CLASSES) + " | traffic of products | overhead |"]
-    lines.append("|---|" + "---|" * (len(OPERATION_CLASSES) + 2))
-    for name, shares, traffic, overhead_s in (
-        ("GPU", GPU_EFFICIENCY, GPU_TRAFFIC, GPU_OVERHEAD_S),
-        ("CPU", CPU_EFFICIENCY, CPU_TRAFFIC, CPU_OVERHEAD_S),
-    ):
-        cells = [str(shares[kind]) for kind in OPERATION_CLASSES]
-        lines.append(
-            f"| {name} | " + " | ".join(cells) + f" | {traffic} | {overhead_s * 1e6:.0f} us |"
+    head = ("", *OPERATION_CLASSES, "traffic of products", "overhead")
+    rows = [
+        (name, *(shares[kind] for kind in OPERATION_CLASSES), traffic, f"{overhead_s * 1e6:.0f} us")
+        for name, shares, traffic, overhead_s in (
+            ("GPU", GPU_EFFICIENCY, GPU_TRAFFIC, GPU_OVERHEAD_S),
+            ("CPU", CPU_EFFICIENCY, CPU_TRAFFIC, CPU_OVERHEAD_S),
         )
-    return "\n".join(lines)
+    ]
+    return markdown_table(head, rows, left=len(head))
 
 
 def _catalogue() -> str:
-    lines = [
-        "| name | device | float32 | tf32 | bf16 | fp16 | memory | bandwidth | link | source |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join([*lines, *map(_device, CATALOGUE)])
+    head = (
+        "name", "device", "float32", "tf32", "bf16", "fp16", "memory", "bandwidth", "link",
+        "source",
+    )  # fmt: skip
+    return markdown_table(head, map(_device, CATALOGUE), left=len(head))
 
 
-def _device(entry: Accelerator) -> str:
+def _device(entry: Accelerator) -> tuple[str, ...]:
     rates = [
         f"{entry.flops_per_s[name] / 1e12:g}" if name in entry.flops_per_s else ""
         for name in ("float32", "tf32", "bfloat16", "float16")
     ]
     memory = f"{entry.memory_bytes / 1e9:.0f} GB" if entry.memory_bytes else "the machine's"
-    cells = [
+    return (
         entry.name,
         entry.full_name,
         *rates,
@@ -155,5 +161,4 @@ def _device(entry: Accelerator) -> str:
         f"{entry.bandwidth_bytes_per_s / 1e9:g} GB/s",
         f"{entry.link}, {entry.link_bandwidth_bytes_per_s / 1e9:g} GB/s",
         entry.source,
-    ]
-    return "| " + " | ".join(cells) + " |"
+    )

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from marks import write_between_marks
+from tables import markdown_table, write_between_marks
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible
@@ -240,18 +240,18 @@ WAYS, GAINS = HEAD[3:9], HEAD[9:15]
 
 
 def table(found: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(HEAD) + " |", "|---" + "|--:" * (len(HEAD) - 1) + "|"]
-    for entry in found:
-        cells = (
+    rows = [
+        (
             MODELS[entry.model],
-            str(entry.devices),
+            entry.devices,
             "no limit" if entry.memory_bytes is None else format_bytes(entry.memory_bytes),
             *map(step_time, ways(entry)),
             *("" if gain is None else f"{gain:.1%}" for gain in gains(entry)),
             stages(entry.plan_free),
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for entry in found
+    ]
+    return markdown_table(HEAD, rows)
 
 
 def step_time(way: Way) -> str:

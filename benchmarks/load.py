@@ -45,7 +45,7 @@ from benchmarks.loading.clients import Task, Told  # noqa: E402
 from benchmarks.loading.heavy import Heavy, post  # noqa: E402
 from benchmarks.loading.page import page  # noqa: E402
 from benchmarks.loading.server import Server, cpu_s, served  # noqa: E402
-from benchmarks.marks import write_between_marks  # noqa: E402
+from benchmarks.tables import write_between_marks  # noqa: E402
 from stagewright.planner import numba_cache as compiling  # noqa: E402
 from tests.api.postgres_server import postgres_server, why_not  # noqa: E402
 

@@ -33,7 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marks import write_between_marks
 from pipedream_study.document import (
     TOLERANCE,
     Expected,
@@ -43,6 +42,7 @@ from pipedream_study.document import (
 )
 from pipedream_study.own import solve_own
 from pipedream_study.results import COLUMNS, Column, Result, Settings
+from tables import write_between_marks
 
 from stagewright.core.errors import InvalidInput, StagewrightError
 from stagewright.formats.pipedream_graph import PipeDreamGraph, read_pipedream_graph, to_cost_graph

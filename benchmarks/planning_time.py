@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marks import write_between_marks
+from tables import write_between_marks
 
 PLANNER = Path(__file__).parent / "planner.py"
 

@@ -14,14 +14,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from marks import write_between_marks
+from tables import markdown_table, write_between_marks
 from torch import Tensor, nn
 
 from stagewright.balance import balance_profile
@@ -326,51 +326,61 @@ def tables(
     accuracies: Sequence[Accuracy], deduplication: Deduplication | None, threads: int
 ) -> str:
     """Markdown."""
-    lines = [
-        f"CPU, {threads} thread{'s' * (threads > 1)}; torch {torch.__version__.partition('+')[0]}.",
+    parts = [
+        f"CPU, {threads} thread{'s' * (threads > 1)}; torch {torch.__version__.partition('+')[0]}."
     ]
     if accuracies:
-        lines += [
-            "",
-            "| model | whole model | profiles | error, median | error, range | repeats a layer |",
-            "|---|---|---|---|---|---|",
-            *map(_error_row, accuracies),
-            "",
-            "| model | stages | ours: worst excess | different answers "
-            "| torchgpipe: worst excess | different answers |",
-            "|---|---|---|---|---|---|",
-            *(row for found in accuracies for row in _balance_rows(found)),
+        parts += [
+            markdown_table(ERRORS, map(_error_row, accuracies), left=len(ERRORS)),
+            markdown_table(
+                BALANCES,
+                (row for found in accuracies for row in _balance_rows(found)),
+                left=len(BALANCES),
+            ),
         ]
     if deduplication:
-        lines += [
-            "",
-            "| model | layers | classes | every layer | one of each class | faster | total |",
-            "|---|---|---|---|---|---|---|",
-            f"| {deduplication.model} | {deduplication.layers} | {deduplication.classes} "
-            f"| {format_time(deduplication.every_s)} | {format_time(deduplication.once_s)} "
-            f"| {deduplication.speedup:.1f} times | {deduplication.total_difference:+.1%} |",
-        ]
-    return "\n".join(lines)
+        row = (
+            deduplication.model,
+            deduplication.layers,
+            deduplication.classes,
+            format_time(deduplication.every_s),
+            format_time(deduplication.once_s),
+            f"{deduplication.speedup:.1f} times",
+            f"{deduplication.total_difference:+.1%}",
+        )
+        parts.append(markdown_table(DEDUPLICATIONS, [row], left=len(DEDUPLICATIONS)))
+    return "\n\n".join(parts)
 
 
-def _error_row(found: Accuracy) -> str:
+ERRORS = (
+    "model", "whole model", "profiles", "error, median", "error, range", "repeats a layer",
+)  # fmt: skip
+BALANCES = (
+    "model", "stages", "ours: worst excess", "different answers", "torchgpipe: worst excess",
+    "different answers",
+)  # fmt: skip
+DEDUPLICATIONS = (
+    "model", "layers", "classes", "every layer", "one of each class", "faster", "total",
+)  # fmt: skip
+
+
+def _error_row(found: Accuracy) -> tuple[object, ...]:
     return (
-        f"| {found.model} | {format_time(found.whole_s)} | {len(found.errors)} "
-        f"| {found.median_error:.1%} | {min(found.errors):+.1%} to {max(found.errors):+.1%} "
-        f"| {found.repeats[0]} to {found.repeats[1]} |"
+        found.model,
+        format_time(found.whole_s),
+        len(found.errors),
+        f"{found.median_error:.1%}",
+        f"{min(found.errors):+.1%} to {max(found.errors):+.1%}",
+        f"{found.repeats[0]} to {found.repeats[1]}",
     )
 
 
-def _balance_rows(found: Accuracy) -> list[str]:
+def _balance_rows(found: Accuracy) -> Iterator[tuple[object, ...]]:
     theirs = {entry.stages: entry for entry in found.torchgpipe}
-    rows = []
     for ours in found.ours:
         other = theirs.get(ours.stages)
-        beside = f"{other.worst:.1%} | {other.different}" if other else "not installed | "
-        rows.append(
-            f"| {found.model} | {ours.stages} | {ours.worst:.1%} | {ours.different} | {beside} |"
-        )
-    return rows
+        beside = (f"{other.worst:.1%}", other.different) if other else ("not installed", "")
+        yield (found.model, ours.stages, f"{ours.worst:.1%}", ours.different, *beside)
 
 
 def as_json(accuracies: Sequence[Accuracy], deduplication: Deduplication | None) -> str:

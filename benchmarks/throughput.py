@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from marks import write_between_marks
+from tables import markdown_table, write_between_marks
 from torch import Tensor, fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -196,17 +196,18 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
-    lines = [
-        "| model | torch's Schedule1F1B | ours | our throughput over torch's | 95 % |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        low, high = row["interval"]
-        lines.append(
-            f"| {row['model']} | {row['torch_s'] * 1e3:.1f} ms | {row['ours_s'] * 1e3:.1f} ms "
-            f"| {row['throughput_ratio']:.3f} | {low:.3f} to {high:.3f} |"
+    head = ("model", "torch's Schedule1F1B", "ours", "our throughput over torch's", "95 %")
+    cells = [
+        (
+            row["model"],
+            f"{row['torch_s'] * 1e3:.1f} ms",
+            f"{row['ours_s'] * 1e3:.1f} ms",
+            f"{row['throughput_ratio']:.3f}",
+            "{:.3f} to {:.3f}".format(*row["interval"]),
         )
-    return "\n".join(lines)
+        for row in rows
+    ]
+    return markdown_table(head, cells, left=len(head))
 
 
 def main() -> int:

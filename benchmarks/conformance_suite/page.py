@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from tables import escaped, markdown_table
+
 from conformance_suite.cell import RANKS, SCHEDULES, Outcome, Row, Side
 
 WORDS = ("equal", "refused", "wrong", "error", "hang")
@@ -47,14 +49,11 @@ def grid(rows: Sequence[Row]) -> str:
     """Return a line a model, a column a schedule; ours, then torch's."""
     cells = {(row.cell.model, row.cell.schedule): row for row in rows}
     schedules = [name for name in SCHEDULES if any(name == there for _, there in cells)]
-    lines = [
-        f"| model | {' | '.join(schedules)} |",
-        f"|---|{'---|' * len(schedules)}",
+    rows_of_models = [
+        (model, *(_both(cells.get((model, schedule))) for schedule in schedules))
+        for model in dict.fromkeys(row.cell.model for row in rows)
     ]
-    for model in dict.fromkeys(row.cell.model for row in rows):
-        words = [_both(cells.get((model, schedule))) for schedule in schedules]
-        lines.append(f"| {model} | {' | '.join(words)} |")
-    return "\n".join(lines)
+    return markdown_table(("model", *schedules), rows_of_models, left=1 + len(schedules))
 
 
 def _both(row: Row | None) -> str:
@@ -80,7 +79,7 @@ def reasons(rows: Sequence[Row], side: Side) -> list[str]:
             schedules.setdefault(row.cell.schedule, []).append(row.cell.ranks)
     lines = []
     for why, models in found.items():
-        lines.append(f"- {_plain(why)}")
+        lines.append(f"- {escaped(why)}")
         lines += [f"  - {model}: {_where(schedules)}" for model, schedules in models.items()]
     return lines
 
@@ -100,10 +99,6 @@ def _short(text: str) -> str:
     bare = _STAGES.sub(lambda found: "[..]" if found[0][0] == "[" else "a stage", text)
     bare = _PLACES.sub("", bare).strip()
     return bare if len(bare) <= LONGEST else f"{bare[:LONGEST].rsplit(' ', 1)[0]} ..."
-
-
-def _plain(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def faults(rows: Sequence[Row]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from benchmarks.tables import markdown_table
+
 if TYPE_CHECKING:
     from benchmarks.load import Result
 
@@ -13,10 +15,10 @@ NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 def page(results: Sequence[Result]) -> str:
     """Markdown: a line for each database, then for each kind of request."""
-    return "\n".join([*_whole(results), "", *_kinds(results)])
+    return f"{_whole(results)}\n\n{_kinds(results)}"
 
 
-def _whole(results: Sequence[Result]) -> list[str]:
+def _whole(results: Sequence[Result]) -> str:
     names = [NAMES[result.database] for result in results]
     rows = [
         ("requests, by so many clients", lambda r: f"{r.requests:,} by {r.clients}"),
@@ -46,26 +48,22 @@ def _whole(results: Sequence[Result]) -> list[str]:
             ("beside uploads, timelines, traces and searches", lambda r: _ms(r.mixed_p99_s)),
             ("heavy requests answered meanwhile", lambda r: f"{r.heavy_requests}"),
         ]
-    return [
-        "| | " + " | ".join(names) + " |",
-        "|---|" + "--:|" * len(names),
-        *(f"| {name} | " + " | ".join(map(told, results)) + " |" for name, told in rows),
-    ]
+    lines = [(name, *map(told, results)) for name, told in rows]
+    return markdown_table(("", *names), lines)
 
 
-def _kinds(results: Sequence[Result]) -> list[str]:
+def _kinds(results: Sequence[Result]) -> str:
     names = [NAMES[result.database] for result in results]
     head = [f"{name}: {what}" for name in names for what in ("median", "99th percentile")]
-    lines = [
-        "| kind of request | how many | " + " | ".join(head) + " |",
-        "|---|--:|" + "--:|" * len(head),
+    rows = [
+        (
+            kind,
+            f"{number:,}",
+            *(_ms(taken_s) for one in results for taken_s in one.kinds.get(kind, (0, 0, 0))[1:]),
+        )
+        for kind, (number, _, _) in sorted(results[0].kinds.items(), key=lambda e: -e[1][0])
     ]
-    for kind, (number, _, _) in sorted(results[0].kinds.items(), key=lambda entry: -entry[1][0]):
-        cells = [
-            _ms(seconds) for result in results for seconds in result.kinds.get(kind, (0, 0, 0))[1:]
-        ]
-        lines.append(f"| {kind} | {number:,} | " + " | ".join(cells) + " |")
-    return lines
+    return markdown_table(("kind of request", "how many", *head), rows)
 
 
 def _ms(seconds: float) -> str:

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from tables import markdown_table
+
 from pipedream_study.results import Result
 from stagewright.core.units import format_time
 
@@ -52,7 +54,7 @@ def values(results: Sequence[Result], expected: Expected) -> str:
                 format_time(result.solve_s),
             )
         )
-    return table(
+    return markdown_table(
         ("profile", "cluster", "value, s", "expected, s", "equal to 1e-9", "gap", "solved in"), rows
     )
 
@@ -90,7 +92,7 @@ def gains(results: Sequence[Result]) -> str:
         "profile", "cluster", "plan", "PipeDream", "plan over PipeDream", "gap", "solved in",
         "plan: devices a stage", "PipeDream: devices a stage", "placed",
     )  # fmt: skip
-    return table(head, rows)
+    return markdown_table(head, rows, left=2)
 
 
 def gains_summary(results: Sequence[Result]) -> str:
@@ -115,8 +117,3 @@ def total_s(results: Sequence[Result]) -> float:
 
 def replicas(stages: Sequence[Mapping[str, int]]) -> str:
     return " ".join(str(stage["replicas"]) for stage in stages)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * 2 + ["--:"] * (len(head) - 2), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

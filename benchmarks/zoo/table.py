@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tables import escaped, markdown_table
+
 from .behaviour import TOLERANCE
 from .row import Row
 
 HEAD = (
-    "| architecture | verdict | captured | layers | legal cuts | opaque layers | outputs "
-    "| gradients | buffers | parameters | eval | s |\n"
-    "|---|---|---|--:|--:|---|---|---|---|---|---|--:|"
-)
+    "architecture", "verdict", "captured", "layers", "legal cuts", "opaque layers", "outputs",
+    "gradients", "buffers", "parameters", "eval", "s",
+)  # fmt: skip
 
 TITLES = {
     "transformers": "From `transformers` configurations",
@@ -29,20 +30,23 @@ def table(rows: Sequence[Row]) -> str:
     for kind, title in TITLES.items():
         those = [row for row in rows if row.kind == kind]
         if those:
-            parts += [f"### {title}", "\n".join([HEAD, *map(line, those)])]
+            parts += [f"### {title}", markdown_table(HEAD, map(cells, those), left=3)]
             remarks = [remark for row in those for remark in _remarks(row)]
             parts += ["\n".join(remarks)] if remarks else []
     return "\n\n".join(parts)
 
 
-def line(row: Row) -> str:
-    verdict = f"**{row.verdict}**" if row.verdict in ("WRONG", "failed") else row.verdict
-    trap = f": {row.trap}" if row.trap else ""
-    cuts = f"{row.legal_cuts} of {row.cuts}" if row.layers else ""
+def cells(row: Row) -> tuple[object, ...]:
     return (
-        f"| {row.name}{trap} | {verdict} | {row.mode} | {row.layers or ''} | {cuts} "
-        f"| {len(row.opaque) or ''} | {_equal(row.outputs)} | {_equal(row.gradients)} "
-        f"| {_equal(row.buffers)} | {_equal(row.parameters)} | {row.eval} | {row.capture_s:.1f} |"
+        f"{row.name}: {row.trap}" if row.trap else row.name,
+        f"**{row.verdict}**" if row.verdict in ("WRONG", "failed") else row.verdict,
+        row.mode,
+        row.layers or "",
+        f"{row.legal_cuts} of {row.cuts}" if row.layers else "",
+        len(row.opaque) or "",
+        *map(_equal, (row.outputs, row.gradients, row.buffers, row.parameters)),
+        row.eval,
+        f"{row.capture_s:.1f}",
     )
 
 
@@ -59,11 +63,7 @@ def _remarks(row: Row) -> list[str]:
     names: dict[str, list[str]] = {}
     for name, why in row.opaque.items():
         names.setdefault(why, []).append(f"`{name or 'the whole model'}`")
-    found = [f"- {row.name}, opaque {', '.join(those)}: {_plain(w)}" for w, those in names.items()]
+    found = [f"- {row.name}, opaque {', '.join(those)}: {escaped(w)}" for w, those in names.items()]
     if row.verdict not in ("equal", "equal, with opaque layers"):
-        found.append(f"- {row.name}, {row.verdict}: {_plain(row.reason)}")
+        found.append(f"- {row.name}, {row.verdict}: {escaped(row.reason)}")
     return found
-
-
-def _plain(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
