@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .balance import balance_by_size as balance_by_size
     from .balance import balance_by_time as balance_by_time
-    from .client.async_client import AsyncClient as AsyncClient
-    from .client.sync_client import Client as Client
+    from .client.client import AsyncClient as AsyncClient
+    from .client.client import Client as Client
     from .core.cluster.cluster import Cluster as Cluster
     from .core.errors import StagewrightError as StagewrightError
     from .core.graph.graph import Graph as Graph
@@ -50,46 +50,42 @@ if TYPE_CHECKING:
     from .runtime.training import Training as Training
     from .runtime.verify import verify as verify
 
-_HOME = {
-    "AsyncClient": "client.async_client",
-    "Client": "client.sync_client",
-    "Cluster": "core.cluster.cluster",
-    "DistributedInferencePipeline": "runtime.inference.distributed",
-    "DistributedPipeline": "runtime.distributed",
-    "FullyShard": "runtime.replicas.sharded",
-    "Graph": "core.graph.graph",
-    "InferencePipeline": "runtime.inference.pipeline",
-    "LossScale": "runtime.replicas.grad_scaler",
-    "Pipeline": "runtime.pipeline",
-    "Plan": "core.plan.plan",
-    "PlanOptions": "core.plan.plan",
-    "Planner": "planner.plan",
-    "Profile": "core.profile.profile",
-    "Schedule": "core.plan.schedule",
-    "StagewrightError": "core.errors",
-    "Timeline": "core.plan.timeline",
-    "Training": "runtime.training",
-    "Weights": "runtime.meta_init.weights",
-    "balance_by_size": "balance",
-    "balance_by_time": "balance",
-    "build": "runtime.build",
-    "compare": "runtime.compare",
-    "corrected": "runtime.compare",
-    "estimate": "profiler.estimates.estimate",
-    "explain": "planner.explain",
-    "for_inference": "core.profile.forward_only",
-    "init_process_group": "runtime.ranks.process_groups",
-    "latest_step": "runtime.checkpoint.load",
-    "load_checkpoint": "runtime.checkpoint.load",
-    "plan": "planner.plan",
-    "profile": "profiler.measure.profile",
-    "record": "runtime.trace",
-    "save_checkpoint": "runtime.checkpoint.save",
-    "validate": "planner.validation.validate",
-    "verify": "runtime.verify",
+_NAMES = {
+    "balance": "balance_by_size balance_by_time",
+    "client.client": "AsyncClient Client",
+    "core.cluster.cluster": "Cluster",
+    "core.errors": "StagewrightError",
+    "core.graph.graph": "Graph",
+    "core.plan.plan": "Plan PlanOptions",
+    "core.plan.schedule": "Schedule",
+    "core.plan.timeline": "Timeline",
+    "core.profile.forward_only": "for_inference",
+    "core.profile.profile": "Profile",
+    "planner.explain": "explain",
+    "planner.plan": "Planner plan",
+    "planner.validation.validate": "validate",
+    "profiler.estimates.estimate": "estimate",
+    "profiler.measure.profile": "profile",
+    "runtime.build": "build",
+    "runtime.checkpoint.load": "latest_step load_checkpoint",
+    "runtime.checkpoint.save": "save_checkpoint",
+    "runtime.compare": "compare corrected",
+    "runtime.distributed": "DistributedPipeline",
+    "runtime.inference.distributed": "DistributedInferencePipeline",
+    "runtime.inference.pipeline": "InferencePipeline",
+    "runtime.meta_init.weights": "Weights",
+    "runtime.pipeline": "Pipeline",
+    "runtime.ranks.process_groups": "init_process_group",
+    "runtime.replicas.grad_scaler": "LossScale",
+    "runtime.replicas.sharded": "FullyShard",
+    "runtime.trace": "record",
+    "runtime.training": "Training",
+    "runtime.verify": "verify",
 }
+"""Public names by the module that defines them."""
 
-__all__ = ["__version__", *_HOME]
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:

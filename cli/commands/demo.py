@@ -76,7 +76,7 @@ def command(
 
 def _plan(name: str, service: LocalService, cluster: Cluster, output: Path, *, quiet: bool) -> Plan:
     """Have the service plan one model; print and save the plan and its drawing."""
-    from ...client.sync_client import Client
+    from ...client.client import Client
     from ...formats.svg import timeline_svg
     from ...planner.simulator.plan_timeline import plan_timeline
 

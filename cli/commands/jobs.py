@@ -13,7 +13,7 @@ from ..support.output import JsonFlag, emit, say, say_next
 from ..support.service import open_client
 
 if TYPE_CHECKING:
-    from ...client.sync_client import Client
+    from ...client.client import Client
     from ...core.service.jobs import JobEvent, JobView
 
 

@@ -14,7 +14,7 @@ from .output import say
 from .read_documents import read_document
 
 if TYPE_CHECKING:
-    from ...client.sync_client import Client
+    from ...client.client import Client
     from ...core.cluster.cluster import Cluster
     from ...core.document import Document
     from ...core.graph.graph import Graph
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def open_client(server: str | None, token: str | None, *, quiet: bool) -> Client:
     """Return a client for a service; ``STAGEWRIGHT_SERVER`` names it where ``server`` is `None`."""
-    from ...client.sync_client import Client
+    from ...client.client import Client
 
     return Client(server, token, on_wait=None if quiet else say)
 

@@ -104,7 +104,7 @@ class FirstPiece(httpx2.SyncByteStream):
 
 
 def test_events_over_a_connection_that_is_cut_again_and_again(server, client, monkeypatch):
-    monkeypatch.setattr("stagewright.client.sync_client.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("stagewright.client.client.time.sleep", lambda seconds: None)
     whole = client.profile_job(MODEL, SAMPLE, profiling={"budget_s": 4})
     transport = Cutting()
     with Client(server, TOKEN, transport=transport) as cut:
@@ -156,7 +156,7 @@ def stored() -> httpx2.Response:
 
 
 def test_what_is_sent_again_has_the_key_of_the_first_time(monkeypatch):
-    monkeypatch.setattr("stagewright.client.sync_client.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("stagewright.client.client.time.sleep", lambda seconds: None)
     lost = [httpx2.ReadError("reset"), httpx2.ReadTimeout("slow"), httpx2.Response(503)]
     handle, keys = losing([*lost, stored(), stored()])
     with Client("http://test", transport=httpx2.MockTransport(handle)) as client:

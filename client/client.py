@@ -1,10 +1,11 @@
-"""`Client`, which performs the client methods' steps in the calling thread."""
+"""The blocking and the asynchronous client, which perform the steps of the client's methods."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.service.jobs import JobEvent
@@ -205,3 +206,176 @@ class Client:
     keys = make_blocking(of_resources.keys)
     create_key = make_blocking(of_resources.create_key)
     revoke_key = make_blocking(of_resources.revoke_key)
+
+
+class AsyncStepRunner:
+    """Performs the steps of one method call; holds at most one open stream."""
+
+    def __init__(self, http: httpx2.AsyncClient, budget: RetryBudget) -> None:
+        self._http = http
+        self._budget = budget
+        self._stream: httpx2.Response | None = None
+        self._text: AsyncIterator[str] | None = None
+
+    async def perform(self, step: Step) -> HttpReply | TransportFailure | RetryBudget | str | None:
+        """Perform a step and return its outcome."""
+        try:
+            match step:
+                case GetRetryBudget():
+                    return self._budget
+                case Sleep(time_s):
+                    await asyncio.sleep(time_s)
+                    return None
+                case Send(call, timeout_s):
+                    response = await self._http.send(build_request(self._http, call, timeout_s))
+                    return read_response(response, response.content)
+                case OpenStream(call, timeout_s):
+                    await self.close()
+                    return await self._open(build_request(self._http, call, timeout_s))
+                case ReadStream():
+                    return await self._read()
+        except httpx2.RequestError as error:
+            return read_error(error)
+
+    async def _open(self, request: httpx2.Request) -> HttpReply:
+        response = self._stream = await self._http.send(request, stream=True)
+        if not response.is_success:  # an error document has an end: read it whole
+            return read_response(response, await response.aread())
+        self._text = response.aiter_text()
+        return read_response(response, b"")
+
+    async def _read(self) -> str:
+        if self._text is not None:
+            async for text in self._text:
+                if text:
+                    return text
+        return ""
+
+    async def close(self) -> None:
+        if self._stream is not None:
+            await self._stream.aclose()
+        self._stream, self._text = None, None
+
+
+def make_coroutine(
+    steps: Callable[P, Steps[Result]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]:
+    """Turn a generator of steps into a coroutine method of `AsyncClient`."""
+
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return await self._run(steps(*args, **kwargs))
+
+    copy_signature(method, steps)
+    return method
+
+
+def make_async_iterator(
+    steps: Callable[P, EventStream],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[JobEvent]]:
+    """Turn a generator of steps and events into an asynchronous iterator over the events."""
+
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[JobEvent]:
+        return self._iterate(steps(*args, **kwargs))
+
+    copy_signature(method, steps)
+    return method
+
+
+class AsyncClient:
+    """Asynchronous client of a Stagewright service.
+
+    Close it, or use it in an ``async with`` block. Tasks of one event loop may share it. Arguments,
+    errors and retries are those of `Client`. Capturing a module and parsing a document block the
+    loop.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        on_wait: Callable[[str], None] | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.settings = ClientSettings.from_environment(url, token, timeout_s, on_wait=on_wait)
+        self._http = httpx2.AsyncClient(transport=transport, **build_options(self.settings))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.settings.url!r})"
+
+    async def _run(self, steps: Steps[Result]) -> Result:
+        runner = AsyncStepRunner(self._http, self.settings.retry_budget)
+        answer: Any = None  # all that a generator accepts before its first yield
+        try:
+            while True:
+                answer = await runner.perform(steps.send(answer))
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        finally:
+            # Also after an exception or a cancelled task: no generator or stream is left open.
+            steps.close()
+            await runner.close()
+
+    async def _iterate(self, stream: EventStream) -> AsyncIterator[JobEvent]:
+        runner = AsyncStepRunner(self._http, self.settings.retry_budget)
+        answer: Any = None
+        try:
+            while True:
+                found = stream.send(answer)
+                answer = None
+                if isinstance(found, JobEvent):
+                    yield found
+                else:
+                    answer = await runner.perform(found)
+        except StopIteration:
+            return
+        finally:
+            stream.close()
+            await runner.close()
+
+    plan = make_coroutine(of_plans.plan)
+    get_plan = make_coroutine(of_plans.get_plan)
+    plans = make_coroutine(of_plans.plans)
+    schedule = make_coroutine(of_plans.schedule)
+    timeline = make_coroutine(of_plans.timeline)
+    export = make_coroutine(of_plans.export)
+    simulate = make_coroutine(of_plans.simulate)
+    compare = make_coroutine(of_plans.compare)
+
+    put_profile = make_coroutine(of_resources.put_profile)
+    get_profile = make_coroutine(of_resources.get_profile)
+    profiles = make_coroutine(of_resources.profiles)
+    export_profile = make_coroutine(of_resources.export_profile)
+    put_graph = make_coroutine(of_resources.put_graph)
+    get_graph = make_coroutine(of_resources.get_graph)
+    graphs = make_coroutine(of_resources.graphs)
+    upload_pt2 = make_coroutine(of_resources.upload_pt2)
+
+    profile_job = make_coroutine(of_jobs.profile_job)
+    job = make_coroutine(of_jobs.job)
+    jobs = make_coroutine(of_jobs.jobs)
+    cancel = make_coroutine(of_jobs.cancel)
+    wait = make_coroutine(of_jobs.wait)
+    events = make_async_iterator(of_jobs.events)
+
+    capabilities = make_coroutine(of_resources.capabilities)
+    accelerators = make_coroutine(of_resources.accelerators)
+    model_families = make_coroutine(of_resources.model_families)
+    model_family = make_coroutine(of_resources.model_family)
+    cluster = make_coroutine(of_resources.cluster)
+
+    keys = make_coroutine(of_resources.keys)
+    create_key = make_coroutine(of_resources.create_key)
+    revoke_key = make_coroutine(of_resources.revoke_key)
