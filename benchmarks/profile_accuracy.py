@@ -39,7 +39,7 @@ from stagewright.core.units import format_time
 from stagewright.planner.heuristics.chain_partition import balance
 from stagewright.profiler.layers.layer_run import layer_runs
 from stagewright.profiler.machine.memory import keep_freed_memory
-from stagewright.profiler.measure.profile import TimedProfile, Wanted, measure_profile
+from stagewright.profiler.measure.profile import TimedProfile, measure_profile
 from stagewright.profiler.models.families import build_loss, build_model
 
 ERROR_LIMIT = 0.05
@@ -85,8 +85,7 @@ class Subject:
         return cls(name, GPT2Spec(family="gpt2", config=DEEP), {"input_ids": tokens}, tokens)
 
     def profile(self, model: nn.Module, options: ProfilingOptions) -> TimedProfile:
-        wanted = Wanted(options, build_loss(self.spec), self.target)
-        return measure_profile(model, self.sample, wanted)
+        return measure_profile(model, self.sample, options, build_loss(self.spec), self.target)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {"gpt2": Subject.gpt2, "resnet50": Subject.resnet50}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
     from ...core.plan.plan import Plan, PlanOptions
     from ...core.profile.profile import Profile
+
+    MakePlan = Callable[[Sequence[Profile], Cluster], Plan]
 
 
 def command(
@@ -78,6 +81,7 @@ def command(
     options = build_options(context.params, num_devices=len(cluster.devices), is_model=is_model)
     estimate = EstimateFlags(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
     explain: str | None = None
+    make = partial(_make_plan, options=options, deadline_s=deadline, quiet=as_json)
     if server is not None:
         from ..support.service import plan_on_service
 
@@ -85,10 +89,10 @@ def command(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
         )
     elif name is None:
-        plan, source = _plan_files(profiles, estimate, cluster, options, deadline, quiet=as_json)
+        plan, source = _plan_files(profiles, estimate, cluster, make)
         explain = command_line("explain", output, source, "-d", devices)
     else:
-        plan, explain = _plan_name(name, estimate, cluster, options, deadline, quiet=as_json)
+        plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
     _finish(context, plan, output, explain, as_json=as_json)
 
 
@@ -113,32 +117,20 @@ def build_options(given: Mapping[str, Any], *, num_devices: int, is_model: bool)
 
 
 def _plan_files(
-    paths: Sequence[str],
-    estimate: EstimateFlags,
-    cluster: Cluster,
-    options: PlanOptions,
-    deadline_s: float | None,
-    *,
-    quiet: bool,
+    paths: Sequence[str], estimate: EstimateFlags, cluster: Cluster, make: MakePlan
 ) -> tuple[Plan, str]:
     """Plan from profiles in files; return the plan and the file whose profile it uses."""
     from ...core.profile.profile import Profile
 
     estimate.refuse_for_profiles()
     profiles = [read_document(Path(path), Profile) for path in paths]
-    plan = _plan(profiles, cluster, options, deadline_s, quiet=quiet)
+    plan = make(profiles, cluster)
     path_of = {entry.content_id(): path for path, entry in zip(paths, profiles, strict=True)}
     return plan, path_of[plan.profile_id]
 
 
 def _plan_name(
-    name: str,
-    estimate: EstimateFlags,
-    cluster: Cluster,
-    options: PlanOptions,
-    deadline_s: float | None,
-    *,
-    quiet: bool,
+    name: str, estimate: EstimateFlags, cluster: Cluster, make: MakePlan, *, quiet: bool
 ) -> tuple[Plan, str]:
     """Plan a published model; return the plan and the command that writes its profile."""
     from ...core.errors import Infeasible
@@ -146,24 +138,24 @@ def _plan_name(
     estimated = estimate.estimate(name, cluster)
     say(describe_estimate(name, estimated), quiet=quiet)
     try:
-        plan = _plan([estimated.profile], estimated.cluster, options, deadline_s, quiet=quiet)
+        plan = make([estimated.profile], estimated.cluster)
     except Infeasible as error:
         raise suggest_smaller_samples(error, estimated.profile) from None
     return plan, estimate.estimate_command(name, estimated)
 
 
-def _plan(
+def _make_plan(
     profiles: Sequence[Profile],
     cluster: Cluster,
+    *,
     options: PlanOptions,
     deadline_s: float | None,
-    *,
     quiet: bool,
 ) -> Plan:
-    from ...planner.plan import plan as make_plan
+    from ...planner.plan import plan
 
     with planning_progress(options.objective, quiet=quiet) as progress:
-        return make_plan(profiles, cluster, options, deadline_s=deadline_s, progress=progress)
+        return plan(profiles, cluster, options, deadline_s=deadline_s, progress=progress)
 
 
 def _finish(

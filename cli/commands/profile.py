@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,13 @@ def command(
     """
     if links:
         refuse_options("--links", {name: context.params[key] for name, key in OF_MODELS.items()})
-        _profile_links(ranks, device, budget, timeout, output, as_json=as_json)
+        from ..support.links import DEFAULT_OUTPUT as CLUSTER
+        from ..support.links import profile_links
+
+        profile_links(
+            ranks=ranks, device=device, budget_s=budget, timeout_s=timeout,
+            output=output or CLUSTER, as_json=as_json, give_up=partial(_give_up, as_json=as_json),
+        )  # fmt: skip
         return
     refuse_options("a model; it requires --links", {"--ranks": ranks})
     check_token(server, token)
@@ -112,33 +119,11 @@ def _build_options(given: Mapping[str, Any], request: MeasureRequest | None) -> 
     )
 
 
-def _profile_links(
-    ranks: int | None,
-    device: str | None,
-    budget_s: float | None,
-    timeout_s: float,
-    output: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    from ..support.links import DEFAULT_OUTPUT as CLUSTER
-    from ..support.links import profile_links
-
-    def give_up(error: RankFailed) -> None:
-        # The rank's main thread is stuck in a collective, so that raising would end nothing.
-        report(error, as_json=as_json)
-        sys.stderr.flush()
-        os._exit(exit_code(error))
-
-    profile_links(
-        ranks=ranks,
-        device=device,
-        budget_s=budget_s,
-        timeout_s=timeout_s,
-        output=output or CLUSTER,
-        as_json=as_json,
-        give_up=give_up,
-    )
+def _give_up(error: RankFailed, *, as_json: bool) -> None:
+    # The rank's main thread is stuck in a collective, so that raising would end nothing.
+    report(error, as_json=as_json)
+    sys.stderr.flush()
+    os._exit(exit_code(error))
 
 
 def _measure_objects(

@@ -12,6 +12,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from ...core.graph.arguments import (
 from ...core.graph.graph import Graph, LeafModule, Operation, Region
 from ...core.graph.tensors import StateTensor
 from ..models.families import make_sample
-from .random_values import made_up, meta_tensor
+from .random_values import made_up, meta_tensor, tensor_places
 
 LIBRARIES = {"transformers": "transformers.integrations.moe"}
 """Where operators that are not torch's are registered."""
@@ -373,27 +374,16 @@ def rebuild(graph: Graph, *, device: torch.device | str = "cpu", seed: int = 0) 
 
 def _give_values(parts: Skeleton, device: torch.device, seed: int) -> None:
     generator = torch.Generator(device).manual_seed(seed)
-    real: dict[int, Tensor] = {}
-    for module in (*parts.model.modules(), *parts.holder.modules()):
-        # Constants are plain attributes, so `vars` is searched, too. One value per identity: tied
-        # tensors stay tied.
-        for table in (module._parameters, module._buffers, dict(vars(module))):
-            for name, tensor in list(table.items()):
-                if isinstance(tensor, Tensor):
-                    key = id(tensor)
-                    if key not in real:
-                        real[key] = made_up(parts.state[key], device, generator)
-                    setattr(module, name, real[key])
+    # One value per identity: tied tensors stay tied.
+    value = cache(lambda meta: made_up(parts.state[id(meta)], device, generator))
+    for module, name, tensor in list(tensor_places((parts.model, parts.holder))):
+        setattr(module, name, value(tensor))
 
 
 def _adopt(module: fx.GraphModule, root: nn.Module, *, persistent: bool) -> None:
     """Register the tensors no operation reads, and keep constants out of the ``state_dict``."""
     for path, owner in root.named_modules():
-        target: nn.Module = module
-        for part in path.split(".") if path else ():
-            if part not in target._modules:
-                target.add_module(part, nn.Module())
-            target = target.get_submodule(part)
+        target = _container(module, path)
         # `GraphModule` takes a called module over as it is; all its tensors are there already.
         if target is owner:
             continue

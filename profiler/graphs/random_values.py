@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
 from math import prod, sqrt
 
 import torch
@@ -76,6 +78,33 @@ def _normal(tensor: Tensor, std: float, generator: torch.Generator) -> None:
         tensor.normal_(0, std, generator=generator)
 
 
+def tensor_places(
+    roots: Iterable[nn.Module], *, plain: bool = True
+) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield every attribute that is a tensor; constants are ``plain`` attributes."""
+    for module in chain.from_iterable(root.modules() for root in roots):
+        tables = (module._parameters, module._buffers, vars(module) if plain else {})
+        for name, tensor in [item for table in tables for item in table.items()]:
+            if isinstance(tensor, Tensor):
+                yield module, name, tensor
+
+
+@contextmanager
+def replaced(
+    roots: Iterable[nn.Module], value: Callable[[Tensor], Tensor], *, plain: bool = True
+) -> Iterator[list[Tensor]]:
+    """Put other tensors in the place of the modules' own for a while."""
+    places = list(tensor_places(roots, plain=plain))
+    try:
+        made = [value(tensor) for _, _, tensor in places]
+        for (module, name, _), tensor in zip(places, made, strict=True):
+            setattr(module, name, tensor)
+        yield made
+    finally:
+        for module, name, tensor in places:
+            setattr(module, name, tensor)
+
+
 @contextmanager
 def materialised(
     segment: Segment,
@@ -83,28 +112,14 @@ def materialised(
     device: torch.device,
     generator: torch.Generator,
 ) -> Iterator[None]:
-    """Give a segment memory and made-up values for a while."""
-    real: dict[int, Tensor] = {}
-    places: list[tuple[nn.Module, str, Tensor]] = []
+    """Give a segment memory and made-up values for a while; tied tensors stay tied."""
+    value = cache(lambda meta: made_up(state[id(meta)], device, generator))
     constants = dict(get_constants(segment))
-
-    def value(meta: Tensor) -> Tensor:
-        if id(meta) not in real:
-            real[id(meta)] = made_up(state[id(meta)], device, generator)
-        return real[id(meta)]
-
-    try:
-        for module in segment.modules():
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None:
-                    places.append((module, name, tensor))
-        for module, name, tensor in places:
-            setattr(module, name, value(tensor))
-        segment.apply_to_constants(value)
-        yield
-    finally:
-        for module, name, tensor in places:
-            setattr(module, name, tensor)
-        # `apply_to_constants` visits them in the order `get_constants` lists them.
-        restored = iter(constants.values())
-        segment.apply_to_constants(lambda _: next(restored))
+    with replaced([segment], value, plain=False):
+        try:
+            segment.apply_to_constants(value)
+            yield
+        finally:
+            # `apply_to_constants` visits them in the order `get_constants` lists them.
+            restored = iter(constants.values())
+            segment.apply_to_constants(lambda _: next(restored))

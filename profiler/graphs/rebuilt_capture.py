@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Graph, Parameter
 from ...core.graph.tensors import StateTensor
 from .graph_module import Skeleton, in_one_line, skeleton
+from .random_values import replaced
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset
             torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
             for tensor in graph.inputs
         ]
-        with _stand_ins(parts, device) as state:
+        # Tensors that say they are on the device stand in for those on the meta device.
+        stand_in = cache(lambda tensor: _stand_in(tensor, device))
+        with replaced((parts.model, parts.holder), stand_in) as state:
             recorder = _Recorder(parts.module())
             try:
                 recorder.run(*inputs)
@@ -128,32 +130,6 @@ class _Recorder(fx.Interpreter):
         if n.op != "output":
             self.values[n.name] = value
         return value
-
-
-@contextmanager
-def _stand_ins(parts: Skeleton, device: torch.device) -> Iterator[list[Tensor]]:
-    """Put tensors that say they are on the device in the place of those on the meta device."""
-    made: dict[int, Tensor] = {}
-    saved = list(_tensor_places((parts.model, parts.holder)))
-    try:
-        for module, name, tensor in saved:
-            if id(tensor) not in made:
-                made[id(tensor)] = _stand_in(tensor, device)
-            setattr(module, name, made[id(tensor)])
-        yield list(made.values())
-    finally:
-        for module, name, tensor in saved:
-            setattr(module, name, tensor)
-
-
-def _tensor_places(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield every attribute that is a tensor; constants are plain attributes."""
-    for root in roots:
-        for module in root.modules():
-            for table in (module._parameters, module._buffers, vars(module)):
-                for name, tensor in list(table.items()):
-                    if isinstance(tensor, Tensor):
-                        yield module, name, tensor
 
 
 def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -73,19 +72,8 @@ def profile(
         MeasurementError: A layer failed, or ran out of memory; the message names it, and what it
             needed.
     """
-    wanted = Wanted(options or ProfilingOptions(), loss_fn, target, spec, progress)
-    return measure_profile(model, sample, wanted).profile
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Request of a measurement; `profile` explains each field."""
-
-    options: ProfilingOptions
-    loss_fn: LossFunction | None = None
-    target: Tensor | None = None
-    spec: ModelSpec | None = None
-    progress: Progress | None = None
+    options = options or ProfilingOptions()
+    return measure_profile(model, sample, options, loss_fn, target, spec, progress).profile
 
 
 class TimedProfile(NamedTuple):
@@ -95,28 +83,31 @@ class TimedProfile(NamedTuple):
     layers_s: float
 
 
-def measure_profile(model: nn.Module, sample: Any, wanted: Wanted) -> TimedProfile:
+def measure_profile(
+    model: nn.Module,
+    sample: Any,
+    options: ProfilingOptions,
+    loss_fn: LossFunction | None = None,
+    target: Tensor | None = None,
+    spec: ModelSpec | None = None,
+    progress: Progress | None = None,
+) -> TimedProfile:
     """Measure as `profile` does and return the profile with the time it took."""
     device = default_device(model)
     with as_in_training(device):
-        return _timed(model, sample, wanted, device)
-
-
-def _timed(model: nn.Module, sample: Any, wanted: Wanted, device: torch.device) -> TimedProfile:
-    options = wanted.options
-    _check_device(device, options.device)
-    structure, flat = read_sample(model, sample)
-    flat = tuple(tensor.detach().to(device) for tensor in flat)
-    loss = None if wanted.loss_fn is None else Loss(wanted.loss_fn, wanted.target, device)
-    training = None if model.training else True
-    context = forward_context(options, device)
-    with threads(options.num_threads), preserve_model(model, training=training):
-        tracing = forward_context(options, device, cached=False)
-        captured = traced(model, structure, flat, context, tracing)
-        with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
-            found, layers_s = _measure(captured, flat, loss, options, context, wanted.progress)
-    where = provenance(device, options, clocks.clocks())
-    return TimedProfile(build_profile(found, wanted.spec, where), layers_s)
+        _check_device(device, options.device)
+        structure, flat = read_sample(model, sample)
+        flat = tuple(tensor.detach().to(device) for tensor in flat)
+        loss = None if loss_fn is None else Loss(loss_fn, target, device)
+        training = None if model.training else True
+        context = forward_context(options, device)
+        with threads(options.num_threads), preserve_model(model, training=training):
+            tracing = forward_context(options, device, cached=False)
+            captured = traced(model, structure, flat, context, tracing)
+            with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
+                found, layers_s = _measure(captured, flat, loss, options, context, progress)
+        where = provenance(device, options, clocks.clocks())
+        return TimedProfile(build_profile(found, spec, where), layers_s)
 
 
 def _measure(
