@@ -17,7 +17,7 @@ from ..core.errors import (
     Unreachable,
 )
 from ..core.service.jobs import JobView
-from ..core.service.problems import TYPE_PREFIX, FieldError, ProblemDocument
+from ..core.service.problems import TYPE_PREFIX, ProblemDocument
 from .sans_io import HttpReply
 
 BY_KIND: dict[str, type[StagewrightError]] = {
@@ -83,7 +83,10 @@ def error_from_problem(problem: ProblemDocument) -> StagewrightError:
     where = "on the service: " if kind in REMOTE_KINDS else ""
     lines = [f"{where}{problem.detail}"]
     if len(problem.errors) > 1:  # the detail names the only field at fault
-        lines += [f"{_location(entry)}: {entry.detail}" for entry in problem.errors]
+        lines += [
+            f"{entry.pointer or entry.parameter or '(body)'}: {entry.detail}"
+            for entry in problem.errors
+        ]
     message = "\n  ".join(lines)
     if hint := HINTS.get(problem.status):
         message += f"; {hint}"
@@ -114,7 +117,3 @@ def _exception_class(kind: str, status: int) -> type[StagewrightError]:
     if found is not None:
         return found
     return InvalidInput if 400 <= status < 500 else StagewrightError
-
-
-def _location(error: FieldError) -> str:
-    return error.pointer or error.parameter or "(body)"

@@ -41,17 +41,19 @@ def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:
         outcome = yield from send(call, left_s)
         if isinstance(outcome, HttpReply) and outcome.is_success:
             return outcome
-        is_away = isinstance(outcome, TransportFailure) and not outcome.was_sent
-        if not is_away:
+        away = None
+        if isinstance(outcome, TransportFailure) and not outcome.was_sent:
+            away = outcome
+        if away is None:
             reached_at = budget.clock()
         # Two limits: the call's own, and a much shorter one while nothing listens at the address,
         # so that a wrong URL is reported soon but a restart of the service is waited out.
-        last = min(end, reached_at + UNREACHED_S) if is_away else end
+        last = min(end, reached_at + UNREACHED_S) if away else end
         pause_s = _pause_s(call, outcome, budget.delay_s(attempt))
         if pause_s is None or budget.clock() + pause_s >= last:
             raise final_error(call, outcome, budget)
-        if is_away and not has_told and budget.on_wait is not None:
-            budget.on_wait(f"waiting for {budget.address} ({_reason(outcome)})")
+        if away and not has_told and budget.on_wait is not None:
+            budget.on_wait(f"waiting for {budget.address} ({away.reason})")
             has_told = True
         yield Sleep(pause_s)
 
@@ -79,10 +81,6 @@ def _retry_after_s(reply: HttpReply) -> float | None:
     """Return the Retry-After header in seconds; the service never sends the form with a date."""
     text = reply.headers.get("retry-after", "").strip()
     return float(text) if text.isascii() and text.isdecimal() else None
-
-
-def _reason(outcome: HttpReply | TransportFailure) -> str:
-    return outcome.reason if isinstance(outcome, TransportFailure) else str(outcome.status)
 
 
 def final_error(

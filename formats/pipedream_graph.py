@@ -192,30 +192,20 @@ def drop_inputs_and_unused(graph: PipeDreamGraph) -> PipeDreamGraph:
     Sources whose description begins with ``Input`` go first; of what is left, the sinks whose
     description begins with ``__getitem__``.
     """
-    targets = {target for _, target in graph.edges}
-    kept = _without(
-        graph,
-        {
-            node.node_id
-            for node in graph.nodes
-            if node.description.startswith("Input") and node.node_id not in targets
-        },
-    )
-    sources = {source for source, _ in kept.edges}
-    kept = _without(
-        kept,
-        {
-            node.node_id
-            for node in kept.nodes
-            if node.description.startswith("__getitem__") and node.node_id not in sources
-        },
-    )
-    if not kept.nodes:
+    graph = _without(graph, "Input", {target for _, target in graph.edges})
+    graph = _without(graph, "__getitem__", {source for source, _ in graph.edges})
+    if not graph.nodes:
         raise InvalidInput("line 1: all nodes are inputs or unused parts of results")
-    return kept
+    return graph
 
 
-def _without(graph: PipeDreamGraph, gone: set[str]) -> PipeDreamGraph:
+def _without(graph: PipeDreamGraph, prefix: str, used: set[str]) -> PipeDreamGraph:
+    """Drop nodes whose description begins with ``prefix``, except those used, and their edges."""
+    gone = {
+        node.node_id
+        for node in graph.nodes
+        if node.description.startswith(prefix) and node.node_id not in used
+    }
     return PipeDreamGraph(
         tuple(node for node in graph.nodes if node.node_id not in gone),
         tuple(edge for edge in graph.edges if gone.isdisjoint(edge)),

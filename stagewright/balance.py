@@ -91,9 +91,6 @@ def balance_profile(
     """Balance a stored profile; equal profiles give equal answers.
 
     Layers between which no cut is legal stay together.
-
-    Raises:
-        InvalidInput: More partitions than separable groups of layers.
     """
     groups = [[0]]
     for boundary in profile.boundaries:
@@ -117,11 +114,7 @@ def balance_profile(
 
 
 def _check(partitions: int, module: nn.Module) -> None:
-    """Refuse before anything is measured.
-
-    Raises:
-        InvalidInput: Not a number of partitions, or not a module.
-    """
+    """Refuse before anything is measured."""
     if isinstance(partitions, bool) or not isinstance(partitions, Integral) or partitions < 1:
         raise InvalidInput(f"partitions is {partitions!r}; give a number from 1 up")
     if not hasattr(module, "named_parameters"):

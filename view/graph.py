@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..core.graph.graph import MODEL_INPUT
 from ..core.plan.plan import Plan
@@ -69,12 +69,8 @@ def _costs(
 def _skips(profile: Profile) -> dict[tuple[int, int], int]:
     """Sum the bytes of skip connections by source and target layer."""
     found: dict[tuple[int, int], int] = {}
-    for pair, size_bytes in _far(profile):
-        found[pair] = found.get(pair, 0) + size_bytes
-    return found
-
-
-def _far(profile: Profile) -> Iterator[tuple[tuple[int, int], int]]:
     for edge in profile.edges:
         if edge.source != MODEL_INPUT and edge.target > edge.source + 1:
-            yield (edge.source, edge.target), edge.tensor.size_bytes
+            pair = edge.source, edge.target
+            found[pair] = found.get(pair, 0) + edge.tensor.size_bytes
+    return found

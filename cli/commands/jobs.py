@@ -70,14 +70,14 @@ def _list(client: Client, state: State | None, limit: int, *, as_json: bool) -> 
         emit(f"no {state} jobs" if state else "no jobs")
         return
     headings = ("job", "kind", "state", "created", "detail")
-    emit(format_table([headings, *(_row(job) for job in found.jobs)]))
+    rows = [
+        (job.id, job.kind, job.state, f"{job.created_at:%Y-%m-%d %H:%M:%S}", detail(job))
+        for job in found.jobs
+    ]
+    emit(format_table([headings, *rows]))
     if found.next_cursor is not None:
         say(f"showing the newest {limit}; use --limit to show more")
     say_next(command_line("jobs", "show", found.jobs[0].id, "--server", client.settings.url))
-
-
-def _row(job: JobView) -> tuple[str, ...]:
-    return (job.id, job.kind, job.state, f"{job.created_at:%Y-%m-%d %H:%M:%S}", detail(job))
 
 
 def detail(job: JobView) -> str:

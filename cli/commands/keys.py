@@ -70,7 +70,11 @@ def command(
     create prints the key's secret to stdout, once: the database stores only a hash. Clients send
     it as 'Authorization: Bearer SECRET'. revoke takes effect with the next request.
     """
-    _check_arguments(action, name_or_id)
+    if (action == "list") != (name_or_id is None):
+        raise InvalidInput(
+            "create requires a name, revoke requires a key's id, and list takes neither: "
+            "stagewright keys create NAME, keys revoke ID, keys list"
+        )
     with open_store(database, config, must_exist=action != "create") as store:
         if name_or_id is None:
             _list(store, _find_projects(store, project), as_json=as_json)
@@ -81,14 +85,6 @@ def command(
             quotas = (requests_per_minute, unfinished_jobs)
             made = _create(store, owner, name_or_id, _parse_scopes(scopes), quotas, expires_days)
             _print_new_key(made, as_json=as_json)
-
-
-def _check_arguments(action: Action, name_or_id: str | None) -> None:
-    if (action == "list") != (name_or_id is None):
-        raise InvalidInput(
-            "create requires a name, revoke requires a key's id, and list takes neither: "
-            "stagewright keys create NAME, keys revoke ID, keys list"
-        )
 
 
 def _parse_scopes(text: str) -> tuple[Scope, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,16 +102,11 @@ def _measure_as_rank(
     with join(options, lambda message: give_up(RankFailed(message))) as group:
         # Agreed on before and after: a rank that raised alone would leave the others waiting in
         # the next collective until their timeout.
-        _agree(group, _find_problem(output) if is_first else "")
+        _agree(group, _problem_of(lambda: check_writable(output)) if is_first else "")
         with progress_bar(quiet=as_json or not is_first) as progress:
             report = LinkSession(group, progress).report()
-        problem = ""
-        if is_first:
-            try:
-                _finish(report, output, as_json=as_json)
-            except InvalidInput as error:
-                problem = str(error)
-        _agree(group, problem)
+        write = partial(_finish, report, output, as_json=as_json)
+        _agree(group, _problem_of(write) if is_first else "")
 
 
 def _agree(group: RankGroup, problem: str) -> None:
@@ -119,9 +115,9 @@ def _agree(group: RankGroup, problem: str) -> None:
         raise InvalidInput(problem)
 
 
-def _find_problem(output: Path) -> str:
+def _problem_of(write: Callable[[], None]) -> str:
     try:
-        check_writable(output)
+        write()
     except InvalidInput as error:
         return str(error)
     return ""

@@ -146,7 +146,8 @@ def _observed(profile: Profile, wanted: EstimateTarget) -> CalibrationPoint:
             "is itself estimated",
             field="/calibrate_by",
         )
-    kind = "CPU" if found.device == "cpu" else _kind(found.device_name)
+    entry = None if found.device == "cpu" else find_by_driver_name(found.device_name)
+    kind = "CPU" if found.device == "cpu" else entry.name if entry else found.device_name
     if kind != wanted.device.name:
         raise InvalidInput(
             f"the profile of {profile.model} was measured on {found.device_name or found.device}, "
@@ -163,11 +164,6 @@ def _observed(profile: Profile, wanted: EstimateTarget) -> CalibrationPoint:
     is_cpu = wanted.device.backend == "cpu"
     check_settings(profile, wanted.precision, wanted.num_threads if is_cpu else None)
     return make_calibration_point(profile_work(profile, wanted), profile)
-
-
-def _kind(device_name: str) -> str:
-    found = find_by_driver_name(device_name)
-    return found.name if found else device_name
 
 
 def profile_work(profile: Profile, wanted: EstimateTarget) -> ModelWork:

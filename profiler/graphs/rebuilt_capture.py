@@ -48,13 +48,14 @@ def rebuild_captured(graph: Graph, device: torch.device) -> Rebuilt:
     """Put a graph together for a device, and find the shape and memory layout of every value."""
     parts = skeleton(graph, device)
     structure = _structure(graph)
+    inputs = dict(zip((tensor.name for tensor in graph.inputs), parts.inputs, strict=True))
     program = Program(
         model=parts.model,
         holder=parts.holder,
         graph=parts.graph,
         mode=graph.mode,
         structure=structure,
-        inputs=_in_order(parts, graph, structure),
+        inputs=[inputs[name] for name in structure.names],
         out_spec=pytree.tree_flatten([0] * len(graph.returns))[1],
         training=graph.training,
         fixed_mode=graph.fixed_mode,
@@ -80,11 +81,6 @@ def _structure(graph: Graph) -> CallStructure:
     if names != {tensor.name for tensor in graph.inputs} or len(names) != len(structure.names):
         raise InvalidInput("input_structure names other inputs", field="/input_structure")
     return structure
-
-
-def _in_order(parts: Skeleton, graph: Graph, structure: CallStructure) -> list[fx.Node]:
-    by_name = dict(zip((tensor.name for tensor in graph.inputs), parts.inputs, strict=True))
-    return [by_name[name] for name in structure.names]
 
 
 def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset[int]:

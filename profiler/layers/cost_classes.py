@@ -38,10 +38,11 @@ def cost_classes(captured: Captured, runs: Sequence[LayerRun]) -> list[str]:
     for node in program.graph.nodes:
         if node in captured.layers.layer_of:
             by_layer[captured.layers.layer_of[node]].append(node)
-    return [
-        _digest(_Key(program, differentiable, objects, run, nodes).of_layer())
+    keys = [
+        repr(_Key(program, differentiable, objects, run, nodes).of_layer())
         for run, nodes in zip(runs, by_layer, strict=False)
     ]
+    return [hashlib.sha256(key.encode()).hexdigest()[:12] for key in keys]
 
 
 def members_of(classes: Sequence[str]) -> list[list[int]]:
@@ -50,10 +51,6 @@ def members_of(classes: Sequence[str]) -> list[list[int]]:
     for index, name in enumerate(classes):
         found.setdefault(name, []).append(index)
     return list(found.values())
-
-
-def _digest(key: object) -> str:
-    return hashlib.sha256(repr(key).encode()).hexdigest()[:12]
 
 
 class _Key:

@@ -112,14 +112,12 @@ def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 def detached(value: Any, needs_grad: bool = False) -> Any:
     """Detach values from their history; differentiable ones require gradients if asked."""
-    return mapped(
-        lambda tensor: tensor.detach().requires_grad_(needs_grad and _is_differentiable(tensor)),
-        value,
-    )
 
+    def detach(tensor: Tensor) -> Tensor:
+        is_differentiable = tensor.is_floating_point() or tensor.is_complex()
+        return tensor.detach().requires_grad_(needs_grad and is_differentiable)
 
-def _is_differentiable(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    return mapped(detach, value)
 
 
 def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[bool]:

@@ -6,6 +6,7 @@ as those during which something else ran, count less (Huber 1964).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -130,16 +131,10 @@ def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
 def all_reduce_s(cluster: Cluster, levels: tuple[LinkLevel, ...], entry: LinkTime) -> float:
     """Predict an all-reduce by the cluster model, from the ranks each group holds."""
     sizes = tuple(level.group_size for level in levels)
-    held = tuple(
-        max(_count(entry.ranks, rank // size, size) for rank in entry.ranks) for size in sizes
-    )
+    held = tuple(max(Counter(rank // size for rank in entry.ranks).values()) for size in sizes)
     # A validated cluster would need levels that join all its devices; the inner ones do not.
     partial = cluster.model_copy(update={"levels": levels})
     return partial.all_reduce_time_s(entry.size_bytes, len(entry.ranks), len(levels) - 1, held)
-
-
-def _count(ranks: tuple[int, ...], group: int, size: int) -> int:
-    return sum(rank // size == group for rank in ranks)
 
 
 def _fit(

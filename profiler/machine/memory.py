@@ -62,7 +62,7 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error or its cause says that host or device memory ran out."""
-    return any(map(_says_so, _causes(error)))
+    return any(map(_says_so, causes(error)))
 
 
 def device_bytes(error: BaseException) -> int | None:
@@ -70,7 +70,7 @@ def device_bytes(error: BaseException) -> int | None:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    if not any(isinstance(cause, torch.OutOfMemoryError) for cause in _causes(error)):
+    if not any(isinstance(cause, torch.OutOfMemoryError) for cause in causes(error)):
         return None
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
@@ -84,7 +84,8 @@ def _says_so(error: BaseException) -> bool:
     )
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, the last raised first."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -16,6 +16,7 @@ from ...core.errors import MeasurementError, first_line
 from ..layers.error_attribution import blamed
 from ..layers.layer_run import LayerRun, Values, backward_pairs
 from ..layers.precision import Context
+from ..machine.memory import causes
 
 NOTE = "compiled layer by layer; no run of the whole model, compiled likewise, to compare with"
 
@@ -53,15 +54,7 @@ def _compiler_needed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _says_no_compiler(error):
+        told = [f"{type(cause).__name__}: {cause}" for cause in causes(error)]
+        if any(name in text for name in MISSING for text in told):
             raise MeasurementError(f"{first_line(error)}; {WAY_OUT}") from error
         raise
-
-
-def _says_no_compiler(error: BaseException | None) -> bool:
-    """Return whether an error or its cause is inductor's for a missing compiler."""
-    while error is not None:
-        if type(error).__name__ in MISSING or any(name in str(error) for name in MISSING):
-            return True
-        error = error.__cause__
-    return False

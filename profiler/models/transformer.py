@@ -21,6 +21,8 @@ from ...core.models.families import (
 
 TransformersSpec = GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec | T5Spec | ViTSpec
 
+HIDDEN_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
 
 def build_transformer(spec: TransformersSpec) -> nn.Module:
     """Build a model with random weights, in training mode, on the current default device."""
@@ -34,7 +36,10 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model: nn.Module
     if isinstance(spec, GPT2Spec):
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**_gpt2(spec)))
+        settings = _config(spec, "resid_pdrop", "embd_pdrop", "attn_pdrop")
+        end = spec.config.vocab_size - 1
+        settings |= {"bos_token_id": end, "eos_token_id": end, "use_cache": False}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
     elif isinstance(spec, LlamaSpec):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_decoder(spec.config)))
     elif isinstance(spec, Qwen2Spec):
@@ -44,25 +49,24 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
             transformers.MixtralConfig(**_decoder(spec.config), sliding_window=None)
         )
     elif isinstance(spec, BertSpec):
-        model = transformers.BertForMaskedLM(transformers.BertConfig(**_bert(spec)))
+        settings = _config(spec, *HIDDEN_DROPOUTS) | {"pad_token_id": None}
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**settings))
     elif isinstance(spec, T5Spec):
-        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**_t5(spec)))
+        settings = _config(spec, "dropout_rate") | {"decoder_start_token_id": 0, "use_cache": False}
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**settings))
     else:
-        model = transformers.ViTForImageClassification(transformers.ViTConfig(**_vit(spec)))
+        settings = _config(spec, *HIDDEN_DROPOUTS)
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**settings))
     model.train()
     return model
 
 
-def _gpt2(spec: GPT2Spec) -> dict[str, Any]:
+def _config(spec: GPT2Spec | BertSpec | T5Spec | ViTSpec, *dropouts: str) -> dict[str, Any]:
+    """Return a family's settings with its dropout under the names ``transformers`` gives it."""
     config = spec.config
     return {
         **config.model_dump(exclude={"dropout"}),
-        "resid_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "attn_pdrop": config.dropout,
-        "bos_token_id": config.vocab_size - 1,
-        "eos_token_id": config.vocab_size - 1,
-        "use_cache": False,
+        **dict.fromkeys(dropouts, config.dropout),
     }
 
 
@@ -70,32 +74,3 @@ def _decoder(config: LlamaConfig) -> dict[str, Any]:
     end = config.vocab_size - 1
     special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
     return {**config.model_dump(), **special, "use_cache": False}
-
-
-def _bert(spec: BertSpec) -> dict[str, Any]:
-    config = spec.config
-    return {
-        **config.model_dump(exclude={"dropout"}),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.dropout,
-        "pad_token_id": None,
-    }
-
-
-def _t5(spec: T5Spec) -> dict[str, Any]:
-    config = spec.config
-    return {
-        **config.model_dump(exclude={"dropout"}),
-        "dropout_rate": config.dropout,
-        "decoder_start_token_id": 0,
-        "use_cache": False,
-    }
-
-
-def _vit(spec: ViTSpec) -> dict[str, Any]:
-    config = spec.config
-    return {
-        **config.model_dump(exclude={"dropout"}),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.dropout,
-    }

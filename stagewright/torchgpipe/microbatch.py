@@ -23,15 +23,7 @@ def check(value: Any, what: str = "the input") -> None:
 
 
 def scatter(value: TensorOrTensors, chunks: int) -> list[tuple[Tensor, ...]]:
-    """Split a batch along the first dimension into micro-batches, each a tuple.
-
-    Args:
-        value: The batch.
-        chunks: Maximum number of micro-batches; they are sized as by ``torch.chunk``.
-
-    Raises:
-        InvalidInput: Tensors split into different numbers of micro-batches.
-    """
+    """Split a batch along the first dimension into micro-batches, each a tuple."""
     columns = [tensor.chunk(chunks) for tensor in _tuple(value)]
     counts = [len(column) for column in columns]
     if len(set(counts)) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -32,43 +33,30 @@ class Form:
         return value if isinstance(value, tuple) else (value,)
 
 
+@dataclass(frozen=True)
 class PartitionRun:
-    """Runs a partition on the micro-batches of one batch.
+    """Runs a partition on the micro-batches of one batch; its name is for messages.
 
-    Args:
-        partition: The partition.
-        name: Name in error messages.
-        given: Form of the inputs.
-        returned: Records the form of the outputs.
-        takes: Skip tensors stashed in earlier partitions, in the order they are passed.
-        leaves: Skip tensors stashed here for later partitions.
+    It takes skip tensors stashed in earlier partitions, in the order they are passed, and leaves
+    those stashed here for later ones.
     """
 
-    def __init__(
-        self,
-        partition: nn.Sequential,
-        name: str,
-        given: Form,
-        returned: Form,
-        takes: Sequence[SkipName],
-        leaves: Sequence[SkipName],
-    ) -> None:
-        self._partition = partition
-        self._name = name
-        self._given = given
-        self._returned = returned
-        self._takes = takes
-        self._leaves = leaves
+    partition: nn.Sequential
+    name: str
+    given: Form
+    returned: Form
+    takes: Sequence[SkipName]
+    leaves: Sequence[SkipName]
 
     def __call__(self, microbatch: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run a micro-batch; raise `TypeError` unless it returns tensors."""
         # Skip tensors follow a partition's own values, here and in the result (see `LocalStage`).
-        main = len(values) - len(self._takes)
+        main = len(values) - len(self.takes)
         # A new tracker for every run: a recomputation pops the same tensors again.
-        tracker = SkipTracker(dict(zip(self._takes, values[main:], strict=True)))
+        tracker = SkipTracker(dict(zip(self.takes, values[main:], strict=True)))
         inputs = values[:main]
         with use_skip_tracker(tracker):
-            output = self._partition(inputs[0] if self._given.is_atomic(microbatch) else inputs)
-        check(output, f"the output of {self._name}")
-        left = tuple(tracker.tensors.pop(name) for name in self._leaves)
-        return self._returned.found(microbatch, output) + left
+            output = self.partition(inputs[0] if self.given.is_atomic(microbatch) else inputs)
+        check(output, f"the output of {self.name}")
+        left = tuple(tracker.tensors.pop(name) for name in self.leaves)
+        return self.returned.found(microbatch, output) + left

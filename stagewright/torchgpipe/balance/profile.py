@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,11 +30,7 @@ def layerwise_sandbox(module: nn.Sequential, device: torch.device) -> Iterator[n
 def profile_times(
     module: nn.Sequential, sample: Any, timeout: float, device: torch.device
 ) -> list[float]:
-    """Measure each layer's forward and backward in seconds; return the median of the rounds.
-
-    Raises:
-        InvalidInput: Some parameter already has a gradient: measuring is for fresh modules.
-    """
+    """Measure each layer's forward and backward in seconds; return the median of the rounds."""
     if any(parameter.grad is not None for parameter in module.parameters()):
         raise InvalidInput("some parameter already has gradient; call zero_grad() first")
     rounds: list[list[float]] = []
@@ -123,9 +119,12 @@ def _tuple(value: Any) -> Values:
     return value if isinstance(value, tuple) else (value,)
 
 
+def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
+
+
 def _moved(value: Any, device: torch.device) -> Any:
-    moved = tuple(v.detach().to(device).requires_grad_(v.requires_grad) for v in _tuple(value))
-    return moved if isinstance(value, tuple) else moved[0]
+    return _each(lambda v: v.detach().to(device).requires_grad_(v.requires_grad), value)
 
 
 def _detached(value: Any, tracker: SkipTracker) -> Any:
@@ -133,8 +132,7 @@ def _detached(value: Any, tracker: SkipTracker) -> Any:
     for name, tensor in tracker.tensors.items():
         if tensor is not None:
             tracker.tensors[name] = _fresh(tensor)
-    fresh = tuple(_fresh(v) for v in _tuple(value))
-    return fresh if isinstance(value, tuple) else fresh[0]
+    return _each(_fresh, value)
 
 
 def _fresh(tensor: Tensor) -> Tensor:
@@ -143,8 +141,7 @@ def _fresh(tensor: Tensor) -> Tensor:
 
 
 def _first_sample(value: Any) -> Any:
-    first = tuple(v[:1].detach().requires_grad_(v.requires_grad) for v in _tuple(value))
-    return first if isinstance(value, tuple) else first[0]
+    return _each(lambda v: v[:1].detach().requires_grad_(v.requires_grad), value)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -12,11 +12,7 @@ from .namespace import SkipName
 
 
 class SkipTracker:
-    """Skip tensors that are stashed and not yet popped.
-
-    Args:
-        tensors: Skip tensors from earlier partitions.
-    """
+    """Skip tensors that are stashed and not yet popped."""
 
     def __init__(self, tensors: dict[SkipName, Tensor | None] | None = None) -> None:
         self.tensors = {} if tensors is None else tensors
