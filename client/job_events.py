@@ -11,7 +11,7 @@ from ..core.errors import DeadlineExceeded, StagewrightError
 from ..core.service.jobs import JobEvent, JobView
 from .errors import error_from_reply
 from .request_builders import build_get
-from .retry import TRANSIENT, final_error, send_with_retries
+from .retry import TRANSIENT, ask, final_error
 from .sans_io import (
     HttpReply,
     HttpRequest,
@@ -121,7 +121,7 @@ def follow_events(job_id: str, after: int = 0, limit_s: float | None = None) -> 
                 outcome = text
             else:
                 # The final event may be one that was already seen, so ask for the job itself.
-                job = (yield from send_with_retries(build_get("jobs", job_id))).read(JobView)
+                job = yield from ask(build_get("jobs", job_id), JobView)
                 if job.is_finished:
                     return
                 outcome = TransportFailure("the stream ended early")

@@ -8,6 +8,7 @@ from .errors import error_from_reply, read_problem
 from .sans_io import (
     HttpReply,
     HttpRequest,
+    Model,
     RetryBudget,
     Sleep,
     Steps,
@@ -24,6 +25,11 @@ UNREACHED_S = 15.0
 
 SETTLED = frozenset({"deadline-exceeded", "planning-ended"})
 """Problems of a transient status that would recur: the same work would take as long again."""
+
+
+def ask(call: HttpRequest, model: type[Model]) -> Steps[Model]:
+    """Send a request with retries and parse the reply."""
+    return (yield from send_with_retries(call)).read(model)
 
 
 def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:

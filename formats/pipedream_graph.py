@@ -169,7 +169,6 @@ def _number(costs: dict[str, str], name: str, line: int) -> float:
 
 
 def _check_edges(nodes: Iterable[str], edges: dict[tuple[str, str], int]) -> None:
-    """Check that edges join existing nodes and form no cycle."""
     before: dict[str, list[str]] = {node_id: [] for node_id in nodes}
     for (source, target), number in edges.items():
         for end in (source, target):

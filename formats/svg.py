@@ -110,7 +110,6 @@ def _facts(plan: Plan, timeline: Timeline) -> str:
 
 
 def _legend(width: int, kinds: set[str]) -> Iterator[str]:
-    """Forward and backward always, the other classes where there are such events."""
     always = {"forward"} if kinds & {Work.BACKWARD_INPUT} else {"forward", "backward"}
     shown = always | {CLASSES[kind] for kind in kinds & CLASSES.keys()}
     entries = [*(name for name in CLASSES.values() if name in shown), "idle"]
@@ -123,7 +122,6 @@ def _legend(width: int, kinds: set[str]) -> Iterator[str]:
 def _rows(
     plan: Plan, timeline: Timeline, where: Layout, top: int, length_s: float
 ) -> Iterator[str]:
-    """Draw label, idle band and boxes of each rank."""
     x = MARGIN + LABEL_WIDTH
     for rank in range(timeline.num_ranks):
         y = top + rank * (ROW_HEIGHT + ROW_GAP)

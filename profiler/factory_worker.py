@@ -86,7 +86,6 @@ def _made(request: MeasureRequest, allowed: argparse.Namespace) -> nn.Module:
 
 
 def _run(what: str, run: Callable[[], Any]) -> Any:
-    """Run a factory's code and report whatever it raises."""
     try:
         return run()
     except (Exception, SystemExit) as error:  # it may raise anything

@@ -120,7 +120,6 @@ def _measure_model(
 def _build(
     spec: ModelSpec, sample: Sample, device: str
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor | None]:
-    """Model, inputs and target, on the device."""
     from .models.families import build_model, make_sample
 
     try:

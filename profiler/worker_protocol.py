@@ -100,7 +100,6 @@ def measure_apart(
 
 
 def _message(line: str) -> dict[str, object]:
-    """Parse a line as a JSON object; return an empty one for any other output."""
     try:
         told = json.loads(line)
     except ValueError:

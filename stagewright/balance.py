@@ -114,7 +114,6 @@ def balance_profile(
 
 
 def _check(partitions: int, module: nn.Module) -> None:
-    """Refuse before anything is measured."""
     if isinstance(partitions, bool) or not isinstance(partitions, Integral) or partitions < 1:
         raise InvalidInput(f"partitions is {partitions!r}; give a number from 1 up")
     if not hasattr(module, "named_parameters"):

@@ -48,7 +48,6 @@ def build_graph_view(plan: Plan, profile: Profile | None, held: LayerMemory | No
 
 
 def _add(rows: list[Row], parts: Sequence[ModulePart], parent: int) -> None:
-    """Append each part before the parts it contains."""
     for part in parts:
         if part.parts:
             rows.append((part, parent))
@@ -58,7 +57,6 @@ def _add(rows: list[Row], parts: Sequence[ModulePart], parent: int) -> None:
 def _costs(
     profile: Profile, held: LayerMemory, boxes: Sequence[ModulePart]
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Sum forward and backward seconds and weight bytes of each box."""
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
     return (
         tuple(sum(layer_s[part.first : part.first + part.count]) for part in boxes),
@@ -67,7 +65,6 @@ def _costs(
 
 
 def _skips(profile: Profile) -> dict[tuple[int, int], int]:
-    """Sum the bytes of skip connections by source and target layer."""
     found: dict[tuple[int, int], int] = {}
     for edge in profile.edges:
         if edge.source != MODEL_INPUT and edge.target > edge.source + 1:

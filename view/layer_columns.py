@@ -34,7 +34,6 @@ class LayerMemory:
 def _by_layer(
     items: Sequence[tuple[int, tuple[int, ...]]], num_layers: int
 ) -> list[list[tuple[int, int]]]:
-    """List for each layer the items it uses, as number and bytes."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(num_layers)]
     for number, (size_bytes, layers) in enumerate(items):
         for layer in layers:

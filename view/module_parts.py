@@ -76,7 +76,6 @@ class ModuleParts:
         return ModulePart(".".join(shared), first, last - first, parts, is_module=True)
 
     def _stacked(self, parts: Sequence[ModulePart], depth: int) -> Iterator[ModulePart]:
-        """Merge equal neighbours into one part."""
         for _, same in groupby(parts, lambda part: self._content(part, depth)):
             run = list(same)
             if len(run) == 1:
@@ -119,7 +118,6 @@ def group_parts(parts: Sequence[ModulePart]) -> tuple[ModulePart, ...]:
 
 
 def _shared(paths: Sequence[Path]) -> Path:
-    """Return the longest common prefix of the paths."""
     # A prefix of the smallest and the largest path in sorted order is a prefix of all between.
     least, most = min(paths), max(paths)
     length = sum(

@@ -57,7 +57,6 @@ def fit_profile_table(
 def _written(
     columns: Sequence[Column], dropped: Sequence[str], sentences: Iterable[str], width: int
 ) -> str:
-    """Write a table and the sentences below it."""
     written = StringIO()
     console = Console(file=written, width=width, color_system=None)
     console.print(_table(_fitting(columns, dropped, width)))

@@ -55,7 +55,6 @@ def command(
 
 
 def _suggest_profiling(words: tuple[str, ...]) -> str:
-    """Return the command that measures the model of these words."""
     unwanted = ["--debug", "capture", "--check", "--no-check", "--json"]
     return command_line("profile", *drop_flags(words, unwanted, ["-o", "--output"]))
 

@@ -139,7 +139,6 @@ def _format_size(record: Checkpoint, with_optimizer: bool) -> str:
 
 
 def _as_data(path: Path, record: Checkpoint, steps: tuple[int, ...]) -> dict[str, Any]:
-    """Return the checkpoint's record with its path, the other steps and all sizes."""
     tensors = record.tensors()
     return {
         "path": str(path),

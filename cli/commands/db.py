@@ -62,7 +62,6 @@ def command(
 
 
 def _check_arguments(action: Action, file: Path | None, days: tuple[float | None, ...]) -> None:
-    """Raise `InvalidInput` for arguments that exclude each other."""
     if action in ("backup", "restore"):
         if file is None:
             raise InvalidInput(f"missing file: stagewright db {action} FILE")
@@ -139,5 +138,4 @@ def _prune(
 
 
 def _format_counts(rows: dict[str, int]) -> str:
-    """List the numbers of rows by table."""
     return ", ".join(f"{number} {table}" for table, number in rows.items() if number) or "nothing"

@@ -100,7 +100,6 @@ def _find_projects(store: Store, name: str | None) -> Sequence[Project]:
 
 
 def _resolve_project(store: Store, name: str, *, create: bool = False) -> Project:
-    """Return the project with this name or id, created first if requested."""
     if create:
         return store.projects.create(name)
     for project in store.projects.list():

@@ -161,7 +161,6 @@ def _make_plan(
 def _finish(
     context: Context, plan: Plan, output: Path | None, explain: str | None, *, as_json: bool
 ) -> None:
-    """Write and print the plan, and suggest the next commands."""
     document = plan.to_json(indent=2)
     if output is not None:
         write_file(output, document + "\n")

@@ -103,7 +103,6 @@ def command(
 
 
 def _build_options(given: Mapping[str, Any], request: MeasureRequest | None) -> ProfilingOptions:
-    """Build the profiling options from a request's own and the flags that override them."""
     from ...core.requests.requests import ProfilingOptions
     from ..options.measure import override_options
 

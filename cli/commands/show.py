@@ -120,7 +120,6 @@ def _check_flags(
     tree: bool,
     depth: int | None,
 ) -> None:
-    """Raise `InvalidInput` if a flag is for another kind of document."""
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
 
@@ -137,7 +136,6 @@ def _check_flags(
 def _format(
     document: Document, file: Path, drawings: PlanDrawings, *, tree: bool, depth: int | None
 ) -> tuple[str, str]:
-    """Return the text to print and the next command."""
     from ...core.graph.graph import Graph
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile

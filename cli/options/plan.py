@@ -23,7 +23,6 @@ RESULT = "Output"
 
 
 def _option(group: str, help: str, *names: str, **settings: Any) -> Any:
-    """Return a typer option in a group of the help."""
     return Option(*names, help=help, rich_help_panel=group, **settings)
 
 

@@ -63,7 +63,6 @@ def is_launched() -> bool:
 
 
 def _measure_here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport:
-    """Start one rank per device on this machine and measure the links between them."""
     from dataclasses import replace
 
     from ...profiler.links.launch_local import measure_links_here

@@ -12,7 +12,7 @@ from ..job_events import EventStream, dispatch_events, follow_events
 from ..model_sources import ModelLike
 from ..progress import Progress, show_progress
 from ..request_builders import build_create, build_get, drop_none
-from ..retry import send_with_retries
+from ..retry import ask
 from ..sans_io import HttpRequest, Steps
 from .resources import model_fields
 
@@ -37,12 +37,12 @@ def profile_job(
     source = yield from model_fields(model, sample)
     options = drop_none(profiling=profiling, device_kind=device_kind)
     call = build_create("profile-jobs", fields={**source, **options}, fresh=fresh)
-    return (yield from send_with_retries(call)).read(JobView)
+    return (yield from ask(call, JobView))
 
 
 def job(job_id: str) -> Steps[JobView]:
     """Return a job with its current state."""
-    return (yield from send_with_retries(build_get("jobs", job_id))).read(JobView)
+    return (yield from ask(build_get("jobs", job_id), JobView))
 
 
 def jobs(
@@ -52,14 +52,13 @@ def jobs(
     cursor: str | None = None,
 ) -> Steps[JobList]:
     """List jobs, newest first."""
-    call = build_get("jobs", state=state, limit=limit, cursor=cursor)
-    return (yield from send_with_retries(call)).read(JobList)
+    return (yield from ask(build_get("jobs", state=state, limit=limit, cursor=cursor), JobList))
 
 
 def cancel(job: str | JobView) -> Steps[JobView]:
     """Cancel a job; a finished one stays as it is."""
     call = HttpRequest("POST", f"{build_get('jobs', job_id_of(job)).path}/cancel")
-    return (yield from send_with_retries(call)).read(JobView)
+    return (yield from ask(call, JobView))
 
 
 def events(job: str | JobView, *, after: int = 0) -> EventStream:
@@ -96,8 +95,7 @@ def wait(
     if found is None or not found.is_finished:
         with show_progress(progress) as show:
             yield from dispatch_events(follow_events(job_id_of(job), limit_s=timeout_s), show)
-        call = build_get("jobs", job_id_of(job))
-        found = (yield from send_with_retries(call)).read(JobView)
+        found = yield from ask(build_get("jobs", job_id_of(job)), JobView)
     if found.state != "succeeded":
         raise error_from_job(found)
     return found

@@ -15,7 +15,7 @@ from ...core.service.jobs import JobView
 from ..model_sources import ModelLike
 from ..progress import Progress
 from ..request_builders import build_create, build_get, build_query, drop_none
-from ..retry import send_with_retries
+from ..retry import ask, send_with_retries
 from ..sans_io import HttpReply, Steps
 from .jobs import wait
 from .resources import model_fields
@@ -93,13 +93,12 @@ def _answer(reply: HttpReply) -> PlanAnswer:
 
 def get_plan(plan_id: str) -> Steps[StoredPlan]:
     """Return a stored plan with the request it answers."""
-    return (yield from send_with_retries(build_get("plans", plan_id))).read(StoredPlan)
+    return (yield from ask(build_get("plans", plan_id), StoredPlan))
 
 
 def plans(*, limit: int | None = None, cursor: str | None = None) -> Steps[PlanList]:
     """List stored plans, newest first; pass ``next_cursor`` as ``cursor`` for the next page."""
-    call = build_get("plans", limit=limit, cursor=cursor)
-    return (yield from send_with_retries(call)).read(PlanList)
+    return (yield from ask(build_get("plans", limit=limit, cursor=cursor), PlanList))
 
 
 def schedule(plan_id: str) -> Steps[Schedule]:
@@ -108,8 +107,7 @@ def schedule(plan_id: str) -> Steps[Schedule]:
     Raises:
         InvalidInput: The request was infeasible, so there is no schedule.
     """
-    call = build_get("plans", plan_id, "schedule")
-    return (yield from send_with_retries(call)).read(Schedule)
+    return (yield from ask(build_get("plans", plan_id, "schedule"), Schedule))
 
 
 def timeline(plan_id: str) -> Steps[Timeline]:
@@ -118,8 +116,7 @@ def timeline(plan_id: str) -> Steps[Timeline]:
     Raises:
         InvalidInput: The request was infeasible, so there is no timeline.
     """
-    call = build_get("plans", plan_id, "timeline")
-    return (yield from send_with_retries(call)).read(Timeline)
+    return (yield from ask(build_get("plans", plan_id, "timeline"), Timeline))
 
 
 def export(plan_id: str, format: Literal["plan", "svg", "chrome_trace"] = "plan") -> Steps[str]:
@@ -161,14 +158,13 @@ def simulate(
         options=options,
     )
     call = build_query("simulations", fields={**fields, "timeline": timeline})
-    return (yield from send_with_retries(call)).read(Simulation)
+    return (yield from ask(call, Simulation))
 
 
 def compare(*plans: str | StoredPlan) -> Steps[Comparison]:
     """Compare two to eight stored plans, given as plans or by their ids."""
     fields = {"plan_ids": [getattr(entry, "id", entry) for entry in plans]}
-    call = build_query("comparisons", fields=fields)
-    return (yield from send_with_retries(call)).read(Comparison)
+    return (yield from ask(build_query("comparisons", fields=fields), Comparison))
 
 
 class PlanAnswer(StoredPlan):

@@ -22,7 +22,7 @@ from ..request_builders import (
     json_bytes,
     to_json_value,
 )
-from ..retry import send_with_retries
+from ..retry import ask, send_with_retries
 from ..sans_io import HttpRequest, Steps
 
 
@@ -41,42 +41,37 @@ def upload_pt2(path: str | Path) -> Steps[Stored]:
         InvalidInput: The file is not an exported program, or contains unsupported operations.
     """
     call = build_upload("graphs", "pt2", content=read_pt2_without_weights(Path(path)))
-    return (yield from send_with_retries(call)).read(Stored)
+    return (yield from ask(call, Stored))
 
 
 def put_graph(graph: Graph) -> Steps[Stored]:
     """Store a graph, to plan from it by its id."""
-    call = build_create("graphs", fields=to_json_value(graph))
-    return (yield from send_with_retries(call)).read(Stored)
+    return (yield from ask(build_create("graphs", fields=to_json_value(graph)), Stored))
 
 
 def get_graph(graph_id: str) -> Steps[StoredGraph]:
     """Return a stored graph."""
-    return (yield from send_with_retries(build_get("graphs", graph_id))).read(StoredGraph)
+    return (yield from ask(build_get("graphs", graph_id), StoredGraph))
 
 
 def graphs(*, limit: int | None = None, cursor: str | None = None) -> Steps[GraphList]:
     """List stored graphs, newest first."""
-    call = build_get("graphs", limit=limit, cursor=cursor)
-    return (yield from send_with_retries(call)).read(GraphList)
+    return (yield from ask(build_get("graphs", limit=limit, cursor=cursor), GraphList))
 
 
 def put_profile(profile: Profile) -> Steps[Stored]:
     """Store a profile, to plan from it by its id."""
-    call = build_create("profiles", fields=to_json_value(profile))
-    return (yield from send_with_retries(call)).read(Stored)
+    return (yield from ask(build_create("profiles", fields=to_json_value(profile)), Stored))
 
 
 def get_profile(profile_id: str) -> Steps[StoredProfile]:
     """Return a stored profile."""
-    call = build_get("profiles", profile_id)
-    return (yield from send_with_retries(call)).read(StoredProfile)
+    return (yield from ask(build_get("profiles", profile_id), StoredProfile))
 
 
 def profiles(*, limit: int | None = None, cursor: str | None = None) -> Steps[ProfileList]:
     """List stored profiles, newest first."""
-    call = build_get("profiles", limit=limit, cursor=cursor)
-    return (yield from send_with_retries(call)).read(ProfileList)
+    return (yield from ask(build_get("profiles", limit=limit, cursor=cursor), ProfileList))
 
 
 def export_profile(profile_id: str, format: Literal["profile", "csv"] = "profile") -> Steps[str]:
@@ -87,33 +82,32 @@ def export_profile(profile_id: str, format: Literal["profile", "csv"] = "profile
 
 def capabilities() -> Steps[Capabilities]:
     """Return the service's features and limits."""
-    return (yield from send_with_retries(build_get("capabilities"))).read(Capabilities)
+    return (yield from ask(build_get("capabilities"), Capabilities))
 
 
 def accelerators() -> Steps[AcceleratorList]:
     """Return the accelerators for which costs can be estimated."""
-    return (yield from send_with_retries(build_get("accelerators"))).read(AcceleratorList)
+    return (yield from ask(build_get("accelerators"), AcceleratorList))
 
 
 def model_families() -> Steps[ModelFamilyList]:
     """Return the model families that can be named instead of sent."""
-    return (yield from send_with_retries(build_get("model-families"))).read(ModelFamilyList)
+    return (yield from ask(build_get("model-families"), ModelFamilyList))
 
 
 def model_family(family: str) -> Steps[ModelFamily]:
     """Return one model family, with the schema of its configuration."""
-    call = build_get("model-families", family)
-    return (yield from send_with_retries(call)).read(ModelFamily)
+    return (yield from ask(build_get("model-families", family), ModelFamily))
 
 
 def cluster(devices: str) -> Steps[Cluster]:
     """Return the cluster that shorthand such as ``4x24GB`` stands for."""
-    return (yield from send_with_retries(build_get("clusters", devices=devices))).read(Cluster)
+    return (yield from ask(build_get("clusters", devices=devices), Cluster))
 
 
 def keys() -> Steps[KeyList]:
     """List the project's keys without their secrets, including revoked ones."""
-    return (yield from send_with_retries(build_get("api-keys"))).read(KeyList)
+    return (yield from ask(build_get("api-keys"), KeyList))
 
 
 def create_key(
@@ -136,10 +130,9 @@ def create_key(
         body=json_bytes(fields),
         is_repeatable=False,  # the service stores no secret, so it could not answer the same again
     )
-    return (yield from send_with_retries(call)).read(NewApiKey)
+    return (yield from ask(call, NewApiKey))
 
 
 def revoke_key(key_id: str) -> Steps[ApiKey]:
     """Revoke a key, which takes effect with the next request."""
-    call = HttpRequest("DELETE", build_get("api-keys", key_id).path)
-    return (yield from send_with_retries(call)).read(ApiKey)
+    return (yield from ask(HttpRequest("DELETE", build_get("api-keys", key_id).path), ApiKey))

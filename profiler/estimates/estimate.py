@@ -29,12 +29,18 @@ from ...core.requests.default_samples import default_sample
 from ..layers.loss_layer import LossFunction
 from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
-from .calibration import CalibrationPoint, calibrate, make_calibration_point
+from .calibration import (
+    TENSORS,
+    CalibrationPoint,
+    calibrate,
+    check_settings,
+    floating_dtype,
+    make_calibration_point,
+)
 from .error_band import error_band, error_note
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
-from .settings_match import TENSORS, check_settings, floating_dtype
 
 DTYPES: dict[Precision, torch.dtype] = {
     precision: getattr(torch, name) for precision, name in TENSORS.items()

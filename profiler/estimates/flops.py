@@ -237,7 +237,6 @@ def _indices(values: Iterable[Any]) -> int:
 
 
 def _scattered(name: str, args: tuple[Any, ...]) -> int:
-    """Sum the bytes of elements written through indices."""
     floating = [t for t in tensors_of(args) if t.is_floating_point()]
     if name == "embedding_dense_backward" or len(floating) < 2:
         return _size(floating[0]) if floating else 0

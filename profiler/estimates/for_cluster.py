@@ -22,10 +22,10 @@ from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
 from ...core.profile.profile import Profile
 from ..graphs.rebuilt_capture import rebuild_captured
+from .calibration import FLOATING, TENSORS
 from .estimate import document, rates_for, spec_work, target
 from .layer_costs import EstimateTarget, ModelWork, captured_work
 from .meta_device import META, empty_meta
-from .settings_match import FLOATING, TENSORS
 
 
 def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision | None:

@@ -181,7 +181,6 @@ def recorded(
 def _operations(
     run: LayerRun, values: Values, target: EstimateTarget
 ) -> tuple[Operations, Operations, Operations]:
-    """Record operations of the forward, the backward, and the backward for inputs alone."""
     forward, whole, alone = (_Recorder(target.winograd) for _ in range(3))
     leaves = run.leaves(values)
     arguments = run.arguments(leaves)

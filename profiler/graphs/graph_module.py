@@ -416,7 +416,6 @@ def _reorder(module: fx.GraphModule, names: Sequence[str]) -> None:
 
 
 def _nested(values: Sequence[Any], paths: Sequence[Sequence[str | int]]) -> Any:
-    """Put flat values where their paths say."""
     if len(paths) == 1 and not paths[0]:
         return values[0]
     branches: dict[str | int, tuple[list[Any], list[Sequence[str | int]]]] = {}

@@ -136,7 +136,6 @@ def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _check_values(parts: Skeleton) -> None:
-    """Check that every operation produces the values the graph declares."""
     for operation, node in parts.nodes:
         found = [
             (tuple(tensor.shape), dtype_name(tensor.dtype))

@@ -61,7 +61,6 @@ def need(*runs: LayerRun) -> str:
 
 
 def _parts(*runs: LayerRun) -> dict[str, int]:
-    """Sum bytes by what they hold."""
     parts = {
         "inputs": sum(_node_bytes(run.reads) for run in runs),
         "outputs": sum(_node_bytes(run.writes) for run in runs),

@@ -120,7 +120,6 @@ class GraphWatch:
 
 
 def _users(tensor: Tensor) -> int:
-    """Count the tensors that share a tensor's memory."""
     # Private, but the only count that includes tensors held by C++ autograd nodes; Python's
     # reference counts see one wrapper per tensor at most.
     count: Any = torch._C._storage_Use_Count

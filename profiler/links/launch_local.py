@@ -122,7 +122,6 @@ def _kill(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _follow(first: subprocess.Popen[str], progress: Progress | None) -> LinkReport | None:
-    """Rank 0's report; `None` if it ended without one."""
     assert first.stdout is not None
     for line in first.stdout:
         said = json.loads(line)

@@ -179,7 +179,6 @@ class RankGroup:
         return self._beats.find_out().ranks if self._beats is not None else ()
 
     def _joined_store(self) -> Any:
-        """Return the store once all ranks have joined it."""
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         with self.waiting_for([0], "to open the store that all ranks meet at"):
             store = self._connect(is_host=self.rank == 0 and not agent)
@@ -222,7 +221,6 @@ def cuda_devices() -> int:
 
 
 def _device(wanted: str | None) -> torch.device:
-    """Return this rank's device."""
     count = torch.cuda.device_count()
     if wanted == "cpu" or (wanted is None and not count):
         return torch.device("cpu")

@@ -118,7 +118,6 @@ def _measure(
     context: Context,
     progress: Progress | None,
 ) -> tuple[Measurements, float]:
-    """Run all measurements; the loss is one more layer behind the model's."""
     model, clock = captured.program.model, Clock(flat[0].device, shared=options.busy_neighbours > 0)
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)

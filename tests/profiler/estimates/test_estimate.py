@@ -25,6 +25,7 @@ from stagewright.planner.plan import plan
 from stagewright.profiler.estimates.calibration import (
     CalibrationPoint,
     calibrate,
+    floating_dtype,
     make_calibration_point,
 )
 from stagewright.profiler.estimates.estimate import (
@@ -39,7 +40,6 @@ from stagewright.profiler.estimates.estimate import (
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.for_cluster import estimate_for_cluster
 from stagewright.profiler.estimates.roofline import CostTable, default_rates
-from stagewright.profiler.estimates.settings_match import floating_dtype
 
 MLP = MLPSpec(family="mlp", config=MLPConfig(hidden_size=256))
 RESNET = ResNetSpec(family="resnet", config=ResNetConfig(depth=18, width=8))

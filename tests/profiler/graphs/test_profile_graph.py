@@ -13,7 +13,6 @@ from stagewright.capture.program.program import storage_key, tensors_of
 from stagewright.core.errors import InvalidInput, MeasurementError
 from stagewright.core.graph.graph import Graph
 from stagewright.core.requests.requests import ProfilingOptions
-from stagewright.profiler.graphs import measure_layer as layer_at_hand
 from stagewright.profiler.graphs import profile_graph as module
 from stagewright.profiler.graphs.profile_graph import profile_graph
 from stagewright.profiler.layers.saved_storages import Storage
@@ -139,7 +138,7 @@ def test_the_clock_knows_of_busy_neighbours(monkeypatch):
             made.append(shared)
             super().__init__(device, shared=shared)
 
-    monkeypatch.setattr(layer_at_hand, "Clock", Told)
+    monkeypatch.setattr(module, "Clock", Told)
     graph = trace(nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 8), check=False).graph
     profile_graph(graph, options=QUICK)
     profile_graph(graph, options=QUICK.model_copy(update={"busy_neighbours": 1}))
