@@ -52,11 +52,7 @@ class PipeDreamGraph:
 
 
 def read_pipedream_graph(path: Path) -> PipeDreamGraph:
-    """Parse a PipeDream profile file; errors name the file.
-
-    Raises:
-        InvalidInput: The file cannot be read, or is not such a profile.
-    """
+    """Parse a PipeDream profile file, or raise `InvalidInput` that names the file and the line."""
     try:
         return parse_pipedream_graph(path.read_bytes())
     except OSError as error:
@@ -66,11 +62,7 @@ def read_pipedream_graph(path: Path) -> PipeDreamGraph:
 
 
 def parse_pipedream_graph(data: bytes | str) -> PipeDreamGraph:
-    """Parse the content of a PipeDream profile file.
-
-    Raises:
-        InvalidInput: It is not such a profile; the message names the line.
-    """
+    """Parse the content of a PipeDream profile file, or raise `InvalidInput` naming the line."""
     nodes: dict[str, PipeDreamNode] = {}
     edges: dict[tuple[str, str], int] = {}
     repeated: list[tuple[str, str]] = []
@@ -231,9 +223,6 @@ def to_profile(graph: PipeDreamGraph) -> Profile:
     lists the output of every layer in front of it that a layer behind it reads, once; outputs
     that nothing reads are not sent. Each layer keeps its output until backward. Fractions of a
     byte count as a whole one.
-
-    Raises:
-        InvalidInput: No node computes anything.
     """
     graph = drop_inputs_and_unused(graph)
     # Of nodes that are ready, `Dag.order` takes the lowest number first.

@@ -55,11 +55,9 @@ SYNC_HEIGHT = 6
 def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None) -> str:
     """Draw a self-contained SVG that follows the reader's light or dark theme.
 
-    Args:
-        plan: Names the rows.
-        timeline: Of that plan, simulated or measured; ranks as in `make_schedule`. Messages are
-            not drawn. Of a rank's stages every other one is paler.
-        beside: Another of the same plan, drawn below on the same axis, such as the measured one.
+    Rows are named by the plan, whose timeline it is; another one of that plan, such as the measured
+    one, is drawn ``beside`` it on the same axis. Messages are not drawn. Of a rank's stages every
+    other one is paler.
     """
     drawn = [timeline] if beside is None else [timeline, beside]
     length_s = max(each.step_time_s for each in drawn)

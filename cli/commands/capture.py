@@ -42,7 +42,7 @@ def command(
     if output is not None:
         check_writable(output)
     request = read_named_request(model, family, config, inputs, sample=sample)
-    captured = _trace_request(request, check) if request else _trace_code(model, sample, check)
+    captured = _trace(request, model, sample, check)
     report = captured.report()
     emit(report.model_dump_json() if as_json else str(report))
     follow = _suggest_profiling(context.find_root().obj or ())
@@ -59,21 +59,22 @@ def _suggest_profiling(words: tuple[str, ...]) -> str:
     return command_line("profile", *drop_flags(words, unwanted, ["-o", "--output"]))
 
 
-def _trace_code(model: str | None, sample: str | None, check: bool) -> Captured:
-    module, inputs = load_model(model, sample)
-    from ...capture.capture import trace
-
-    return trace(module, inputs, check=check)
-
-
-def _trace_request(request: MeasureRequest, check: bool) -> Captured:
-    if request.model is None or request.sample is None:
+def _trace(
+    request: MeasureRequest | None, model: str | None, sample: str | None, check: bool
+) -> Captured:
+    """Trace the model of a request, or one that code builds."""
+    if request is None:
+        module, inputs = load_model(model, sample)
+    elif request.model is None or request.sample is None:
         raise InvalidInput(
             "the file already holds a captured graph; measure it with 'stagewright profile' or "
             "print it with 'stagewright show'"
         )
-    from ...capture.capture import trace
-    from ...profiler.models.families import build_model, make_sample
+    else:
+        from ...profiler.models.families import build_model, make_sample
 
-    inputs, _ = make_sample(request.sample)
-    return trace(build_model(request.model), inputs, check=check)
+        inputs, _ = make_sample(request.sample)
+        module = build_model(request.model)
+    from ...capture.capture import trace
+
+    return trace(module, inputs, check=check)

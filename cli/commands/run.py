@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def command(
         say("training the unsplit model for comparison", quiet=as_json)
         whole = train(document, steps=steps, seed=seed, whole=True)
     report = RunReport.of(document, split, whole)
-    emit(report.to_json() if as_json else format_table([HEADINGS, report.row()]))
+    emit(json.dumps(report.to_dict()) if as_json else format_table([HEADINGS, report.row()]))
     if split.timeline is not None:
         _draw(document, split.timeline, trace, svg, quiet=as_json)
     report.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
 from ...core.errors import PlanMismatch
@@ -99,11 +98,6 @@ class RunReport:
         )
 
     def to_dict(self) -> dict[str, object]:
-        derived = {
-            "prediction_error": self.prediction_error,
-            "loss_difference": self.loss_difference,
-        }
-        return {**asdict(self), **derived}
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict())
+        """Return the fields and what follows from them."""
+        names = ("prediction_error", "loss_difference")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}

@@ -53,11 +53,6 @@ def measured_error(backend: Backend, is_calibrated: bool) -> MeasuredError:
     return GPU_CALIBRATED if is_calibrated else GPU_UNCALIBRATED
 
 
-def error_band(backend: Backend, is_calibrated: bool) -> float:
-    """Return the relative error to expect of a step's time."""
-    return measured_error(backend, is_calibrated).largest
-
-
 def error_note(backend: Backend, is_calibrated: bool) -> str:
     """Describe the expected error and where it was measured."""
     found = measured_error(backend, is_calibrated)

@@ -37,7 +37,7 @@ from .calibration import (
     floating_dtype,
     make_calibration_point,
 )
-from .error_band import error_band, error_note
+from .error_band import error_note, measured_error
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
@@ -249,7 +249,7 @@ def document(
             stagewright_version=version("stagewright"),
             num_threads=wanted.num_threads if backend == "cpu" else None,
             calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
-            error_band=error_band(backend, is_calibrated),
+            error_band=measured_error(backend, is_calibrated).largest,
         ),
         notes=(
             f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: "

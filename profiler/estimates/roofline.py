@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cluster.accelerators import Accelerator, Backend, Precision
+from ...core.cluster.accelerators import Accelerator, Precision
 from .flops import OPERATION_CLASSES, Cost, OperationClass
 
 PRODUCTS: tuple[OperationClass, ...] = ("matmul", "attention", "convolution")
@@ -85,20 +85,15 @@ CPU_OVERHEAD_S = 5e-6  # PyTorch's dispatcher and autograd, per operation
 
 def default_rates(device: Accelerator, precision: Precision, num_threads: int = 1) -> DeviceRates:
     """Data-sheet rates and usual efficiencies; of a CPU, of that many cores."""
-    cores = num_threads if device.backend == "cpu" else 1
     is_cpu = device.backend == "cpu"
+    cores = num_threads if is_cpu else 1
     return DeviceRates(
         peak_flops_per_s=device.peak_flops_per_s(precision) * cores,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * cores,
         efficiency=dict(CPU_EFFICIENCY if is_cpu else GPU_EFFICIENCY),
         traffic=CPU_TRAFFIC if is_cpu else GPU_TRAFFIC,
-        overhead_s=overhead_s(device.backend),
+        overhead_s=CPU_OVERHEAD_S if is_cpu else GPU_OVERHEAD_S,
     )
-
-
-def overhead_s(backend: Backend) -> float:
-    """Return the usual time to launch an operation."""
-    return CPU_OVERHEAD_S if backend == "cpu" else GPU_OVERHEAD_S
 
 
 class CostTable:
@@ -120,21 +115,15 @@ class CostTable:
 
     def seconds(self, rates: DeviceRates) -> NDArray[np.float64]:
         """Return the time of each list of operations."""
-        arithmetic = self._flops / (rates.peak_flops_per_s * self._products(rates)[self._kind])
-        traffic = self._bytes / (rates.bandwidth_bytes_per_s * self._traffic(rates)[self._kind])
+        shares = rates.efficiency
+        of_peak = np.array([shares[name] for name in OPERATION_CLASSES])
+        of_bandwidth = np.array(
+            [rates.traffic if name in PRODUCTS else shares[name] for name in OPERATION_CLASSES]
+        )
+        arithmetic = self._flops / (rates.peak_flops_per_s * of_peak[self._kind])
+        traffic = self._bytes / (rates.bandwidth_bytes_per_s * of_bandwidth[self._kind])
         each = np.maximum(arithmetic, traffic) + rates.overhead_s
         totals = np.zeros(self.count)
         # Not `totals[owner] += ...`, which would add only the last of an owner's rows.
         np.add.at(totals, self._owner, each * self._times)
         return totals
-
-    @staticmethod
-    def _products(rates: DeviceRates) -> NDArray[np.float64]:
-        return np.array([rates.efficiency[name] for name in OPERATION_CLASSES])
-
-    @staticmethod
-    def _traffic(rates: DeviceRates) -> NDArray[np.float64]:
-        shares = rates.efficiency
-        return np.array(
-            [rates.traffic if name in PRODUCTS else shares[name] for name in OPERATION_CLASSES]
-        )

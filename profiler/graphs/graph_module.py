@@ -344,18 +344,10 @@ class RebuiltModel:
 
 
 def rebuild(graph: Graph, *, device: torch.device | str = "cpu", seed: int = 0) -> RebuiltModel:
-    """Build a module from a graph's allow-listed operations, with random weights.
+    """Build a module from a rebuildable graph's allow-listed operations, with random weights.
 
     Nothing is read but the graph. It is checked operation by operation when it runs; whoever does
     not trust a graph runs it in a process of its own (see `profiler.measure_worker`).
-
-    Args:
-        graph: Captured with ``rebuildable`` set.
-        device: Where weights and inputs are made.
-        seed: Of weights and inputs.
-
-    Raises:
-        InvalidInput: It cannot be rebuilt; the message says why and what to do instead.
     """
     device = torch.device(device)
     parts = skeleton(graph, device)

@@ -29,13 +29,10 @@ from .random_values import replaced
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A graph ready to be run layer by layer.
+    """A graph ready to be run layer by layer, captured with parameters on the meta device.
 
-    Attributes:
-        graph: The document.
-        captured: The same as a traced model; its parameters are on the meta device.
-        state: What each of its meta tensors stands for, by identity.
-        resident: Storages of parameters, buffers and inputs, as the nodes' values hold them.
+    ``state`` says what each meta tensor stands for, by identity; ``resident`` are the storages of
+    parameters, buffers and inputs, as the nodes' values hold them.
     """
 
     graph: Graph
