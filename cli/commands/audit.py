@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ...core.errors import InvalidInput
-from ..options.database import ConfigFlag, DatabaseFlag, open_store
+from ..options.service import ConfigFlag, DatabaseFlag, open_store
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say_next
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument
 
-from ..options.database import ConfigFlag
+from ..options.service import ConfigFlag
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ...core.errors import InvalidInput, StagewrightError
 from ...core.units import count
-from ..options.database import ConfigFlag, DatabaseFlag, find_database
+from ..options.service import ConfigFlag, DatabaseFlag, find_database
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, check_writable, emit, say_next
 

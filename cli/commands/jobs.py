@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..options.server import Token
+from ..options.service import Token
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
 from ..support.service import open_client

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from ...api.auth.scopes import MEANING, SCOPES, Scope
 from ...core.errors import InvalidInput
 from ...core.text_table import format_table
-from ..options.database import ConfigFlag, DatabaseFlag, open_store
+from ..options.service import ConfigFlag, DatabaseFlag, open_store
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
 

@@ -11,7 +11,7 @@ from typer import Context
 
 from ...view.option_flags import FLAGS
 from ..options import plan as flags
-from ..options.server import Server, Token, check_token
+from ..options.service import Server, Token, check_token
 from ..support.flag_names import plan_text
 from ..support.named_models import (
     EstimateFlags,

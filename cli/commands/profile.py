@@ -16,7 +16,7 @@ from ..exit_codes import exit_code, report
 from ..options import model as of_model
 from ..options import profile as flags
 from ..options.model import read_named_request
-from ..options.server import Server, Token, check_token
+from ..options.service import Server, Token, check_token
 from ..support.load_object import call_object, load_model, load_object, refuse_options
 from ..support.named_models import lengthen_dtype
 from ..support.output import JsonFlag, check_writable, finish_profile

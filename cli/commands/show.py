@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..options.server import Server, Token, check_token
+from ..options.service import Server, Token, check_token
 from ..support.flag_names import plan_text
 from ..support.next_steps import (
     command_line,
@@ -156,7 +156,7 @@ def _gantt(plan: Plan) -> str:
     from rich.console import Console
 
     from ...view.build_plan_view import build_plan_view
-    from ...view.terminal_gantt import gantt_text
+    from ...view.terminal import gantt_text
 
     console = Console()
     with console.capture() as captured:

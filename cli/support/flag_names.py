@@ -50,7 +50,7 @@ def plan_text(plan: Plan) -> str:
     """Format a plan as ``print(plan)`` does, with flags for fields and fitted to the terminal."""
     width = output_width()
     if width is not None:
-        from ...view.terminal_tables import fit_plan_table
+        from ...view.terminal import fit_plan_table
 
         return fit_plan_table(plan, width, in_flags)
     table, _, lines = str(plan).partition("\n\n")

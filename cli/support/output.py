@@ -93,7 +93,7 @@ def profile_text(profile: Profile, *, tree: bool = True, depth: int | None = Non
     """Format a profile as `core.profile.table.format_profile` does, fitted to the terminal."""
     width = output_width()
     if width is not None:
-        from ...view.terminal_tables import fit_profile_table
+        from ...view.terminal import fit_profile_table
 
         return fit_profile_table(profile, width, tree=tree, depth=depth)
     from ...core.profile.table import format_profile

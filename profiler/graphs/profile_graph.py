@@ -30,8 +30,7 @@ from ..machine.conditions import busy_neighbours, threads, watched_clocks
 from ..machine.memory import free_memory_bytes
 from ..machine.provenance import check_device, provenance
 from ..measure.compile_layers import compile_layers
-from ..measure.sampling import worth_repeating
-from ..measure.session import MAX_PASSES, MIN_PASSES, MIN_SPLIT_PASSES, SPLIT_EVERY
+from ..measure.session import MAX_PASSES, MIN_PASSES, MIN_SPLIT_PASSES, SPLIT_EVERY, worth_repeating
 from ..measure.timed_passes import Passes, Samples
 from ..measure.to_profile import graph_fields, layer_profile
 from .boundary_inputs import MAX_HELD_BYTES, BoundaryValues

@@ -15,7 +15,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.view.build_plan_view import build_plan_view
 from stagewright.view.html import MODULES, STATIC, plan_page, program, stylesheet
-from stagewright.view.terminal_gantt import gantt_text
+from stagewright.view.terminal import gantt_text
 from tests.builders import chain_profile
 
 EVIL = "</script><img src=x onerror=alert(1)>&'\""

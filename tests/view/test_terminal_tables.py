@@ -10,7 +10,7 @@ from stagewright.cli.main import main
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.plan.table import build_plan_columns
-from stagewright.view.terminal_tables import fit_plan_table
+from stagewright.view.terminal import fit_plan_table
 from tests.builders import chain_profile
 
 LONG = "transformer." + "inner." * 40 + "end"

@@ -6,7 +6,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from stagewright.profiler.measure.sampling import (
+from stagewright.profiler.measure.session import (
     TOTAL_ERROR,
     representative,
     standard_error,

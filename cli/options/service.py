@@ -1,4 +1,4 @@
-"""Flags that select a service's database, and the database they select."""
+"""Flags that send a command's work to a service, or select a service's database."""
 
 from __future__ import annotations
 
@@ -12,6 +12,32 @@ from ...core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from ...api.store.store import Store
+
+SERVICE = "Using a service"
+
+Server = Annotated[
+    str | None,
+    Option(
+        metavar="URL",
+        help="Run this on a service, e.g. http://127.0.0.1:8000.",
+        rich_help_panel=SERVICE,
+    ),
+]
+Token = Annotated[
+    str | None,
+    Option(
+        help="The service's token or an API key. Prefer STAGEWRIGHT_TOKEN, which other users of "
+        "the machine cannot see.",
+        rich_help_panel=SERVICE,
+    ),
+]
+
+
+def check_token(server: str | None, token: str | None) -> None:
+    """Raise `InvalidInput` if a token was given without a server to send it to."""
+    if token is not None and server is None:
+        raise InvalidInput("--token requires --server")
+
 
 DatabaseFlag = Annotated[
     str | None,
