@@ -10,11 +10,13 @@ from typing import Any
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from .. import __version__
+from .auth.access import OPEN_PATHS
 from .auth.middleware import AuthMiddleware
-from .http.problems import documented_paths, install_problems
+from .http.problems import SCHEMA_REF, ProblemDocument, documented_paths, install_problems
 from .http.strict_requests import refuse_unknown_parameters
 from .http.threads import FOR_DATABASE
 from .jobs.workers import WorkerBackend
@@ -23,8 +25,7 @@ from .middleware.browser_responses import Compression, Pages
 from .middleware.graceful_shutdown import GracefulShutdown
 from .middleware.load_limits import LoadLimits
 from .middleware.request_checks import RequestChecks
-from .openapi import describe
-from .page import routes_pages, routes_sign_in, routes_views
+from .page import plan_views, routes_pages, routes_sign_in
 from .page.templates import error_page, load
 from .routes import (
     catalogue,
@@ -50,7 +51,7 @@ ROUTERS = (
     documents.graphs,
     what_if.router,
     catalogue.router,
-    routes_views.router,
+    plan_views.router,
     routes_sign_in.router,
     routes_pages.router,
 )
@@ -124,6 +125,25 @@ def include_routes(app: FastAPI, services: Services) -> None:
         return describe(app)
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of an application."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+    )
+    components = document.setdefault("components", {})
+    schema = ProblemDocument.model_json_schema(ref_template=SCHEMA_REF)
+    components.setdefault("schemas", {}).update(schema.pop("$defs", {}), ProblemDocument=schema)
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    for path in OPEN_PATHS & document["paths"].keys():
+        for operation in document["paths"][path].values():
+            operation["security"] = []
+    return document
 
 
 def _lifespan(services: Services) -> Any:

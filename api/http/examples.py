@@ -50,58 +50,6 @@ def example_profile() -> dict[str, Any]:
     }
 
 
-def plan_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/plans``."""
-    return {
-        "profile": {
-            "summary": "Plan a profile onto two devices of 24 GB",
-            "value": {
-                "profile": example_profile(),
-                "cluster": "2x24GB",
-                "options": {"num_microbatches": 8, "schedule": "1f1b"},
-            },
-        },
-        "replicas": {
-            "summary": "Two nodes of two devices; several devices a stage, recomputation if needed",
-            "value": {
-                "profile": example_profile(),
-                "cluster": "2x2x24GB",
-                "options": {"num_microbatches": 8, "max_replicas": None, "recompute": "auto"},
-                "deadline_s": 5,
-            },
-        },
-        "infeasible": {
-            "summary": "The answer may be that nothing fits, with both numbers",
-            "value": {
-                "profile": example_profile(),
-                "cluster": {
-                    "devices": [
-                        {"name": "small:0", "memory_bytes": 8 * MEBIBYTE},
-                        {"name": "small:1", "memory_bytes": 8 * MEBIBYTE},
-                    ],
-                    "levels": [{"group_size": 2}],
-                },
-            },
-        },
-        "estimate": {
-            "summary": "Estimate a published model for devices that are not there (needs torch)",
-            "value": estimate_example(),
-        },
-        "graph": {
-            "summary": "Estimate a captured model; nothing of it is run (needs torch)",
-            "value": {
-                "graph": example_graph(),
-                "estimate": {"device": "H100"},
-                "cluster": "2xH100",
-            },
-        },
-        "measure": {
-            "summary": "Measure a small model on the server's CPU, then plan it (needs torch)",
-            "value": measure_example(),
-        },
-    }
-
-
 def measure_example() -> dict[str, Any]:
     """Return a request to measure a small MLP on the server, which takes seconds."""
     return {
@@ -110,12 +58,6 @@ def measure_example() -> dict[str, Any]:
         "profiling": {"device": "cpu", "budget_s": 1},
         "cluster": "2xcpu",
     }
-
-
-def job_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/profile-jobs``."""
-    body = {name: value for name, value in measure_example().items() if name != "cluster"}
-    return {"mlp": {"summary": "Measure a small MLP on the server's CPU", "value": body}}
 
 
 def estimate_example() -> dict[str, Any]:
@@ -193,46 +135,101 @@ def example_graph() -> dict[str, Any]:
     }
 
 
-def graph_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/graphs``."""
-    return {"graph": {"summary": "Two linear layers", "value": example_graph()}}
-
-
-def simulation_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/simulations``."""
-    return {
-        "balance": {
-            "summary": "What a split of one's own would cost",
-            "value": {
-                "profile": example_profile(),
-                "balance": [2, 2],
-                "cluster": "2x24GB",
-                "timeline": True,
+PLAN_EXAMPLES: dict[str, Any] = {
+    "profile": {
+        "summary": "Plan a profile onto two devices of 24 GB",
+        "value": {
+            "profile": example_profile(),
+            "cluster": "2x24GB",
+            "options": {"num_microbatches": 8, "schedule": "1f1b"},
+        },
+    },
+    "replicas": {
+        "summary": "Two nodes of two devices; several devices a stage, recomputation if needed",
+        "value": {
+            "profile": example_profile(),
+            "cluster": "2x2x24GB",
+            "options": {"num_microbatches": 8, "max_replicas": None, "recompute": "auto"},
+            "deadline_s": 5,
+        },
+    },
+    "infeasible": {
+        "summary": "The answer may be that nothing fits, with both numbers",
+        "value": {
+            "profile": example_profile(),
+            "cluster": {
+                "devices": [
+                    {"name": "small:0", "memory_bytes": 8 * MEBIBYTE},
+                    {"name": "small:1", "memory_bytes": 8 * MEBIBYTE},
+                ],
+                "levels": [{"group_size": 2}],
             },
-        }
+        },
+    },
+    "estimate": {
+        "summary": "Estimate a published model for devices that are not there (needs torch)",
+        "value": estimate_example(),
+    },
+    "graph": {
+        "summary": "Estimate a captured model; nothing of it is run (needs torch)",
+        "value": {
+            "graph": example_graph(),
+            "estimate": {"device": "H100"},
+            "cluster": "2xH100",
+        },
+    },
+    "measure": {
+        "summary": "Measure a small model on the server's CPU, then plan it (needs torch)",
+        "value": measure_example(),
+    },
+}
+"""Examples for ``POST /v1/plans``."""
+
+_MEASURED = {name: value for name, value in measure_example().items() if name != "cluster"}
+JOB_EXAMPLES: dict[str, Any] = {
+    "mlp": {"summary": "Measure a small MLP on the server's CPU", "value": _MEASURED}
+}
+"""Examples for ``POST /v1/profile-jobs``."""
+
+GRAPH_EXAMPLES: dict[str, Any] = {
+    "graph": {"summary": "Two linear layers", "value": example_graph()}
+}
+"""Examples for ``POST /v1/graphs``."""
+
+SIMULATION_EXAMPLES: dict[str, Any] = {
+    "balance": {
+        "summary": "What a split of one's own would cost",
+        "value": {
+            "profile": example_profile(),
+            "balance": [2, 2],
+            "cluster": "2x24GB",
+            "timeline": True,
+        },
     }
+}
+"""Examples for ``POST /v1/simulations``."""
 
-
-def comparison_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/comparisons``."""
-    ids = ["plan_000000000000000000000001", "plan_000000000000000000000002"]
-    return {"two": {"summary": "Two stored plans", "value": {"plan_ids": ids}}}
-
-
-def profile_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/profiles``."""
-    return {"profile": {"summary": "Four layers", "value": example_profile()}}
-
-
-def key_examples() -> dict[str, Any]:
-    """Return examples for ``POST /v1/api-keys``."""
-    return {
-        "plans": {
-            "summary": "Reads and plans, a request a second",
-            "value": {
-                "name": "nightly plans",
-                "scopes": ["read", "plan"],
-                "quotas": {"max_requests_per_minute": 60, "max_unfinished_jobs": 4},
-            },
-        }
+COMPARISON_EXAMPLES: dict[str, Any] = {
+    "two": {
+        "summary": "Two stored plans",
+        "value": {"plan_ids": ["plan_000000000000000000000001", "plan_000000000000000000000002"]},
     }
+}
+"""Examples for ``POST /v1/comparisons``."""
+
+PROFILE_EXAMPLES: dict[str, Any] = {
+    "profile": {"summary": "Four layers", "value": example_profile()}
+}
+"""Examples for ``POST /v1/profiles``."""
+
+KEY_EXAMPLES: dict[str, Any] = {
+    "plans": {
+        "summary": "Reads and plans, a request a second",
+        "value": {
+            "name": "nightly plans",
+            "scopes": ["read", "plan"],
+            "quotas": {"max_requests_per_minute": 60, "max_unfinished_jobs": 4},
+        },
+    }
+}
+"""Examples for ``POST /v1/api-keys``."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -47,6 +48,16 @@ from ..telemetry.tracing import request_id
 from .field_errors import FieldError, clip, field_errors, suggest_field
 
 MAX_DETAIL_CHARACTERS = 2000
+
+SCHEMA_REF = "#/components/schemas/{model}"
+
+PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Any error, as an RFC 9457 problem",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": SCHEMA_REF.format(model="ProblemDocument")}}},
+    }
+}
+"""``responses`` of every router; it also keeps FastAPI's own error schema out."""
 
 UNKNOWN = "extra_forbidden"
 """pydantic's type of error for a field that the model does not have."""

@@ -30,14 +30,13 @@ from ...core.service.catalogue import (
     Tier,
 )
 from ..http.field_errors import FieldError, clip
-from ..http.problems import Problem
+from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..http.strict_requests import StrictRoute
 from ..jobs.workers import is_local
 from ..model_sources.factories import Factories
 from ..model_sources.families import why_not_buildable
 from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS
 from ..model_sources.measure import choose_sandbox
-from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
 from ..store.errors import RecordNotFound

@@ -11,12 +11,11 @@ from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
 from ..auth.access import CurrentPrincipal
-from ..http.examples import graph_examples, profile_examples
+from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
 from ..http.pagination import Cursor, Limit, cursor_checked
-from ..http.problems import Problem
+from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..http.strict_requests import StrictRoute
 from ..model_sources.pt2_upload import ProgramReader
-from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import ProfileFormat, profile_text
 from ..store.records import Stored
 from .dependencies import (
@@ -52,7 +51,7 @@ graphs = APIRouter(
 @profiles.post("", status_code=201, response_model=Stored)
 async def create_profile(
     planning: ThePlanning,
-    profile: Annotated[Profile, Body(openapi_examples=profile_examples())],
+    profile: Annotated[Profile, Body(openapi_examples=PROFILE_EXAMPLES)],
     creation: TheCreation,
 ) -> Response:
     """Store a profile; plans can then name it by its id."""
@@ -108,7 +107,7 @@ async def export_profile(
 @graphs.post("", status_code=201, response_model=Stored)
 async def create_graph(
     planning: ThePlanning,
-    graph: Annotated[Graph, Body(openapi_examples=graph_examples())],
+    graph: Annotated[Graph, Body(openapi_examples=GRAPH_EXAMPLES)],
     creation: TheCreation,
 ) -> Response:
     """Store a graph written by ``stagewright capture``; plans can then name it by its id."""

@@ -14,13 +14,12 @@ from starlette.responses import StreamingResponse
 from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
 from ..auth.access import CurrentPrincipal
-from ..http.examples import job_examples
+from ..http.examples import JOB_EXAMPLES
 from ..http.pagination import Cursor, Limit, cursor_checked
-from ..http.problems import Problem
+from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..http.strict_requests import StrictRoute
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
-from ..openapi import PROBLEM_RESPONSE
 from ..store.records import Job, JobState, StoredJobEvent
 from ..store.store import Store
 from .dependencies import REUSED, TheAuthenticator, TheCreation, TheJobs, TheStore
@@ -75,7 +74,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"], route_class=StrictRoute, respons
 )
 async def create_profile_job(
     jobs: TheJobs,
-    body: Annotated[ProfileJobRequest, Body(openapi_examples=job_examples())],
+    body: Annotated[ProfileJobRequest, Body(openapi_examples=JOB_EXAMPLES)],
     creation: TheCreation,
 ) -> Response:
     """Measure a model on a worker and store its profile.

@@ -13,10 +13,9 @@ from ...core.errors import InvalidInput
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
 from ..auth.access import KEYS, CurrentPrincipal
 from ..auth.scopes import Scope
-from ..http.examples import key_examples
-from ..http.problems import Problem
+from ..http.examples import KEY_EXAMPLES
+from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..http.strict_requests import StrictRoute
-from ..openapi import PROBLEM_RESPONSE
 from .dependencies import TheStore
 
 MAX_LIVE_KEYS = 1000
@@ -44,7 +43,7 @@ class KeyRequest(Record):
 @router.post("", status_code=201)
 def create_key(
     store: TheStore,
-    request: Annotated[KeyRequest, Body(openapi_examples=key_examples())],
+    request: Annotated[KeyRequest, Body(openapi_examples=KEY_EXAMPLES)],
     response: Response,
     principal: CurrentPrincipal,
 ) -> NewApiKey:

@@ -22,9 +22,8 @@ from ...core.document import Record
 from ...core.errors import StagewrightError
 from ..auth.access import AUDIT, METRICS, CurrentPrincipal
 from ..http.pagination import Cursor, Limit, cursor_checked
-from ..http.problems import Problem
+from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
-from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver
 from ..store.records import AuditEntry
 from ..store.store import Store

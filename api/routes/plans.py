@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Awaitable, Mapping
+from typing import Annotated, TypeVar
 
+from anyio import CancelScope
 from fastapi import APIRouter, Body, Depends, Header, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive
 
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.service.documents import PlanList, StoredPlan
 from ..auth.access import CurrentPrincipal
-from ..http.disconnect import while_connected
-from ..http.examples import plan_examples
+from ..http.examples import PLAN_EXAMPLES
 from ..http.pagination import Cursor, Limit, Search, cursor_checked
-from ..http.problems import stored_problem
+from ..http.problems import PROBLEM_RESPONSE, Problem, stored_problem
 from ..http.strict_requests import StrictRoute
 from ..jobs.outcome import read_problem
-from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import MEDIA_TYPES, PlanForm, PlanFormat, TraceFile, plan_text
 from ..planning.requests import PlanRequest
 from ..planning.service import Planning, PlanResult
@@ -96,7 +97,7 @@ async def create_plan(
     planning: ThePlanning,
     jobs: TheJobs,
     store: TheStore,
-    body: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
+    body: Annotated[PlanRequest, Body(openapi_examples=PLAN_EXAMPLES)],
     creation: TheCreation,
     waiting: Annotated[tuple[float, str | None], Depends(_waiting)],
 ) -> Response:
@@ -216,3 +217,28 @@ async def _convert(
         media_type,
         filename,
     )
+
+
+R = TypeVar("R")
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for the log; the client is no longer there to see it."""
+
+
+async def while_connected(receive: Receive, work: Awaitable[R]) -> R:
+    """Return the result of some work, or cancel it when its client disconnects: `Problem` 499."""
+    # anyio's scope and not task.cancel(): it lets threads that the work waits for finish, so that
+    # what they began to store is stored.
+    with CancelScope() as scope:
+        watch = asyncio.create_task(_cancel_on_disconnect(receive, scope))
+        try:
+            return await work
+        finally:
+            watch.cancel()
+    raise Problem(CLIENT_CLOSED_REQUEST, "client-left", "The client disconnected.")
+
+
+async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

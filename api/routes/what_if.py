@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Response
 
 from ..auth.access import CurrentPrincipal
-from ..http.examples import comparison_examples, simulation_examples
+from ..http.examples import COMPARISON_EXAMPLES, SIMULATION_EXAMPLES
+from ..http.problems import PROBLEM_RESPONSE
 from ..http.strict_requests import StrictRoute
-from ..openapi import PROBLEM_RESPONSE
 from ..planning.what_if import Comparison, ComparisonRequest, Simulation, SimulationRequest
 from .dependencies import ThePlanning
 
@@ -21,7 +21,7 @@ router = APIRouter(
 @router.post("/simulations", response_model=Simulation)
 async def simulate(
     planning: ThePlanning,
-    body: Annotated[SimulationRequest, Body(openapi_examples=simulation_examples())],
+    body: Annotated[SimulationRequest, Body(openapi_examples=SIMULATION_EXAMPLES)],
     principal: CurrentPrincipal,
 ) -> Response:
     """Simulate a given split: other cuts, devices or options than a plan has."""
@@ -33,7 +33,7 @@ async def simulate(
 @router.post("/comparisons")
 async def compare(
     planning: ThePlanning,
-    body: Annotated[ComparisonRequest, Body(openapi_examples=comparison_examples())],
+    body: Annotated[ComparisonRequest, Body(openapi_examples=COMPARISON_EXAMPLES)],
     principal: CurrentPrincipal,
 ) -> Comparison:
     """Compare two to eight stored plans."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.http.examples import plan_examples, profile_examples
+from stagewright.api.http.examples import PLAN_EXAMPLES, PROFILE_EXAMPLES
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def test_every_post_has_examples(document):
     bare = {"/v1/graphs/pt2", "/v1/jobs/{job_id}/cancel"}
     assert posts - bare == {path for path, _ in examples(document)}
     assert {"/v1/plans", "/v1/profiles", "/v1/api-keys"} <= posts
-    assert len(examples(document)) >= len(plan_examples()) + len(profile_examples())
+    assert len(examples(document)) >= len(PLAN_EXAMPLES) + len(PROFILE_EXAMPLES)
 
 
-@pytest.mark.parametrize("name", [name for name in plan_examples() if name != "measure"])
+@pytest.mark.parametrize("name", [name for name in PLAN_EXAMPLES if name != "measure"])
 def test_a_plan_example_is_answered(make_client, forked_children, document, name):
     client = make_client(**forked_children)
     response = client.post("/v1/plans", json=examples(document)["/v1/plans", name])
@@ -52,7 +52,7 @@ def test_the_example_of_a_simulation_is_answered(client, document):
     assert (response.status_code, response.json()["status"]) == (200, "simulated")
 
 
-@pytest.mark.parametrize("name", profile_examples())
+@pytest.mark.parametrize("name", PROFILE_EXAMPLES)
 def test_a_profile_example_is_kept(client, document, name):
     response = client.post("/v1/profiles", json=examples(document)["/v1/profiles", name])
     assert response.status_code == 201, response.text
