@@ -332,22 +332,13 @@ def attach(segment: Segment, model: nn.Module, target: str, value: Any) -> None:
     """Set a module, parameter, buffer or constant by its dotted name."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         owner, _, name = target.rpartition(".")
-        source = _module_or_none(model, owner)
+        source = dict(model.named_modules(remove_duplicate=False)).get(owner)
         if source is not None and name in source._buffers:
-            parent = _parent(segment, target)
-            parent.register_buffer(
-                name, value, persistent=name not in source._non_persistent_buffers_set
-            )
+            persistent = name not in source._non_persistent_buffers_set
+            _parent(segment, target).register_buffer(name, value, persistent=persistent)
             return
         segment._constants[target] = value
     _set(segment, target, value)
-
-
-def _module_or_none(model: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        return None
 
 
 def _parent(root: nn.Module, target: str) -> nn.Module:
