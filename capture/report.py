@@ -112,7 +112,7 @@ def capture_report(
                 name=layer.name,
                 module_type=layer.module_type,
                 how="opaque" if layer.opaque else "traced",
-                why=layer.opaque or _kept(functions.get(index, ())),
+                why=layer.opaque or _explain_kept(functions.get(index, ())),
             )
             for index, layer in enumerate(graph.layers)
         ),
@@ -124,7 +124,7 @@ def capture_report(
     )
 
 
-def _kept(functions: Sequence[str]) -> str:
+def _explain_kept(functions: Sequence[str]) -> str:
     names = ", ".join(dict.fromkeys(functions))
     return f"calls {names} with its own derivative, kept as it is" if names else ""
 

@@ -120,20 +120,16 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
             does not accept it.
     """
     check_module(model)
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(sample, Mapping):
-        kwargs = dict(sample)
-    elif isinstance(sample, tuple | list):
-        args = tuple(sample)
-    else:
-        args = (sample,)
-    for value in (*args, *kwargs.values()):
+    kwargs = dict(sample) if isinstance(sample, Mapping) else {}
+    positional = () if isinstance(sample, Mapping) else sample
+    args = tuple(positional) if isinstance(positional, tuple | list) else (positional,)
+    given = (*args, *kwargs.values())
+    for value in given:
         if not isinstance(value, Tensor):
             raise InvalidInput(f"a sample is {ACCEPTED}; it contains a {type(value).__name__}")
-    if not args and not kwargs:
+    if not given:
         raise InvalidInput(f"a sample is {ACCEPTED}; this one is empty")
-    for tensor in (*args, *kwargs.values()):
+    for tensor in given:
         if tensor.dim() == 0:
             raise InvalidInput(
                 "a 0-dimensional input cannot be split into micro-batches; give a tensor with a "
@@ -143,7 +139,7 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
     # A tensor passed twice is cloned: tracers would merge the two inputs into one.
     seen: set[int] = set()
     flat = []
-    for tensor in (*args, *kwargs.values()):
+    for tensor in given:
         flat.append(tensor.clone() if id(tensor) in seen else tensor)
         seen.add(id(tensor))
     return structure, tuple(flat)

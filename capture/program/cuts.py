@@ -32,8 +32,7 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
     """Find one cut per gap between consecutive layers, legal or not."""
     differentiable = differentiable_nodes(program)
     last_use = _last_use(program, layers)
-    made_in = {node: layers.layer_of[node] for node in layers.layer_of}
-    made_in |= {node: -1 for node in program.inputs}
+    made_in = layers.layer_of | dict.fromkeys(program.inputs, -1)
     mutations = [
         (storage_key(tensor), layers.layer_of.get(node, 0))
         for node in program.graph.nodes
@@ -91,13 +90,11 @@ def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int], moving: dict[in
 
 def _last_use(program: Program, layers: Layers) -> dict[fx.Node, int]:
     """Return the last layer that reads each node; the model's outputs count as the last layer."""
-    last: dict[fx.Node, int] = {}
-    end = len(layers) - 1
-    for node in program.graph.nodes:
-        for user in node.users:
-            reader = end if user.op == "output" else layers.layer_of.get(user, -1)
-            last[node] = max(last.get(node, -1), reader)
-    return last
+    end = {program.output_node: len(layers) - 1}
+    return {
+        node: max((layers.layer_of.get(user, end.get(user, -1)) for user in node.users), default=-1)
+        for node in program.graph.nodes
+    }
 
 
 def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]]:
@@ -159,12 +156,8 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
         value = value_of(node)
         if node.op == "get_attr":
             flows = str(node.target) in trainable
-        elif modules_called(node, program):
-            own = any(
-                parameter.requires_grad
-                for module in modules_called(node, program)
-                for parameter in module.parameters()
-            )
+        elif called := modules_called(node, program):
+            own = any(p.requires_grad for module in called for p in module.parameters())
             flows = own or any(source in found for source in node.all_input_nodes)
         elif node.op in ("call_function", "call_method"):
             flows = not _stops_gradient(node) and any(
@@ -200,7 +193,7 @@ def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
 
 
 def _stops_gradient(node: fx.Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = str(getattr(node.target, "__name__", node.target))
     if name == "wrap_with_set_grad_enabled":
         return not node.args[0]
     return name.split(".")[0] in ("detach", "detach_")

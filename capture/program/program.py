@@ -105,6 +105,13 @@ def resolve(root: nn.Module, target: str) -> Any:
     return value
 
 
+def find_module(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
 def is_inside(path: str, module: str) -> bool:
     """Return True if a path is that of the module or of something below it."""
     return path == module or not module or path.startswith(f"{module}.")

@@ -14,7 +14,7 @@ from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import mutated_inputs
-from .program import WHOLE, Program, path_of, storage_key, tensors_of, value_of
+from .program import WHOLE, Program, find_module, path_of, storage_key, tensors_of, value_of
 
 Code = Callable[..., tuple[Any, ...]]
 
@@ -220,18 +220,23 @@ class _Piece:
         wanted = [
             node for node in program.graph.nodes if self.first <= layer_of.get(node, -1) < self.last
         ]
-        copies: dict[fx.Node, fx.Node] = {}
-        self._add_inputs(graph, copies)
+        copies = {
+            node: graph.placeholder(f"input_{position}")
+            for position, node in enumerate(self.inputs)
+        }
+        if self.enter:
+            copies = {node: graph.call_function(self.enter, (c,)) for node, c in copies.items()}
         needed = _with_constants(wanted, self.outputs, copies, self.layers)
         attributes: dict[str, Any] = {}
         # In the program's order, which respects writes in place, not in the order of layers.
         for node in program.graph.nodes:
             if node not in needed or node in copies:
                 continue
-            if copy_node is None:
-                copy = graph.node_copy(node, lambda source: copies[source])
-            else:
-                copy = copy_node(node, copies)
+            copy = (
+                copy_node(node, copies)
+                if copy_node
+                else graph.node_copy(node, lambda source: copies[source])
+            )
             if node.op in ("get_attr", "call_module"):
                 target = str(node.target)
                 if node.op == "get_attr":
@@ -239,18 +244,6 @@ class _Piece:
                     copy.target = target
                 attributes[target] = program.attribute(target)
             copies[node] = copy
-        self._add_outputs(graph, copies)
-        graph.lint()
-        return graph, attributes
-
-    def _add_inputs(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-        for position, node in enumerate(self.inputs):
-            copies[node] = graph.placeholder(f"input_{position}")
-        if self.enter:
-            for node in self.inputs:
-                copies[node] = graph.call_function(self.enter, (copies[node],))
-
-    def _add_outputs(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> None:
         results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
         if self.leave:
             results = [
@@ -258,6 +251,8 @@ class _Piece:
                 for out in results
             ]
         graph.output(tuple(results))
+        graph.lint()
+        return graph, attributes
 
 
 def _with_constants(
@@ -332,7 +327,7 @@ def attach(segment: Segment, model: nn.Module, target: str, value: Any) -> None:
     """Set a module, parameter, buffer or constant by its dotted name."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         owner, _, name = target.rpartition(".")
-        source = dict(model.named_modules(remove_duplicate=False)).get(owner)
+        source = find_module(model, owner)
         if source is not None and name in source._buffers:
             persistent = name not in source._non_persistent_buffers_set
             _parent(segment, target).register_buffer(name, value, persistent=persistent)

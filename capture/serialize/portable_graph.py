@@ -21,7 +21,7 @@ from ...core.graph.tensors import (
     StateTensor,
 )
 from ..program.layers import Layers
-from ..program.program import Program, path_of, tensors_of, value_of
+from ..program.program import Program, find_module, path_of, tensors_of, value_of
 from ..sample import dtype_name, tensor_spec
 from .fills import choose_fill
 from .leaf_modules import describe_leaf, iterate_leaves, run_on_meta
@@ -254,11 +254,8 @@ def iterate_state(
 
 def _is_persistent(model: nn.Module, name: str) -> bool:
     owner, _, own = name.rpartition(".")
-    try:
-        module = model.get_submodule(owner)
-    except AttributeError:
-        return True
-    return own not in module._non_persistent_buffers_set
+    module = find_module(model, owner)
+    return module is None or own not in module._non_persistent_buffers_set
 
 
 def _target(node: fx.Node, model: nn.Module) -> str:

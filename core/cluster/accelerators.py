@@ -71,7 +71,7 @@ def _gpu(
     aliases: tuple[str, ...] = (),
     backend: Backend = "cuda",
 ) -> Accelerator:
-    """Build an entry from TFLOP/s of float32, tf32, bfloat16 and float16 (`None`: not supported)."""
+    """Build an entry; ``tera`` is TFLOP/s of float32, tf32, bfloat16 (`None`: none) and float16."""
     precisions: tuple[Precision, ...] = ("float32", "tf32", "bfloat16", "float16")
     rates = zip(precisions, tera, strict=True)
     return Accelerator(
@@ -118,8 +118,8 @@ CATALOGUE: tuple[Accelerator, ...] = (
         "NVIDIA H200 Tensor Core GPU data sheet, November 2023; sparse rates halved",
     ),
     _gpu(
-        "B200", "NVIDIA B200 (HGX, 1,000 W)", r"b200", (80, 1100, 2250, 2250), 180, 8000, "NVLink 5",
-        "NVIDIA Blackwell Architecture Technical Brief, 2024, and HGX B200 data sheet",
+        "B200", "NVIDIA B200 (HGX, 1,000 W)", r"b200", (80, 1100, 2250, 2250), 180, 8000,
+        "NVLink 5", "NVIDIA Blackwell Architecture Technical Brief, 2024, and HGX B200 data sheet",
     ),
     _gpu(
         "RTX4090", "NVIDIA GeForce RTX 4090", r"rtx 4090", (82.6, 82.6, 165.2, 165.2), 24, 1008,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,8 @@ def _check_sizes(graph: Graph) -> None:
         (len(graph.modules), MAX_OPERATIONS, "modules"),
         (len(graph.regions), MAX_OPERATIONS, "regions"),
     ):
-        if found > limit:
-            raise ValueError(f"{found} {what}; at most {limit} are accepted")
-    for operation in _every_operation(graph):
+        _check_most(found, limit, f"{found} {what}")
+    for operation in chain(graph.operations, *(region.operations for region in graph.regions)):
         for tensor in operation.outputs:
             _check_elements(tensor.shape, f"operation {operation.name!r}")
     for tensor in graph.inputs:
@@ -65,16 +65,14 @@ def _check_sizes(graph: Graph) -> None:
         _check_elements(tensor.shape, f"input {tensor.name!r}")
 
 
-def _every_operation(graph: Graph) -> Iterator[Operation]:
-    yield from graph.operations
-    for region in graph.regions:
-        yield from region.operations
+def _check_most(found: int, limit: int, what: str) -> None:
+    if found > limit:
+        raise ValueError(f"{what}; at most {limit} are accepted")
 
 
 def _check_elements(shape: Iterable[int], what: str) -> int:
     count = prod(shape)
-    if count > MAX_ELEMENTS:
-        raise ValueError(f"{what} has {count} elements; at most {MAX_ELEMENTS} are accepted")
+    _check_most(count, MAX_ELEMENTS, f"{what} has {count} elements")
     return count
 
 
@@ -89,12 +87,8 @@ def _check_state(graph: Graph) -> None:
             names.add(name)
         total += _check_elements(tensor.shape, f"state {tensor.names[0]!r}")
         written += _check_fill(tensor)
-    if total > MAX_STATE_ELEMENTS:
-        raise ValueError(
-            f"the state has {total} elements; at most {MAX_STATE_ELEMENTS} are accepted"
-        )
-    if written > MAX_WRITTEN:
-        raise ValueError(f"{written} elements are written out; at most {MAX_WRITTEN} are accepted")
+    _check_most(total, MAX_STATE_ELEMENTS, f"the state has {total} elements")
+    _check_most(written, MAX_WRITTEN, f"{written} elements are written out")
     leaves = [module.name for module in graph.modules]
     # Names become a tree of modules, in which a path leads to a tensor or to a module, not to
     # both.
@@ -274,9 +268,9 @@ class _Walk:
         if len(names) != len(region.inputs):
             raise ValueError(f"two inputs of region {region.name!r} have the same name")
         for operation in region.operations:
-            if operation.kind != "function" or any(
-                isinstance(item, StateReference) for item in _items(operation)
-            ):
+            given = (*operation.arguments, *operation.keywords.values())
+            items = chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in given)
+            if operation.kind != "function" or any(isinstance(i, StateReference) for i in items):
                 raise ValueError(
                     f"region {region.name!r} contains {operation.name!r}; a region may contain "
                     "only operators applied to its inputs"
@@ -296,11 +290,6 @@ class _Walk:
                 raise ValueError(f"{what} reads {item.input!r}, which is not an input")
             if isinstance(item, StateReference) and item.state not in self._state:
                 raise ValueError(f"{what} reads {item.state!r}, which is not in the state")
-
-
-def _items(operation: Operation) -> Iterator[Argument]:
-    for value in (*operation.arguments, *operation.keywords.values()):
-        yield from value if isinstance(value, tuple) else (value,)
 
 
 def _check_ends(graph: Graph) -> None:
