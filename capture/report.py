@@ -15,13 +15,9 @@ from ..core.text_table import format_table, truncate
 
 
 class CapturedLayer(Record):
-    """A captured layer.
+    """A layer: ``traced`` into operations, or ``opaque``: called as its author wrote it, and why.
 
-    Attributes:
-        name: The module's name.
-        module_type: The module's class.
-        how: ``traced`` into operations, or ``opaque``: called as its author wrote it.
-        why: Why it is opaque; for a traced layer, the custom functions it calls.
+    For a traced layer ``why`` lists the custom functions it calls.
     """
 
     name: str

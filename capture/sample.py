@@ -36,10 +36,7 @@ def tensor_spec(name: str, tensor: Tensor, *, requires_grad: bool = False) -> Te
 class CallStructure:
     """Names of the positional and keyword inputs a model is called with.
 
-    Attributes:
-        positional: Inputs given by position.
-        keyword: Inputs given by name.
-        recipe: The `CaptureRecipe` as JSON; empty before the model is captured.
+    ``recipe`` is the `CaptureRecipe` as JSON; empty before the model is captured.
     """
 
     positional: tuple[str, ...]

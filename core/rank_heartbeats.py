@@ -94,7 +94,6 @@ class Heartbeats:
         return self._heard
 
     def close(self) -> None:
-        """Stop the heartbeat."""
         self._stop.set()
         self._thread.join()
 

@@ -60,10 +60,7 @@ def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.
 
 
 def contains_position(value: Any, index: int) -> bool:
-    """Return True if the value contains position ``index``."""
-    if isinstance(value, TensorPosition):
-        return value.index == index
-    return any(contains_position(item, index) for _, _, item in _items(value))
+    return TensorPosition(index) in find_positions(value)
 
 
 def find_positions(value: Any) -> list[TensorPosition]:

@@ -57,8 +57,7 @@ class RecordedCall:
     """One call of a module: what a stand-in must know to take its place.
 
     Attributes:
-        output: Its value, with a `TensorPosition` for every tensor.
-        forms: Those tensors.
+        output: Its value, with a `TensorPosition` for every tensor, whose forms are in ``forms``.
         given: Number of tensors it was called with.
         plain: Whether a graph can hold its other arguments.
         written: Positions of tensor arguments it changed in place.

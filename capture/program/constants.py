@@ -51,27 +51,15 @@ def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor 
     if node not in constant:
         return None
     values: dict[fx.Node, Any] = {}
-
-    def value(current: fx.Node) -> Any:
-        if current not in values:
+    with torch.no_grad():
+        for current in (*_ancestors(node), node):
             if current.op == "get_attr":
                 values[current] = program.attribute(str(current.target))
             else:
-                args, kwargs = pytree.tree_map(
-                    _where_data_is, fx.map_arg((current.args, current.kwargs), value)
-                )
+                given = fx.map_arg((current.args, current.kwargs), values.__getitem__)
+                args, kwargs = pytree.tree_map(_where_data_is, given)
                 values[current] = current.target(*args, **kwargs)  # type: ignore[operator]
-        return values[current]
-
-    for earlier in program.graph.nodes:  # in order, so that recursion stays shallow
-        if earlier is node:
-            break
-        if earlier in constant and earlier.op == "get_attr":
-            value(earlier)
-    with torch.no_grad():
-        for needed in _ancestors(node):
-            value(needed)
-        result = value(node)
+    result = values[node]
     return result if isinstance(result, Tensor) and not result.is_meta else None
 
 

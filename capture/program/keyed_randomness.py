@@ -27,11 +27,8 @@ from .program import Program
 class RandomKeys:
     """Key of a micro-batch's random numbers.
 
-    Attributes:
-        seed: The caller's seed, different for each replica of the whole pipeline.
-        step: Training step.
-        microbatch: Index of the micro-batch in the step.
-        device: Device of the layers, whose generator is seeded along with the CPU's and Python's.
+    The caller's seed is different for each replica of the whole pipeline. The generator of the
+    layers' device is seeded along with the CPU's and Python's.
     """
 
     seed: int

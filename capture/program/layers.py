@@ -27,14 +27,9 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass
 class Layers:
-    """Layers in execution order and the layer of every operation.
+    """Layers in execution order, by name and path; the second run of a module carries ``@1``.
 
-    Attributes:
-        names: Unique; the second run of a module carries ``@1``.
-        paths: Module path of each layer.
-        layer_of: Layer of each computing node. Constants and attributes have none: they belong to
-            every layer that reads them.
-        constant: The constant nodes.
+    Constants and attributes are in no layer: they belong to every layer that reads them.
     """
 
     names: list[str] = field(default_factory=list)

@@ -38,20 +38,16 @@ class Program:
     """A flat graph: placeholders are tensors, the output is a flat list.
 
     Attributes:
-        model: The model; nodes refer to its modules and parameters by name.
         holder: Holds names that the model does not have, such as lifted constants.
         graph: The nodes, each with its module path, call and fake value in ``meta``.
-        structure: Names of the inputs, in order.
-        inputs: Placeholders of the inputs, in that order.
+        structure: Names of the inputs, in order, as are the placeholders in ``inputs``.
         out_spec: Pytree spec that rebuilds the model's output from the flat list.
         output: Used instead, if given: the output with a `TensorPosition` for every tensor.
         fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
         frozen_in: Modules of those operations.
         frozen_modules: Modules in evaluation mode while the model was captured in training mode.
         opaque: Paths of the opaque modules, with the reasons.
-        sample_ranges: Least and largest value of every integer or boolean input, in order;
-            `None` for other inputs and for inputs without data.
-        notes: Remarks for the reader.
+        sample_ranges: Least and largest value of every integer or boolean input, in order.
     """
 
     model: nn.Module

@@ -140,10 +140,13 @@ class _GraphBuilder:
             self._model,
         )
         self._readers: dict[str, set[int]] = defaultdict(set)
+        self._receivers: dict[str, set[int]] = defaultdict(set)  # without readers for constants
         for node, layer in zip(nodes, self._layers.layer_of, strict=True):
             node.layer = layer
             for name in node.reads:
-                self._readers[name].add(node.layer)
+                self._readers[name].add(layer)
+                if not node.is_constant:
+                    self._receivers[name].add(layer)
         self._differentiable = self._find_differentiable()
         # Constants are not sent between stages: every layer that reads one computes it again.
         self._made_in = dict.fromkeys(self._inputs, MODEL_INPUT) | {
@@ -220,12 +223,16 @@ class _GraphBuilder:
         )
 
     def _boundaries(self) -> Iterator[Boundary]:
-        last = self._last_uses()
+        # Results count as read by the last layer.
+        last = {name: max(layers) for name, layers in self._receivers.items()}
+        last |= dict.fromkeys(self._returned(), len(self._layers.names) - 1)
         # Layers between the first and the last that touch an updated buffer cannot be separated.
         written = (name for node in self._nodes for name in node.writes)
         updated = dict.fromkeys(name for name in written if name in self._state)
         for after in range(len(self._layers.names) - 1):
-            live = [name for name, made in self._made_in.items() if made <= after < last[name]]
+            live = [
+                name for name, made in self._made_in.items() if made <= after < last.get(name, -1)
+            ]
             lists = [name for name in live if len(self._results(name)) != 1]
             torn = [
                 self._state[name].name
@@ -242,22 +249,10 @@ class _GraphBuilder:
                 reason=reason,
             )
 
-    def _last_uses(self) -> dict[str, int]:
-        """Return the last layer that reads each tensor; results count as read by the last layer."""
-        last: dict[str, int] = defaultdict(lambda: -1)
-        for node in self._nodes:
-            for name in node.reads if not node.is_constant else ():
-                last[name] = max(last[name], node.layer)
-        return last | dict.fromkeys(self._returned(), len(self._layers.names) - 1)
-
     def _edges(self) -> Iterator[Edge]:
-        targets: dict[str, set[int]] = defaultdict(set)
-        for node in self._nodes:
-            for name in node.reads if not node.is_constant else ():
-                targets[name].add(node.layer)
         for name, source in self._made_in.items():
             if len(self._results(name)) == 1:
-                for target in sorted(targets[name]):
+                for target in sorted(self._receivers.get(name, ())):
                     if target > source:
                         yield Edge(source=source, target=target, tensor=self._sent(name))
 

@@ -16,12 +16,9 @@ from .program import OperatorCall
 
 @dataclass(frozen=True)
 class ExportedLayers:
-    """Layers in execution order.
+    """Layers in execution order, with their modules' classes, and the layer of each operation.
 
-    Attributes:
-        names: Unique; the second run of a module carries ``@1``.
-        kinds: Class name of each layer's module.
-        layer_of: Layer of each operation, by position.
+    Names are unique; the second run of a module carries ``@1``.
     """
 
     names: tuple[str, ...]

@@ -6,11 +6,11 @@ import functools
 import io
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import PurePath
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,7 +34,11 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
     """
     model, structure, seen = subject.model, subject.structure, subject.seen
     args, kwargs = structure.unflatten(subject.flat)
-    functions = [cls for cls, paths in seen.functions.items() if not _all_inside(paths, opaque)]
+    functions = [
+        function
+        for function, paths in seen.functions.items()
+        if not all(any(is_inside(path, module) for module in opaque) for path in paths)
+    ]
     try:
         with (
             warnings.catch_warnings(),
@@ -101,10 +105,6 @@ def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
         yield forms
 
 
-def _all_inside(paths: set[str], opaque: Mapping[str, str]) -> bool:
-    return all(any(is_inside(path, module) for module in opaque) for path in paths)
-
-
 def _is_check(node: fx.Node) -> bool:
     is_guard = node.op == "call_module" and node.target == "_guards_fn"
     return is_guard or (node.op == "call_function" and is_check(node))
@@ -129,7 +129,7 @@ def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | N
     paths = {id(module): name for name, module in reversed(list(model.named_modules()))}
     cause: BaseException | None = error
     while cause is not None:
-        for frame, line in _frames(cause):
+        for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
             names = frame.f_code.co_varnames
             owner = frame.f_locals.get(names[0]) if names else None
             if isinstance(owner, nn.Module) and id(owner) in paths:
@@ -140,15 +140,6 @@ def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | N
             return cause.module, cause.operation
         cause = cause.__cause__ or cause.__context__
     return None, None
-
-
-def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    return frames[::-1]
 
 
 @contextmanager

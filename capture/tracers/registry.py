@@ -18,7 +18,7 @@ from .attention import erase_copies_behind_attention, restore_causal_attention
 from .export import trace_with_export
 from .frontier import keep_outermost
 from .leaf_modules import restore_leaves
-from .opaque_model import build_opaque_program
+from .opaque_calls import build_opaque_program
 from .symbolic import trace_sequential, trace_symbolically
 
 Mode = Literal["auto", "export", "trace"]

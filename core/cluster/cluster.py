@@ -112,19 +112,14 @@ class Cluster(Document):
         """Build a cluster of equal devices, all joined by one link level."""
         if num_devices < 1:
             raise InvalidInput(f"a cluster needs at least one device, not {num_devices}")
-        return cls(
-            devices=tuple(
-                Device(name=f"{kind}:{index}", kind=kind, memory_bytes=memory_bytes)
-                for index in range(num_devices)
-            ),
-            levels=(
-                LinkLevel(
-                    group_size=num_devices,
-                    latency_s=latency_s,
-                    bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-                    all_reduce_bandwidth_bytes_per_s=all_reduce_bandwidth_bytes_per_s,
-                ),
-            ),
+        link = LinkLevel(
+            group_size=num_devices,
+            latency_s=latency_s,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            all_reduce_bandwidth_bytes_per_s=all_reduce_bandwidth_bytes_per_s,
+        )
+        return cls.of_nodes(
+            1, num_devices, inside=link, between=link, kind=kind, memory_bytes=memory_bytes
         )
 
     @classmethod

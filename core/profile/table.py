@@ -106,17 +106,21 @@ def _rows(lines: Sequence[_Line], sums: ProfileTotals) -> Iterator[tuple[str, ..
     times = [sums.time_share(line.costs) for line in lines]
     memories = [sums.memory_share(line.costs) for line in lines]
     for line, time, memory in zip(lines, times, memories, strict=True):
-        costs = line.costs
-        yield (
-            line.label,
-            format_time(costs.forward_s),
-            format_time(costs.backward_s),
-            _share(time, max(times)),
-            format_bytes(costs.parameter_bytes),
-            format_bytes(costs.activation_bytes),
-            _share(memory, max(memories)),
-            line.marks,
-        )
+        yield _cells(line, _share(time, max(times)), _share(memory, max(memories)))
+
+
+def _cells(line: _Line, time: str, memory: str) -> tuple[str, ...]:
+    costs = line.costs
+    return (
+        line.label,
+        format_time(costs.forward_s),
+        format_time(costs.backward_s),
+        time,
+        format_bytes(costs.parameter_bytes),
+        format_bytes(costs.activation_bytes),
+        memory,
+        line.marks,
+    )
 
 
 def _share(share: float, largest: float) -> str:
@@ -126,17 +130,8 @@ def _share(share: float, largest: float) -> str:
 
 def _total(profile: Profile, sums: ProfileTotals) -> tuple[str, ...]:
     # Tied weights and shared storages count once here, so this is not the sum of the rows.
-    whole = sums.whole
-    return (
-        count(len(profile.layers), "layer"),
-        format_time(whole.forward_s),
-        format_time(whole.backward_s),
-        f"{sums.time_share(whole):6.1%}",
-        format_bytes(whole.parameter_bytes),
-        format_bytes(whole.activation_bytes),
-        f"{sums.memory_share(whole):6.1%}",
-        "",
-    )
+    shares = (f"{share(sums.whole):6.1%}" for share in (sums.time_share, sums.memory_share))
+    return _cells(_Line(count(len(profile.layers), "layer"), sums.whole), *shares)
 
 
 def format_profile_details(profile: Profile) -> list[str]:

@@ -39,7 +39,6 @@ class ProfileTotals:
         self.whole_time_s = total_time_s(profile)
 
     def of(self, layers: Sequence[int]) -> LayerTotals:
-        """Return the totals of these layers."""
         entries = [self._profile.layers[index] for index in layers]
         storages = self._profile.storages
         # Sets, because layers share weights and storages, and each is in memory once.

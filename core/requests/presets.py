@@ -19,11 +19,8 @@ from ..models.families import ModelSpec
 class Preset:
     """A published model.
 
-    Attributes:
-        spec: Family and configuration.
-        num_parameters: As published, or of the published checkpoint; tied weights count once.
-        source: Publication of the configuration.
-        sequence_length: Tokens per training sample in that publication, if it says.
+    ``num_parameters`` is as published, or of the published checkpoint; tied weights count once.
+    ``sequence_length`` is that of its training, in tokens, if the publication says.
     """
 
     spec: ModelSpec
