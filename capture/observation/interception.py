@@ -57,9 +57,7 @@ def watch_calls(model: nn.Module, observer: Observer) -> Iterator[list[ModuleCal
     """Pass every module call through ``observer``; yield the stack of calls in progress."""
     # `__call__` is replaced on nn.Module and on every class of the model that overrides it, since
     # Python looks special methods up on the class.
-    paths: dict[int, str] = {}
-    for path, module in model.named_modules():
-        paths.setdefault(id(module), path)
+    paths = {id(module): path for path, module in model.named_modules()}
     stack: list[ModuleCall] = []
 
     def wrapped(owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,7 +179,7 @@ def watch_mode_reads(model: nn.Module) -> Iterator[set[str]]:
     # A data descriptor on the class takes precedence over the instance's attribute. torch's own
     # modules are handled by the tracers.
     readers: set[str] = set()
-    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    paths = {id(module): path for path, module in model.named_modules()}
     with ExitStack() as replaced:
         for kind in {type(module) for module in model.modules()}:
             if not kind.__module__.startswith("torch.") and "training" not in vars(kind):

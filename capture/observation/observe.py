@@ -25,7 +25,7 @@ from .interception import (
 )
 from .nested_values import extract_tensors, is_representable
 from .preserve import copied, get_random_state
-from .python_state import ChangeKind, Contents, classify_change, find_iterators, read_contents
+from .python_state import ChangeKind, classify_change, find_iterators, read_contents
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,7 @@ class _ForwardWatcher:
         target = checkpointed_module(function)
         here = self.stack[-1] if self.stack else None
         own = here is not None and here.module is target
-        paths = {
-            id(module): name
-            for name, module in reversed(list(self.stack[0].module.named_modules()))
-        }
+        paths = {id(module): name for name, module in self.stack[0].module.named_modules()}
         if target is not None and not own and paths.get(id(target)):
             self._found.checkpointed[paths[id(target)]] = options
             self._found.blame(paths[id(target)], "is recomputed in its backward (checkpoint)")
@@ -277,16 +274,13 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             function = type(node)._forward_cls
-            if not _is_torchs_own(function):
+            # Checkpoints are observed separately; derivatives of registered operators can be
+            # traced.
+            if not function.__module__.startswith("torch._library") and not issubclass(
+                function, torch.utils.checkpoint.CheckpointFunction
+            ):
                 yield function
         pending += [parent for parent, _ in node.next_functions if parent is not None]
-
-
-def _is_torchs_own(function: type) -> bool:
-    # Checkpoints are observed separately; derivatives of registered operators can be traced.
-    return function.__module__.startswith("torch._library") or issubclass(
-        function, torch.utils.checkpoint.CheckpointFunction
-    )
 
 
 class PythonStateTracker:
@@ -295,7 +289,7 @@ class PythonStateTracker:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._before = {id(module): read_contents(module) for module in model.modules()}
-        self._last: dict[int, Contents] = dict(self._before)
+        self._last = dict(self._before)
         self._outside: set[int] = set()
 
     @contextmanager
@@ -353,18 +347,12 @@ def _blame_changes(
         if how.kind == "drawn" or (path and how.kind == "state"):
             _blame(seen, path, name, how)
         elif path:
-            seen.suspects.setdefault(path, _reason(name))
+            seen.suspects.setdefault(path, f"changes {name!r}, which it keeps from call to call")
 
 
 def _blame(seen: ForwardObservation, path: str, name: str, how: AttributeChange) -> None:
-    if how.outside:
-        seen.blame("", f"changes {name!r} of {path!r}, which it keeps from call to call")
-    else:
-        seen.blame(path, _reason(name))
-
-
-def _reason(name: str) -> str:
-    return f"changes {name!r}, which it keeps from call to call"
+    owner, what = ("", f"{name!r} of {path!r}") if how.outside else (path, repr(name))
+    seen.blame(owner, f"changes {what}, which it keeps from call to call")
 
 
 def _iterators(model: nn.Module, found: ForwardObservation) -> None:

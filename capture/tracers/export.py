@@ -126,7 +126,7 @@ def _refusal(error: Exception, model: nn.Module) -> CaptureError:
 
 def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | None]:
     """Return the innermost module whose code raised the error, and the place in that code."""
-    paths = {id(module): name for name, module in reversed(list(model.named_modules()))}
+    paths = {id(module): name for name, module in model.named_modules()}
     cause: BaseException | None = error
     while cause is not None:
         for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):

@@ -233,7 +233,6 @@ def _replace(
     graph = program.graph
     tensors: list[Any] = list(node.args[0])  # type: ignore[arg-type]
     args, kwargs = insert_tensors(entry.arguments, tensors)
-    elements: dict[Any, fx.Node] = {user.args[1]: user for user in node.users}
     values = list(node.meta[VALUE])
     with graph.inserting_before(node):
         if entry.function is not None:
@@ -245,7 +244,8 @@ def _replace(
             call = graph.call_function(checkpoint_call(options), (module, *args), kwargs)
         else:
             call = graph.call_module(entry.module, args, kwargs)
-        call.meta = {**node.meta, VALUE: insert_tensors(_as_tuple(entry.outputs), values)}
+        made = tuple(values[place.index] for place in find_positions(entry.outputs))
+        call.meta = {**node.meta, VALUE: made[0] if len(made) == 1 else made}
         if entry.function is not None:
             call.meta[FUNCTION] = entry.function.__name__
         if entry.recorded is not None:
@@ -254,6 +254,7 @@ def _replace(
                 call.meta[OPAQUE] = opaque[entry.module]
             call.meta[WRITTEN] = entry.recorded.written
             _share_memory(entry.recorded, tensors, values)
+    elements: dict[Any, fx.Node] = {user.args[1]: user for user in node.users}
     for index, user in elements.items():
         with graph.inserting_before(user):
             found = append_access(graph, call, entry.outputs, index)
@@ -268,19 +269,12 @@ def _replace(
 
 def _describe(found: fx.Node, call: fx.Node, value: Any) -> None:
     """Annotate a chain of element accesses with the call's layer, and its end with the value."""
+    own = (FUNCTION, OPAQUE, WRITTEN)
+    meta = {key: item for key, item in call.meta.items() if key not in own}
     node = found
     while node is not call:
-        meta = {
-            key: item for key, item in call.meta.items() if key not in (FUNCTION, OPAQUE, WRITTEN)
-        }
         node.meta = {**meta, VALUE: value if node is found else None}
         node = node.all_input_nodes[0]
-
-
-def _as_tuple(outputs: Any) -> Any:
-    """Return the outputs' positions as a tuple, or the only one by itself."""
-    found = find_positions(outputs)
-    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _share_memory(recorded: RecordedCall, tensors: list[Any], values: list[Any]) -> None:
