@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def test_every_scope_and_variable_is_written_down():
 def test_a_token_that_can_be_guessed_is_warned_of(monkeypatch, caplog, token, is_warned):
     monkeypatch.setattr(serving._Server, "run", lambda *_, **__: None)
     monkeypatch.setattr(serving, "configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)  # uvicorn clears it
     settings = ServerSettings(
         token=token, database=":memory:", plan_processes=0, scheduler="threads"
     )

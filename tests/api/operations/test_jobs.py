@@ -6,9 +6,9 @@ import logging
 import time
 
 import pytest
+from structlog.contextvars import get_contextvars
 
 from stagewright.api.http.examples import measure_example
-from stagewright.api.telemetry import log_context as context
 from tests.api.job_children import failing, measuring
 from tests.api.operations.test_metrics import samples
 from tests.api.operations.test_traces import spans  # noqa: F401 - a fixture
@@ -28,7 +28,7 @@ class Bound(logging.Handler):
 
 
 def context_values():
-    return dict(context.get_contextvars())
+    return dict(get_contextvars())
 
 
 @pytest.fixture
