@@ -3,7 +3,6 @@
 import importlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -169,12 +168,12 @@ sys.exit(capture.main())
 """
 
 
-def test_a_crash_costs_its_own_row_only(tmp_path):
+def test_a_crash_costs_its_own_row_only(forking_executable, tmp_path):
     document = tmp_path / "capture.md"
     document.write_text("<!-- written by benchmarks/capture.py -->\n<!-- end -->\n")
     words = ["--json", "--only", "dies,hangs,plain-sequential", "--write", str(document)]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words, "--time-limit", "12"],
+        [str(forking_executable), "-c", SCRIPT, *words, "--time-limit", "8"],
         cwd=ROOT,
         capture_output=True,
         text=True,

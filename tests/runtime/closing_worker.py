@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import SPECS, Case, traced_profile
 
 MICROBATCHES = 3
+Counts = tuple[int, int, int]
 
 
 class Strided(nn.Module):
@@ -60,7 +63,8 @@ def one_rank() -> None:
     batch = torch.randn(2 * MICROBATCHES, 3, 4, dtype=torch.float64)
     for plan in plans:
         report(evaluated=worst(model, plan, batch))
-    used = [after_use(model, plans, batch) for _ in range(3)]
+    used = [after_use(model, plans, batch)]
+    used += [after_use(model, plans, batch, used[0]) for _ in range(2)]
     report(used=used)
     report(refused=refused(sample))  # last: after an error groups stay
     dist.destroy_process_group()
@@ -114,13 +118,25 @@ def worst(model: nn.Module, plan: Plan, batch: Tensor) -> float:
     return max(float((ours.double() - theirs.double()).abs().max()) for ours, theirs in pairs)
 
 
-def after_use(model: nn.Module, plans: list[Plan], batch: Tensor) -> tuple[int, int, int]:
-    """Open files, threads and process groups once every plan has taken a step."""
+def after_use(
+    model: nn.Module, plans: list[Plan], batch: Tensor, before: Counts | None = None
+) -> Counts:
+    """Open files, threads and process groups once every plan has taken a step.
+
+    On a busy machine gloo's threads end, and close their files, a moment after the pipelines.
+    """
     for plan in plans:
         with DistributedPipeline(copy.deepcopy(model), plan, loss_fn=loss_fn) as pipeline:
             pipeline.step(batch, target=torch.zeros(len(batch), 4, dtype=torch.float64))
         del pipeline
     gc.collect()
+    deadline = time.monotonic() + 10
+    while before and time.monotonic() < deadline and any(map(operator.gt, counts(), before)):
+        time.sleep(0.05)
+    return counts()
+
+
+def counts() -> Counts:
     groups = len(dist.distributed_c10d._world.pg_map)
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), groups
 

@@ -14,7 +14,9 @@ from tests.runtime.meta_init.test_materialise import plan_for
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
 
-def test_the_training_script_of_the_readme(repository, tmp_path, monkeypatch, capsys):
+def test_the_training_script_of_the_readme(
+    repository, tmp_path, monkeypatch, capsys, forked_python
+):
     script = repository / "examples" / "train.py"
     parts = runpy.run_path(str(script))
     plan = plan_for(parts["build_model"](), parts["make_batch"](), [4], num_microbatches=3)
@@ -27,7 +29,7 @@ def test_the_training_script_of_the_readme(repository, tmp_path, monkeypatch, ca
 
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            forked_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
             str(script), str(path),
         ],
         cwd=tmp_path,

@@ -34,7 +34,7 @@ PLANTED = """
 import os, sys, time
 sys.path.insert(0, "benchmarks")
 import conformance, torch.distributed
-from conformance_suite import ours, reference
+from conformance_suite import group, ours, reference
 from stagewright.core.errors import PlanMismatch
 
 run, prepare = ours.OurTrial.run, ours.OurTrial.prepare
@@ -64,6 +64,7 @@ def planted_run(self):
     if schedule == "forward_only":
         self.states[0].loss = None
 
+group.REFUSAL_GRACE_S = 3.0
 ours.OurTrial.run = planted_run
 ours.OurTrial.prepare = planted_prepare
 torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -51,7 +52,7 @@ def unsplit_losses():
 
 
 @pytest.mark.distributed
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path, profile):
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path, profile, forked_python):
     profile.write(tmp_path / "profile.json")
     torchrun = ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     script = [
@@ -63,6 +64,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path, profi
         os.kill(next(process for rank, _, process, _ in job.starts() if rank == 1), signal.SIGKILL)
         assert job.process.wait(100) == 0, "\n".join(job.lines)
         assert not job.processes()
+        assert not [pid for _, _, pid, _ in job.starts() if Path(f"/proc/{pid}").exists()]
         job.kill()
     resumed = {step for _, _, _, step in job.starts()[2:]}
     assert len(resumed) == 1
