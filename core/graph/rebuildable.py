@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
@@ -268,9 +268,9 @@ class _Walk:
         if len(names) != len(region.inputs):
             raise ValueError(f"two inputs of region {region.name!r} have the same name")
         for operation in region.operations:
-            given = (*operation.arguments, *operation.keywords.values())
-            items = chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in given)
-            if operation.kind != "function" or any(isinstance(i, StateReference) for i in items):
+            if operation.kind != "function" or any(
+                isinstance(item, StateReference) for item in _items(operation)
+            ):
                 raise ValueError(
                     f"region {region.name!r} contains {operation.name!r}; a region may contain "
                     "only operators applied to its inputs"
@@ -290,6 +290,11 @@ class _Walk:
                 raise ValueError(f"{what} reads {item.input!r}, which is not an input")
             if isinstance(item, StateReference) and item.state not in self._state:
                 raise ValueError(f"{what} reads {item.state!r}, which is not in the state")
+
+
+def _items(operation: Operation) -> Iterator[Argument]:
+    for value in (*operation.arguments, *operation.keywords.values()):
+        yield from value if isinstance(value, tuple) else (value,)
 
 
 def _check_ends(graph: Graph) -> None:
