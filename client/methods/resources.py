@@ -1,4 +1,4 @@
-"""Stored profiles and graphs, the service's catalogue, and API keys (scope admin)."""
+"""Stored profiles and graphs, the service's catalogue, and API keys (scope ``admin``)."""
 
 from __future__ import annotations
 
