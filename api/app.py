@@ -34,7 +34,6 @@ from .routes import (
     keys,
     operations,
     plans,
-    what_if,
 )
 from .services import Services, build_services
 from .settings.settings import ServerSettings
@@ -49,7 +48,7 @@ ROUTERS = (
     jobs.router,
     documents.profiles,
     documents.graphs,
-    what_if.router,
+    plans.what_if,
     catalogue.router,
     plan_views.router,
     routes_sign_in.router,

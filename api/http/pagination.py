@@ -28,11 +28,11 @@ Search = Annotated[
 
 
 @contextmanager
-def cursor_checked() -> Iterator[None]:
-    """Report an invalid cursor as a query parameter at fault, not as a field of the body."""
+def parameter_checked(name: str) -> Iterator[None]:
+    """Report invalid input as a query parameter at fault, not as a field of the body."""
     try:
         yield
     except InvalidInput as error:
         detail = clip(str(error))
-        errors = [FieldError(parameter="cursor", detail=detail)]
+        errors = [FieldError(parameter=name, detail=detail)]
         raise Problem(422, "invalid-input", detail, errors=errors) from None

@@ -14,8 +14,7 @@ from ...core.graph.graph import Graph
 from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
 from ...core.requests.requests import FactoryCall, MeasureRequest, ProfilingOptions
-from ..model_sources.graph_limits import check_graph, check_rebuilt
-from ..planning.requests import PlanRequest, check_sample_size, inside
+from ..planning.requests import PlanRequest, check_model
 from .messages import CPU, CUDA
 
 SOURCES = ("model", "graph", "graph_id", "factory")
@@ -55,11 +54,7 @@ class ProfileJobRequest(Record):
         if is_graph == (self.sample is not None):
             words = "a graph carries its own" if is_graph else "a model is measured with a sample"
             raise InvalidInput(f"{words}; 'sample' is for a 'model'", field="/sample")
-        if self.sample is not None:
-            check_sample_size(self.sample)
-        if self.graph is not None:
-            inside("/graph", check_graph, self.graph)
-            inside("/graph", check_rebuilt, self.graph)
+        check_model(self.sample, self.graph)
         return self
 
 

@@ -16,7 +16,7 @@ from ...core.errors import InvalidInput
 from ..settings.load import configure
 from ..settings.settings import TlsFiles
 from ..telemetry.logs import configure_logging
-from .dask_scheduler import check_address, configure_dask, security_of
+from .dask_workers import check_address, configure_dask, security_of
 from .measurements import read_own_setup
 from .worker_resources import detect_resources
 

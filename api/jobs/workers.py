@@ -9,8 +9,7 @@ from typing import Protocol
 
 from ..model_sources.measure import MeasuringSetup
 from ..settings.settings import ServerSettings
-from .dask_scheduler import EmbeddedScheduler, RemoteScheduler
-from .dask_workers import DaskWorkers
+from .dask_workers import DaskWorkers, EmbeddedScheduler, RemoteScheduler
 from .measurements import run_measurement
 from .messages import CPU, WorkerMessage, WorkerStarted, WorkerTask
 from .worker_resources import INVITATION

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -127,11 +127,7 @@ class PlanRequest(Record):
                 field=f"/{given[-1]}" if given else None,
             )
         self._check_costs(given[0])
-        if self.sample is not None:
-            check_sample_size(self.sample)
-        if self.graph is not None:
-            inside("/graph", check_graph, self.graph)
-            inside("/graph", check_rebuilt, self.graph)
+        check_model(self.sample, self.graph)
         return self
 
     def _check_costs(self, source: str) -> None:
@@ -183,24 +179,28 @@ class PlanRequest(Record):
         )
 
 
-def inside(field: str, check: Callable[[Graph], None], graph: Graph) -> None:
-    """Check a graph that is part of a body; an error names the field inside that part."""
-    try:
-        check(graph)
-    except InvalidInput as error:
-        raise InvalidInput(str(error), field=f"{field}{error.field or ''}") from None
+def check_model(sample: Sample | None, graph: Graph | None) -> None:
+    """Refuse a sample too large to be made up, and a graph too large or not to be rebuilt.
 
-
-def check_sample_size(sample: Sample) -> None:
-    """Refuse a sample whose tensors are too large to be made up. Raises: InvalidInput."""
-    tensors = [*sample.inputs.values(), *([sample.target] if sample.target else [])]
-    size_bytes = sum(prod(tensor.shape) * ELEMENT_SIZE_BYTES[tensor.dtype] for tensor in tensors)
-    if size_bytes > MAX_SAMPLE_BYTES:
-        raise InvalidInput(
-            f"the sample has {format_bytes(size_bytes)}, and at most "
-            f"{format_bytes(MAX_SAMPLE_BYTES)} are accepted; make the micro-batch smaller",
-            field="/sample",
+    Raises: InvalidInput.
+    """
+    if sample is not None:
+        tensors = [*sample.inputs.values(), *([sample.target] if sample.target else [])]
+        size_bytes = sum(
+            prod(tensor.shape) * ELEMENT_SIZE_BYTES[tensor.dtype] for tensor in tensors
         )
+        if size_bytes > MAX_SAMPLE_BYTES:
+            raise InvalidInput(
+                f"the sample has {format_bytes(size_bytes)}, and at most "
+                f"{format_bytes(MAX_SAMPLE_BYTES)} are accepted; make the micro-batch smaller",
+                field="/sample",
+            )
+    if graph is not None:
+        try:
+            check_graph(graph)
+            check_rebuilt(graph)
+        except InvalidInput as error:
+            raise InvalidInput(str(error), field=f"/graph{error.field or ''}") from None
 
 
 def check_effort(profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions) -> None:

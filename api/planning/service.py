@@ -206,14 +206,11 @@ class Planning:
                 raise
             raise RequestDeadlineExceeded(str(error)) from None
 
-    async def create_profile(self, project_id: str, profile: Profile) -> Stored:
-        """Store a profile."""
-        return await run_in_threadpool(self._store.documents.put, project_id, profile)
-
-    async def create_graph(self, project_id: str, graph: Graph) -> Stored:
-        """Store a graph. Raises: InvalidInput, if it is too large for this service."""
-        check_graph(graph)
-        return await run_in_threadpool(self._store.documents.put, project_id, graph)
+    async def create(self, project_id: str, document: Profile | Graph) -> Stored:
+        """Store a document. Raises: InvalidInput, if a graph is too large for this service."""
+        if isinstance(document, Graph):
+            check_graph(document)
+        return await run_in_threadpool(self._store.documents.put, project_id, document)
 
     async def simulate(self, principal: Principal, request: SimulationRequest) -> Simulation:
         """Price a given split; store nothing."""
@@ -311,7 +308,7 @@ class Planning:
             profiles = (profile,)
         # Stored before the search: a client that gives up can name them by id the next time.
         for profile in profiles:
-            await self.create_profile(project, profile)
+            await self.create(project, profile)
         return profiles, cluster, is_known
 
     async def _estimate(
@@ -322,7 +319,7 @@ class Planning:
         if request.graph_id is not None:
             graph = await self._read_graph(project, request.graph_id)
         elif graph is not None:
-            await self.create_graph(project, graph)
+            await self.create(project, graph)
         elif self._builds_here:
             check_buildable(request.model)
         cluster = request.cluster
@@ -345,7 +342,7 @@ class Planning:
                 stored = await run_in_threadpool(self._store.documents.profile, project, known)
                 return stored.profile, cluster, True
         found = await self._estimator.estimate(asked)
-        kept = await self.create_profile(project, found.profile)
+        kept = await self.create(project, found.profile)
         await run_in_threadpool(self._store.reuse.remember, project, "profile", digest, kept.id)
         return found.profile, found.cluster, False
 

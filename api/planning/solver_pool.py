@@ -215,7 +215,8 @@ class SolverProcess:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             if running is not None:
-                running.add_done_callback(_retrieve)
+                # Otherwise asyncio would log that the exception was never retrieved.
+                running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self.end()
             raise
         except BrokenProcessPool:
@@ -265,12 +266,6 @@ class Compiler:
         if process.wait() > 0:  # negative when `close` killed it
             _log.warning("the planner's kernels could not be compiled: planning takes longer")
         self.done.set()
-
-
-def _retrieve(running: asyncio.Future[R]) -> None:
-    # Without this asyncio would log that the exception was never retrieved.
-    if not running.cancelled():
-        running.exception()
 
 
 def _is_alive(pool: ProcessPoolExecutor) -> bool:

@@ -6,12 +6,12 @@ import importlib.util
 from functools import cache
 from typing import Annotated, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from ... import __version__
 from ...core.cluster.accelerators import CATALOGUE
 from ...core.cluster.cluster import Cluster
-from ...core.errors import InvalidInput, Refused
+from ...core.errors import Refused
 from ...core.graph.tensors import MAX_SAMPLE_BYTES
 from ...core.models.families import ModelSpec
 from ...core.plan.plan import Objective
@@ -29,9 +29,7 @@ from ...core.service.catalogue import (
     Published,
     Tier,
 )
-from ..http.field_errors import FieldError, clip
-from ..http.problems import PROBLEM_RESPONSE, Problem
-from ..http.strict_requests import StrictRoute
+from ..http.pagination import parameter_checked
 from ..jobs.workers import is_local
 from ..model_sources.factories import Factories
 from ..model_sources.families import why_not_buildable
@@ -40,11 +38,9 @@ from ..model_sources.measure import choose_sandbox
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
 from ..store.errors import RecordNotFound
-from .dependencies import TheSettings, from_state
+from .dependencies import TheSettings, from_state, strict_router
 
-router = APIRouter(
-    prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
-)
+router = strict_router("/v1", "catalogue")
 
 
 @router.get("/accelerators")
@@ -65,12 +61,8 @@ def read_cluster(
     ],
 ) -> Cluster:
     """Return the cluster document for a shorthand, to edit its links or speeds."""
-    try:
+    with parameter_checked("devices"):
         return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
-    except InvalidInput as error:
-        detail = clip(str(error))
-        errors = [FieldError(parameter="devices", detail=detail)]
-        raise Problem(422, "invalid-input", detail, errors=errors) from None
 
 
 @router.get("/model-families")

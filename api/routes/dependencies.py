@@ -14,14 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ... import __version__
 from ..auth.access import CurrentPrincipal, Principal
 from ..auth.authenticate import Authenticator
 from ..http.field_errors import FieldError
-from ..http.problems import Problem
+from ..http.problems import PROBLEM_RESPONSE, Problem
+from ..http.strict_requests import StrictRoute
 from ..jobs.service import JobService
 from ..planning.service import Planning
 from ..settings.settings import ServerSettings
@@ -30,6 +31,11 @@ from ..store.errors import StoreUnavailable
 from ..store.idempotency import IdempotencyStore
 from ..store.records import Answer
 from ..store.store import Store
+
+
+def strict_router(prefix: str, tag: str) -> APIRouter:
+    """Return a router whose routes read bodies strictly and answer errors as problems."""
+    return APIRouter(prefix=prefix, tags=[tag], route_class=StrictRoute, responses=PROBLEM_RESPONSE)
 
 
 def from_state(name: str) -> Any:

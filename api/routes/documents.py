@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body, Response
 from starlette.concurrency import run_in_threadpool
 
 from ...core.graph.graph import Graph
@@ -12,20 +12,22 @@ from ...core.profile.profile import Profile
 from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
 from ..auth.access import CurrentPrincipal
 from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
-from ..http.pagination import Cursor, Limit, cursor_checked
-from ..http.problems import PROBLEM_RESPONSE, Problem
-from ..http.strict_requests import StrictRoute
+from ..http.pagination import Cursor, Limit, parameter_checked
+from ..http.problems import Problem
 from ..model_sources.pt2_upload import ProgramReader
 from ..planning.exports import ProfileFormat, profile_text
+from ..planning.service import Planning
 from ..store.records import Stored
 from .dependencies import (
     TAGGED,
+    Creation,
     TheCreation,
     ThePlanning,
     TheReading,
     TheStore,
     created,
     from_state,
+    strict_router,
 )
 
 ARCHIVES = ("application/octet-stream", "application/zip")
@@ -40,12 +42,14 @@ PT2_BODY = {
     }
 }
 
-profiles = APIRouter(
-    prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
-)
-graphs = APIRouter(
-    prefix="/v1/graphs", tags=["graphs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
-)
+profiles = strict_router("/v1/profiles", "profiles")
+graphs = strict_router("/v1/graphs", "graphs")
+
+
+async def _create(planning: Planning, creation: Creation, document: Profile | Graph) -> Response:
+    stored = await planning.create(creation.principal.project_id, document)
+    kind = "graphs" if isinstance(document, Graph) else "profiles"
+    return created(stored.model_dump_json(), f"/v1/{kind}/{stored.id}")
 
 
 @profiles.post("", status_code=201, response_model=Stored)
@@ -55,12 +59,7 @@ async def create_profile(
     creation: TheCreation,
 ) -> Response:
     """Store a profile; plans can then name it by its id."""
-
-    async def make() -> Response:
-        stored = await planning.create_profile(creation.principal.project_id, profile)
-        return created(stored.model_dump_json(), f"/v1/profiles/{stored.id}")
-
-    return await creation.once(make)
+    return await creation.once(lambda: _create(planning, creation, profile))
 
 
 @profiles.get("")
@@ -68,7 +67,7 @@ def list_profiles(
     store: TheStore, principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
 ) -> ProfileList:
     """List profiles, newest first."""
-    with cursor_checked():
+    with parameter_checked("cursor"):
         page = store.documents.profiles(principal.project_id, limit=limit, cursor=cursor)
     return ProfileList(profiles=page.items, next_cursor=page.next_cursor)
 
@@ -111,12 +110,7 @@ async def create_graph(
     creation: TheCreation,
 ) -> Response:
     """Store a graph written by ``stagewright capture``; plans can then name it by its id."""
-
-    async def make() -> Response:
-        stored = await planning.create_graph(creation.principal.project_id, graph)
-        return created(stored.model_dump_json(), f"/v1/graphs/{stored.id}")
-
-    return await creation.once(make)
+    return await creation.once(lambda: _create(planning, creation, graph))
 
 
 @graphs.post("/pt2", status_code=201, response_model=Stored, openapi_extra=PT2_BODY)
@@ -137,9 +131,7 @@ async def create_graph_from_pt2(
     body = await request.body()
 
     async def make() -> Response:
-        graph = await reader.read(body)
-        stored = await planning.create_graph(creation.principal.project_id, graph)
-        return created(stored.model_dump_json(), f"/v1/graphs/{stored.id}")
+        return await _create(planning, creation, await reader.read(body))
 
     return await creation.once(make)
 
@@ -149,7 +141,7 @@ def list_graphs(
     store: TheStore, principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
 ) -> GraphList:
     """List graphs, newest first."""
-    with cursor_checked():
+    with parameter_checked("cursor"):
         page = store.documents.graphs(principal.project_id, limit=limit, cursor=cursor)
     return GraphList(graphs=page.items, next_cursor=page.next_cursor)
 

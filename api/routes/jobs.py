@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi import Body, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
@@ -15,14 +15,13 @@ from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
 from ..auth.access import CurrentPrincipal
 from ..http.examples import JOB_EXAMPLES
-from ..http.pagination import Cursor, Limit, cursor_checked
-from ..http.problems import PROBLEM_RESPONSE, Problem
-from ..http.strict_requests import StrictRoute
+from ..http.pagination import Cursor, Limit, parameter_checked
+from ..http.problems import Problem
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
 from ..store.records import Job, JobState, StoredJobEvent
 from ..store.store import Store
-from .dependencies import REUSED, TheAuthenticator, TheCreation, TheJobs, TheStore
+from .dependencies import REUSED, TheAuthenticator, TheCreation, TheJobs, TheStore, strict_router
 
 KEEP_ALIVE_S = 15.0
 """A silent stream sends a comment this often: proxies close idle connections, many after 60 s."""
@@ -66,7 +65,7 @@ MEASURED: dict[int | str, dict[str, object]] = {
     200: {"model": JobView, "headers": LOCATION, "description": "Measured before"}
 }
 
-router = APIRouter(prefix="/v1", tags=["jobs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE)
+router = strict_router("/v1", "jobs")
 
 
 @router.post(
@@ -109,7 +108,7 @@ async def list_jobs(
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
 ) -> JobList:
     """List jobs, newest first."""
-    with cursor_checked():
+    with parameter_checked("cursor"):
         page = await jobs.list(principal.project_id, limit=limit, cursor=cursor, state=state)
     return JobList(jobs=await jobs.views(page.items), next_cursor=page.next_cursor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body, Response
 from pydantic import AwareDatetime, Field
 
 from ...core.document import Record
@@ -14,14 +14,13 @@ from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
 from ..auth.access import KEYS, CurrentPrincipal
 from ..auth.scopes import Scope
 from ..http.examples import KEY_EXAMPLES
-from ..http.problems import PROBLEM_RESPONSE, Problem
-from ..http.strict_requests import StrictRoute
-from .dependencies import TheStore
+from ..http.problems import Problem
+from .dependencies import TheStore, strict_router
 
 MAX_LIVE_KEYS = 1000
 """Per project, so that a runaway program cannot fill the database."""
 
-router = APIRouter(prefix=KEYS, tags=["keys"], route_class=StrictRoute, responses=PROBLEM_RESPONSE)
+router = strict_router(KEYS, "keys")
 
 
 class KeyRequest(Record):

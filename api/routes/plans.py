@@ -1,4 +1,7 @@
-"""``/v1/plans``: plans, made from a profile, an estimate or a measurement."""
+"""``/v1/plans``: plans, made from a profile, an estimate or a measurement.
+
+``/v1/simulations`` and ``/v1/comparisons`` answer questions about plans and store nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Annotated, TypeVar
 
 from anyio import CancelScope
-from fastapi import APIRouter, Body, Depends, Header, Response
+from fastapi import Body, Depends, Header, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive
 
@@ -17,14 +20,14 @@ from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.service.documents import PlanList, StoredPlan
 from ..auth.access import CurrentPrincipal
-from ..http.examples import PLAN_EXAMPLES
-from ..http.pagination import Cursor, Limit, Search, cursor_checked
-from ..http.problems import PROBLEM_RESPONSE, Problem, stored_problem
-from ..http.strict_requests import StrictRoute
+from ..http.examples import COMPARISON_EXAMPLES, PLAN_EXAMPLES, SIMULATION_EXAMPLES
+from ..http.pagination import Cursor, Limit, Search, parameter_checked
+from ..http.problems import Problem, stored_problem
 from ..jobs.outcome import read_problem
 from ..planning.exports import MEDIA_TYPES, PlanForm, PlanFormat, TraceFile, plan_text
 from ..planning.requests import PlanRequest
 from ..planning.service import Planning, PlanResult
+from ..planning.what_if import Comparison, ComparisonRequest, Simulation, SimulationRequest
 from .dependencies import (
     REUSED,
     TAGGED,
@@ -36,6 +39,7 @@ from .dependencies import (
     TheSettings,
     TheStore,
     created,
+    strict_router,
 )
 from .jobs import ACCEPTED, job_response
 
@@ -66,9 +70,8 @@ Prefer = Annotated[
     ),
 ]
 
-router = APIRouter(
-    prefix="/v1/plans", tags=["plans"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
-)
+router = strict_router("/v1/plans", "plans")
+what_if = strict_router("/v1", "what if")
 
 
 def wait_of(prefer: list[str] | None, longest_s: float) -> tuple[float, str | None]:
@@ -156,7 +159,7 @@ def list_plans(
     search: Search = "",
 ) -> PlanList:
     """List plans, newest first."""
-    with cursor_checked():
+    with parameter_checked("cursor"):
         page = store.documents.plans(
             principal.project_id, limit=limit, cursor=cursor, search=search
         )
@@ -242,3 +245,25 @@ async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
+
+
+@what_if.post("/simulations", response_model=Simulation)
+async def simulate(
+    planning: ThePlanning,
+    body: Annotated[SimulationRequest, Body(openapi_examples=SIMULATION_EXAMPLES)],
+    principal: CurrentPrincipal,
+) -> Response:
+    """Simulate a given split: other cuts, devices or options than a plan has."""
+    found = await planning.simulate(principal, body)
+    # Serialized here: FastAPI would validate a timeline of 100,000 actions a second time.
+    return Response(found.model_dump_json(), media_type="application/json")
+
+
+@what_if.post("/comparisons")
+async def compare(
+    planning: ThePlanning,
+    body: Annotated[ComparisonRequest, Body(openapi_examples=COMPARISON_EXAMPLES)],
+    principal: CurrentPrincipal,
+) -> Comparison:
+    """Compare two to eight stored plans."""
+    return await planning.compare(principal, body)

@@ -18,8 +18,12 @@ import pytest
 
 from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import example_profile, measure_example
-from stagewright.api.jobs.dask_scheduler import EmbeddedScheduler, RemoteScheduler, check_address
-from stagewright.api.jobs.dask_workers import DaskWorkers
+from stagewright.api.jobs.dask_workers import (
+    DaskWorkers,
+    EmbeddedScheduler,
+    RemoteScheduler,
+    check_address,
+)
 from stagewright.api.jobs.messages import (
     CPU,
     ProfileMeasured,
