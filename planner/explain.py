@@ -67,11 +67,7 @@ def explain(
 
 
 def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
-    """Check that a plan is of this profile and cluster.
-
-    Raises:
-        InvalidInput: It is not; the message names both.
-    """
+    """Check that a plan is of this profile and cluster."""
     profile_id = profile.content_id()
     if plan.profile_id != profile_id:
         raise InvalidInput(
@@ -101,10 +97,8 @@ def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
 class _Change:
     """Changed request to plan and compare.
 
-    Attributes:
-        unit: Resource that the change adds.
-        amount: Units of it that the change adds.
-        keeps_plan: True if the explained plan stays possible, with at most its step.
+    It adds ``amount`` units of a resource; where it keeps the plan, the explained plan stays
+    possible with at most its step.
     """
 
     text: str

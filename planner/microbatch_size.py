@@ -37,10 +37,7 @@ OF_BYTES = ("memory", "devices", "balance_size")
 class Candidate:
     """Request for one micro-batch size.
 
-    Attributes:
-        measured: Measured profile of the nearest size.
-        profile: Profile at this size, scaled from ``measured`` if sizes differ.
-        options: Options with the number of micro-batches of this size.
+    ``profile`` is scaled from ``measured``, that of the nearest size measured.
     """
 
     measured: Profile
@@ -79,15 +76,9 @@ def plan_batch(
 
     Each of `sizes_to_try` is planned with the profile measured at it, or scaled from the nearest.
     Scaling ignores that small micro-batches keep a device less busy, so sizes below all measured
-    ones are only used if nothing larger can be planned. The proof is for the size chosen.
-
-    Args:
-        profiles: Profiles of one model at different sizes.
-        cluster: Devices and links.
-        options: Options with a ``batch_size``; ``num_microbatches`` is ignored.
-        size: The only size to plan; `None` for all.
-        deadline: On the clock of `time.monotonic`; sizes not reached by then are skipped.
-        progress: Called with every better plan of any size, its value for a whole step.
+    ones are only used if nothing larger can be planned. The proof is for the size chosen. With a
+    ``size`` only that one is planned. Sizes not reached by the deadline, on the clock of
+    `time.monotonic`, are skipped; ``progress`` is told values for a whole step.
 
     Raises:
         InvalidInput: A profile lacks its micro-batch size, or no size can be planned.
@@ -135,12 +126,7 @@ def _sort_by_trust(entries: Iterator[Candidate], size: int | None, floor: int) -
 
 
 def list_candidates(profiles: Sequence[Profile], options: PlanOptions) -> Iterator[Candidate]:
-    """Yield a request for every size to try.
-
-    Raises:
-        InvalidInput: A profile lacks its micro-batch size, two have the same size, or they are of
-            different models.
-    """
+    """Yield a request for every size to try."""
     measured = {get_microbatch_size(profile): profile for profile in profiles}
     _check_alike(profiles, measured)
     batch_size = options.batch_size

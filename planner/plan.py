@@ -153,11 +153,7 @@ class _Improving:
 
 
 def _size_asked(options: PlanOptions) -> int | None:
-    """Return the micro-batch size if the options fix both samples and micro-batches.
-
-    Raises:
-        InvalidInput: The number of micro-batches does not divide the batch.
-    """
+    """Return the micro-batch size if the options fix both samples and micro-batches."""
     batch_size, count = options.batch_size, options.num_microbatches
     if batch_size is None or "num_microbatches" not in options.model_fields_set:
         return None
@@ -190,11 +186,7 @@ UNHURRIED = 0.5
 def note_cut_short(plan: Plan, gap: float, began_s: float, deadline_s: float) -> Plan:
     """Return the plan, with a note if the deadline kept its search from reaching the gap.
 
-    Args:
-        plan: Plan that was found.
-        gap: Relative gap that the search was to reach.
-        began_s: Start of the search on the clock of `time.monotonic`.
-        deadline_s: Deadline on the same clock, infinite for none.
+    Both times are on the clock of `time.monotonic`; the deadline is infinite for none.
     """
     if deadline_s == math.inf or plan.proof.search_gap <= gap:
         return plan

@@ -46,10 +46,7 @@ Attempt = Callable[[Cluster, PlanOptions, float], Plan]
 class Change:
     """Changed request that may be feasible.
 
-    Attributes:
-        text: The change in words.
-        plan: Plan of the changed request, once there is one.
-        is_settled: False if the deadline cut that plan's search short.
+    It is not settled if the deadline cut its plan's search short.
     """
 
     text: str
@@ -69,13 +66,7 @@ def add_remedies(
 ) -> Infeasible:
     """Return the error with the changes that help, least step time per sample first.
 
-    Args:
-        error: Error of the infeasible request.
-        profile: Profile of the request.
-        cluster: Cluster of the request.
-        options: Options of the request.
-        attempt: Plans a changed request, without looking for remedies in turn.
-        deadline: Deadline of the caller on the clock of `time.monotonic`.
+    ``attempt`` plans a changed request, without looking for remedies in turn.
     """
     search = _Search(profile, attempt, min(deadline, time.monotonic() + BUDGET_S))
     found = [search.more_devices(cluster, options)]

@@ -324,11 +324,6 @@ def default_depths(
     et al. 2021). PipeDream's rule for replicas, ceil(ranks from here on / r) (Narayanan et al.
     2019), rounds each stage separately; if replicas do not divide each other, that starves stages,
     which costs half of the step and more in the plans of `benchmarks/planner.py`.
-
-    Args:
-        num_microbatches: Micro-batches per step.
-        replicas: Ranks of each stage.
-        extra: Depth added to each stage; empty for none.
     """
     depths: list[int] = []
     ahead = 0

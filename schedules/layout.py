@@ -51,11 +51,7 @@ def lay_out(plan: Plan) -> Layout:
 def make_layout(
     name: ScheduleName, num_microbatches: int, replicas: Sequence[int], chunks: int
 ) -> Layout:
-    """Return the layout of a pipeline whose ranks are numbered place by place.
-
-    Raises:
-        InvalidInput: The schedule does not support these numbers.
-    """
+    """Return the layout of a pipeline whose ranks are numbered place by place."""
     _check(name, num_microbatches, replicas, chunks)
     positions = len(replicas) // chunks
     places = []

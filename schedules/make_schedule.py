@@ -57,11 +57,7 @@ def make_schedule(
 
 
 def replicas_or_one(num_stages: int, replicas: Sequence[int]) -> tuple[int, ...]:
-    """Return the replicas of each stage, one each if none are given.
-
-    Raises:
-        InvalidInput: The numbers are not one per stage.
-    """
+    """Return the replicas of each stage, one each if none are given."""
     if not replicas:
         return (1,) * num_stages
     if len(replicas) != num_stages:

@@ -128,11 +128,7 @@ def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
 def repeated(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
     """Extend a one-stage-per-device assignment to several stages per device, one per round.
 
-    Args:
-        one: The first round.
-        cuts: Of all rounds.
-        chunks: How many there are.
-        folds: Whether the second runs back, as in a V.
+    With ``folds`` the second round runs back, as in a V.
     """
     classes, ends = one.classes, one.ends
     for _ in range(1, chunks):

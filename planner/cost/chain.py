@@ -192,12 +192,7 @@ def _in_front(table: Seconds) -> Seconds:
 
 @dataclass(frozen=True, eq=False)
 class ChainStages(StageTable):
-    """The stages of a chain.
-
-    Attributes:
-        positions: See `ChainCosts`.
-        order: See `ChainCosts`.
-    """
+    """The stages of a chain."""
 
     positions: tuple[int, ...]
     order: Order = ()
@@ -224,9 +219,7 @@ def legal_positions(profile: Profile) -> tuple[int, ...]:
 def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
     """Compute the costs of every stage between these positions in O(N^2 + size of the profile).
 
-    Args:
-        profile: L layers.
-        positions: Ascending layer indices from 0 to L.
+    Positions are layer indices that ascend from 0 to the number of layers.
     """
     edges = np.array(positions, dtype=np.int64)
     count = len(edges) - 1

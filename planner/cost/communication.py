@@ -139,12 +139,7 @@ def _accounts_for_boundaries(profile: Profile, layers: dict[str, set[int]]) -> b
 
 
 class StageLinks:
-    """The link levels and transfers between the stages of a plan.
-
-    Args:
-        devices: Those.
-        only_forward: Whether no gradients come back.
-    """
+    """The link levels and transfers between the stages of a plan."""
 
     def __init__(self, devices: Devices, *, only_forward: bool) -> None:
         self.devices, self.only_forward = devices, only_forward

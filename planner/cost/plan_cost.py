@@ -174,11 +174,7 @@ class CostModel:
         return self._counted(replicas, assignment.chunks)
 
     def _counted_depths(self, replicas: tuple[int, ...], chunks: int) -> tuple[int, ...]:
-        """Count the micro-batches in flight in the schedule; replicas are separate pipelines.
-
-        Raises:
-            InvalidInput: The schedule does not take these numbers.
-        """
+        """Count the micro-batches in flight in the schedule; replicas are separate pipelines."""
         make_layout(self.schedule, self.num_microbatches, replicas, chunks)
         alone = (1,) * len(replicas)
         counted = [
@@ -417,11 +413,7 @@ class CostModel:
         )
 
     def _evaluate(self, assignment: Assignment) -> CostedPlan:
-        """Compute all costs of a plan.
-
-        Raises:
-            InvalidInput: The schedule does not take these stages or replicas.
-        """
+        """Compute all costs of a plan."""
         stages = self.stages(assignment)
         tied_s = self.tied_sync_s(assignment)
         value, model_s = self.value(assignment, stages, tied_s), self.model_s(stages, tied_s)

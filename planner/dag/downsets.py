@@ -132,11 +132,8 @@ def enumerate_downsets(dag: Dag, limit: int) -> Rows | None:
     """Enumerate the predecessor-closed sets, from the empty set to the whole graph.
 
     Breadth first by size: sets of k nodes come from those of k - 1 by adding a node whose
-    predecessors are all there. O(sets x width) word operations in numpy.
-
-    Returns:
-        The sets as rows, in order of size and, within a size, in a fixed order. None if there are
-        more than ``limit``.
+    predecessors are all there. O(sets x width) word operations in numpy. Sets come in order of size
+    and, within a size, in a fixed order; None if there are more than ``limit``.
     """
     return _grow(dag, 0, limit, adds_closures=False)
 
@@ -148,9 +145,6 @@ def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
     adding the closure of a successor of one of its nodes. With a single source they are all
     downsets but the empty one; with several, a source is never taken before one of its
     successors. The largest is the part of the graph connected to ``start``.
-
-    Returns:
-        As `enumerate_downsets`.
     """
     first = dag.closures[start]
     # Where no source is missing, every such set is another one and a node.
@@ -238,10 +232,6 @@ class Contraction:
     """A graph whose nodes stand for groups of another graph's nodes.
 
     Its downsets, written out in the groups' members, are downsets of the other graph.
-
-    Attributes:
-        dag: The smaller graph.
-        members: Of each of its nodes the nodes it stands for, as a set.
     """
 
     dag: Dag
@@ -256,11 +246,7 @@ class Contraction:
 
 
 def contract(dag: Dag, groups: Sequence[Iterable[int]]) -> Contraction:
-    """Merge each group into one node; edges inside a group go, parallel ones become one.
-
-    Raises:
-        InvalidInput: The groups are not every node once, or leave a cycle.
-    """
+    """Merge each group into one node; edges inside a group go, parallel ones become one."""
     group_of: dict[int, int] = {}
     for index, group in enumerate(groups):
         for node in group:

@@ -45,11 +45,7 @@ MAX_STAGES = 600_000
 
 @dataclass(frozen=True, eq=False)
 class BranchStages(StageTable):
-    """Stages between sets of layers.
-
-    Attributes:
-        members: The layers of each position's set.
-    """
+    """Stages between sets of layers."""
 
     members: Members
 
@@ -73,11 +69,7 @@ class BranchStages(StageTable):
 class LayerGraph:
     """The graph of a profile's layers and its stage tables.
 
-    Attributes:
-        nodes: Layers that share a stage are one node of it.
-
-    Raises:
-        InvalidInput: The edges do not account for the profile's own boundaries.
+    Layers that share a stage are one of its ``nodes``.
     """
 
     def __init__(self, profile: Profile, options: PlanOptions) -> None:
@@ -165,9 +157,6 @@ def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
     Joined layers read from each other, as it were; whatever lies on the cycles that makes has to
     be in their stage as well. Where no stage may end behind a layer, the next one of the
     profile's own order joins it; the last layer then stays the last.
-
-    Raises:
-        InvalidInput: The options name a layer the profile does not have.
     """
     index = {entry.layer.name: layer for layer, entry in enumerate(profile.layers)}
     last = len(profile.layers) - 1

@@ -53,11 +53,7 @@ class _Item:
 
 
 class SetCosts:
-    """Costs of sets of a profile's layers, derived from its edges.
-
-    Raises:
-        InvalidInput: The edges do not account for the profile's own boundaries.
-    """
+    """Costs of sets of a profile's layers, derived from its edges."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile

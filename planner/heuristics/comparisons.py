@@ -35,13 +35,7 @@ def compare_rules(
 
 @dataclass(frozen=True)
 class _RuleComparison:
-    """Published rules applied to the request of a plan.
-
-    Attributes:
-        own: The plan's assignment.
-        step_s: The plan's step.
-        max_replicas: Limit of the plan's options, which rules may exceed with a remark.
-    """
+    """Published rules applied to the request of a plan."""
 
     request: PlanningRequest
     own: Assignment

@@ -26,9 +26,6 @@ def equal_layers(
     """Return layers per stage that differ by at most one, larger counts in front.
 
     If positions do not allow that, the largest count is least, then the sum of squares.
-
-    Raises:
-        InvalidInput: Positions are malformed, or there are more stages than groups of layers.
     """
     cuts = _check_positions(positions, num_layers)
     sizes = [last - first for first, last in pairwise(cuts)]
@@ -42,9 +39,6 @@ def equal_parameters(
     """Return layers per stage with the least largest stage by bytes of parameters.
 
     A tied weight counts in each of its layers.
-
-    Raises:
-        InvalidInput: Positions are malformed, or there are more stages than groups of layers.
     """
     cuts = _check_positions(positions, len(profile.layers))
     sizes = _sums([entry.layer.parameter_bytes for entry in profile.layers], cuts)
@@ -63,10 +57,6 @@ def torchgpipe_balance(
     If several costs equal the least, it may take an item from an empty block, and then overlaps
     blocks or never returns; here the next block gives the item. Results are otherwise equal: a
     stage may even get 0 layers if many costs equal the least.
-
-    Raises:
-        InvalidInput: A cost is negative or not finite, positions are malformed, or there are more
-            stages than groups of layers.
     """
     cuts = _check_positions(positions, len(costs))
     _check_costs(costs)
@@ -92,10 +82,6 @@ def pipedream_plan(
     It sees the profile as a chain of layers with forward and backward times, parameter bytes and
     activation bytes sent forward, but no loss, memory limits or micro-batches. Returns `None`
     beyond `MAX_PIPEDREAM_DEVICES` or `MAX_PIPEDREAM_SIZE`.
-
-    Raises:
-        InvalidInput: Positions are malformed, there are no devices, or the bandwidth is not
-            positive and finite.
     """
     cuts = _check_positions(positions, len(profile.layers))
     groups = len(cuts) - 1

@@ -151,9 +151,6 @@ def graph_states(graph: CostGraph, limit: int = MAX_STATES) -> States:
 
     They grow out of the closure of the first source in the profile's order by adding closures of
     successors; nodes not connected to that source are in none of them.
-
-    Raises:
-        Infeasible: There are more than ``limit`` states.
     """
     dag = graph.dag
     grown = enumerate_grown_downsets(dag, dag.sources[0], limit)
@@ -179,12 +176,7 @@ def graph_states(graph: CostGraph, limit: int = MAX_STATES) -> States:
 def chain_states(
     times_s: Sequence[float], parameter_bytes: Sequence[float], boundary_bytes: Sequence[float]
 ) -> States:
-    """Return the states of layers in a row; a cut after layer i sends ``boundary_bytes[i]``.
-
-    Raises:
-        InvalidInput: There are no layers, the lengths do not fit (L, L and L - 1), or a cost is
-            negative or not finite.
-    """
+    """Return the states of layers in a row; a cut after layer i sends ``boundary_bytes[i]``."""
     count = len(times_s)
     if not count:
         raise InvalidInput("there are no layers to plan", field="/times_s")
@@ -299,13 +291,7 @@ class PipelineBound:
     machines: int
 
     def span(self, begin: int, machines: int, best_s: Floats | None = None) -> slice:
-        """Return the range of states from ``begin`` on that may be on the pipeline.
-
-        Args:
-            begin: The first state to look at.
-            machines: How many the state gets.
-            best_s: What it costs, where that is known.
-        """
+        """Return the range of states from ``begin`` on that may be on the pipeline."""
         may = self.done_s[begin:] <= self.upper_s * machines
         may &= self.rest_s[begin:] <= self.upper_s * (self.machines - machines)
         if best_s is not None:
@@ -317,10 +303,7 @@ class PipelineBound:
 class LevelTable:
     """The stage costs of one level and the dynamic program over them.
 
-    Args:
-        level: Machines and bandwidth.
-        states: n states.
-        work_s: C, [n, n]; infinite where state j does not hold state i, or is of no interest.
+    ``work_s`` is C, [n, n]: infinite where state j does not hold state i, or is of no interest.
     """
 
     def __init__(self, level: MachineLevel, states: States, work_s: Floats) -> None:
@@ -415,12 +398,9 @@ def work_table(states: States, nested: NDArray[np.bool_]) -> Floats:
 class PipelineTables:
     """The dynamic programs of all levels over all states.
 
-    Args:
-        states: n states.
-        levels: From the lowest to the highest.
-        bases: Of the states those at which a stage of the highest level may begin; only for them
-            are ranges of the level below solved.
-        upper_s: The best pipeline from nothing to everything costs at most this.
+    Levels go from the lowest to the highest. ``bases`` are the states at which a stage of the
+    highest level may begin: only for them are ranges of the level below solved. The best pipeline
+    from nothing to everything costs at most ``upper_s``.
     """
 
     def __init__(

@@ -135,16 +135,6 @@ def pipedream_chain(
     """Find the best split of L layers in a row; nodes are named by position, from "0".
 
     Exact; O(L^2 M^2) on one level.
-
-    Args:
-        times_s: Forward and backward of each layer for one minibatch.
-        parameter_bytes: Of each layer.
-        boundary_bytes: What a cut behind each layer but the last sends.
-        machines: As for `pipedream_split`.
-        bandwidths_bytes_per_s: As for `pipedream_split`.
-
-    Raises:
-        InvalidInput: As `pipedream_split`, or a cost is negative or not finite.
     """
     levels = pipedream_levels(machines, bandwidths_bytes_per_s)
     states = chain_states(times_s, parameter_bytes, boundary_bytes)

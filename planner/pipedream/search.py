@@ -83,10 +83,8 @@ class SplitBounds:
 def best_split(states: States, levels: Sequence[MachineLevel], tolerance: float) -> SplitBounds:
     """Find the best pipeline of the whole graph on all levels.
 
-    Args:
-        states: What may be cut at.
-        levels: From the lowest to the highest.
-        tolerance: Relative gap at which to stop where tables do not fit.
+    Levels go from the lowest to the highest; where tables do not fit, the search stops at this
+    relative gap.
     """
     if len(states) <= COARSE_STATES:
         return _by_tables(states, levels, np.arange(states.last, dtype=np.intp))
@@ -280,16 +278,10 @@ def _pipeline_s(
 class _Reach:
     """The states reachable with m machines at cost at most u (fact 3 above).
 
-    Sums never decrease from a state to one that holds it (`pipedream_states`), nor does phi.
-
-    Args:
-        states: All states.
-        level: Machines and bandwidth.
-        first: Where the pipeline begins.
-        last: Where it ends.
-        points: States between them at which it may be cut.
-        below: Machines in one machine of this level; T is divided by it, a lower bound.
-        upper_s: No larger cost will be asked for.
+    Sums never decrease from a state to one that holds it (`pipedream_states`), nor does phi. A
+    pipeline begins at ``first``, ends at ``last`` and may be cut at ``points`` between them. T is
+    divided by ``below``, the machines in one machine of this level, for a lower bound. No cost
+    above ``upper_s`` is asked for.
     """
 
     def __init__(
@@ -327,11 +319,7 @@ class _Reach:
     def decide(self, limit_s: float) -> tuple[list[StageSpan] | None, bool]:
         """Search for a pipeline of cost at most ``limit_s``.
 
-        Args:
-            limit_s: The cost allowed.
-
-        Returns:
-            The pipeline if one was found, and whether one may exist.
+        Returns the pipeline if one was found, and whether one may exist.
         """
         reached = self._reached(limit_s)
         end = len(self._points) - 1

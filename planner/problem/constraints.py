@@ -24,9 +24,7 @@ from .tied_weights import TiePattern, tie_patterns
 class SearchPart:
     """Subset of all plans that is searched by itself.
 
-    Attributes:
-        space: Plans of the subset.
-        tied_s: Lower bound on the time that each of them spends on tied weights.
+    Each of its plans spends at least ``tied_s`` on tied weights.
     """
 
     space: SearchSpace
@@ -34,11 +32,7 @@ class SearchPart:
 
 
 def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
-    """Return the layers in front of which a stage may begin, and the number of layers.
-
-    Raises:
-        InvalidInput: A constraint names a layer that the profile does not have.
-    """
+    """Return the layers in front of which a stage may begin, and the number of layers."""
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
     forbidden: set[int] = set()
     for name in options.no_cut_after:
@@ -62,11 +56,7 @@ def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]
 def search_parts(
     tables: StageTable, devices: Devices, options: PlanOptions, *, with_ties: bool = True
 ) -> Iterator[SearchPart]:
-    """Yield all plans that the options allow, one part for each way to spread tied weights.
-
-    Raises:
-        InvalidInput: A pin names a layer that the profile does not have.
-    """
+    """Yield all plans that the options allow, one part for each way to spread tied weights."""
     index = {entry.layer.name: position for position, entry in enumerate(tables.profile.layers)}
     pinned = [(pin, _layer(index, pin.layer, "pins")) for pin in options.pins]
     allowed = None
@@ -176,16 +166,7 @@ def check_asked(
 ) -> None:  # fmt: skip
     """Refuse numbers of stages and pins that no plan can satisfy, whatever the memory.
 
-    Args:
-        profile: Profile to plan.
-        positions: Layers in front of which stages may begin, and the number of layers.
-        devices: Devices to plan for.
-        options: Options of the request.
-        num_nodes: Nodes of the layer graph if layers may be reordered, else `None`.
-
-    Raises:
-        InvalidInput: Pins contradict each other or name something that does not exist.
-        Infeasible: Devices or cuts do not allow that many stages.
+    Where layers may be reordered, ``num_nodes`` counts the nodes of the layer graph.
     """
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
     if options.pins:

@@ -30,11 +30,7 @@ TRAINING_ONLY = ("schedule", "num_microbatches", "max_replicas", "recompute", "o
 
 
 def require_profiles(profile: Profile | Sequence[Profile]) -> tuple[Profile, ...]:
-    """Return one or several profiles as a tuple.
-
-    Raises:
-        InvalidInput: There is no profile, or something else.
-    """
+    """Return one or several profiles as a tuple."""
     if isinstance(profile, str) or not isinstance(profile, Sequence):
         return (require_profile(profile),)
     if not profile:
@@ -64,11 +60,7 @@ def _wrong_type(name: str, expected: str, found: object) -> InvalidInput:
 
 
 def parse_cluster(cluster: Cluster | str) -> Cluster:
-    """Return the cluster, parsed if it is given as shorthand.
-
-    Raises:
-        InvalidInput: The shorthand is malformed, or the cluster is something else.
-    """
+    """Return the cluster, parsed if it is given as shorthand."""
     if isinstance(cluster, str):
         return Cluster.parse(cluster)
     if not isinstance(cluster, Cluster):
@@ -93,11 +85,7 @@ def require_options(options: PlanOptions | None) -> PlanOptions:
 
 
 def compute_deadline(deadline_s: float | None) -> float:
-    """Return the deadline on the clock of `time.monotonic`; infinite for `None`.
-
-    Raises:
-        InvalidInput: The seconds are negative or not a number.
-    """
+    """Return the deadline on the clock of `time.monotonic`; infinite for `None`."""
     if deadline_s is None:
         return math.inf
     is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
@@ -120,11 +108,7 @@ def scale_to_plan(plan: Plan, profile: Profile) -> Profile:
 
 
 def check_options(options: PlanOptions) -> None:
-    """Refuse options that no plan of this objective and schedule can keep or use.
-
-    Raises:
-        InvalidInput: The message names the option and an alternative.
-    """
+    """Refuse options that no plan of this objective and schedule can keep or use."""
     if not _is_default(options, "chunks"):
         _check_chunks(options)
     if options.max_extra_in_flight:

@@ -22,16 +22,7 @@ def check_pins(
 ) -> None:
     """Refuse pins that no plan can keep.
 
-    Args:
-        options: Options with the pins.
-        layer_of: Index of a layer by name.
-        positions: Layers in front of which a stage may begin, and the number of layers; `None`
-            if layers may be reordered, since only the search can tell then.
-        kinds: Kinds of the cluster's devices.
-
-    Raises:
-        InvalidInput: A pin names a kind that the cluster does not have or a stage that cannot
-            exist, or pins contradict each other; the message names them.
+    Positions are `None` if layers may be reordered, since only the search can tell then.
     """
     pins = tuple(enumerate(options.pins))
     for entry in pins:
@@ -54,12 +45,7 @@ def check_pins(
 
 
 def least_conflict(pins: Pins, fails: Callable[[Pins], bool]) -> Pins:
-    """Return an inclusion-minimal subset of failing pins that still fails.
-
-    Args:
-        pins: Pins that fail together.
-        fails: True for failing subsets; a superset of a failing one fails, too.
-    """
+    """Return an inclusion-minimal subset of failing pins that still fails."""
     # Delta debugging: drop halves first, then quarters, down to single pins.
     size = len(pins)
     while size:

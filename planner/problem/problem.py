@@ -40,10 +40,7 @@ MAX_REFINED_ATOMS = 600
 class Progress:
     """Best plan found so far.
 
-    Attributes:
-        elapsed_s: Time since planning began.
-        value: Value of the plan by its objective.
-        lower_bound: Best lower bound known so far, 0 if none.
+    The lower bound is 0 while none is known.
     """
 
     elapsed_s: float

@@ -18,10 +18,8 @@ MAX_PATTERNS = 32
 class TiePattern:
     """Choice of one stage or two for each pair of consecutive layers of a tied weight.
 
-    Attributes:
-        together: Pairs of layers that share a stage.
-        apart: Pairs of layers in different stages.
-        least_sync_s: Lower bound on the time to sum the tied gradients.
+    Pairs of layers share a stage (``together``) or do not (``apart``); summing the tied gradients
+    takes at least ``least_sync_s``.
     """
 
     together: tuple[tuple[int, int], ...]

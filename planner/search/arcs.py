@@ -92,11 +92,7 @@ class StageArcs(NamedTuple):
         return int(start + is_wanted.argmax())
 
     def prune(self, replicas: Integers) -> StageArcs:
-        """Return the arcs with positive entries, which become their least replicas.
-
-        Args:
-            replicas: See `Relaxation.replicas`.
-        """
+        """Return the arcs with positive entries, which become their least replicas."""
         kept = np.flatnonzero(replicas > 0)
         positions = np.arange(len(self.first_arc))
         first_arc = np.searchsorted(self.first_positions()[kept], positions)
@@ -195,13 +191,8 @@ class _ArcCosts(NamedTuple):
 class SearchSpace:
     """All plans of one profile, cluster and set of options.
 
-    Attributes:
-        tables: Costs of every stage.
-        devices: The cluster.
-        options: Of the request.
-        only: Stages allowed by constraints, shape (E,); `None` for all.
-        stage_number: See `StageArcs.stage_number`, shape (E,); `None` for any.
-        allowed: Stages that each class may run, [class, stage]; `None` for all.
+    ``only`` masks the stages that constraints allow, shape (E,); ``allowed`` those of each class,
+    [class, stage]; ``stage_number`` is that of `StageArcs`. `None` stands for all.
     """
 
     tables: StageTable

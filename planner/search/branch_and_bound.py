@@ -415,13 +415,6 @@ class BranchAndBound:
         """Solve a box at its upper corner; return the least metrics beyond that corner.
 
         A box whose search is given up is kept as it is, to be halved when its turn comes.
-
-        Args:
-            lower: Its least metrics.
-            upper: Its largest ones.
-            known: A lower bound of its plans' values.
-            weight: A lower bound of their sums.
-            arcs: All that they can have.
         """
         upper = self._clip(lower, upper, weight)
         caps = MetricCaps(*upper, weight=self._weight_cap(lower))

@@ -172,17 +172,7 @@ def search_labels(
     arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps, budget: int,
     tracks_in_flight: bool, last_pin: int,
 ) -> Labels:  # fmt: skip
-    """Keep all undominated labels of every position, from the last position to the first.
-
-    Args:
-        arcs: See `label_setting.search`.
-        pool: See there.
-        rules: See there.
-        caps: See there.
-        budget: See there.
-        tracks_in_flight: Whether dominance compares micro-batches in flight.
-        last_pin: Largest number from the front that a stage must have; 0 for none.
-    """
+    """Keep all undominated labels of every position, from the last position to the first."""
     num_atoms = len(arcs.first_arc) - 1
     next_metrics, relaxed = relax_arcs(arcs, pool, rules, caps)
     scope = make_scope(pool, rules, caps, tracks_in_flight, last_pin)
@@ -356,10 +346,7 @@ def extend_over_level(
 def number_from_front(is_first: bool, pinned: int, behind: int) -> int:
     """Return the number from the front of a stage, 0 if it is free; -1 if it may not be here.
 
-    Args:
-        is_first: Whether the stage begins at position 0.
-        pinned: Number the stage must have; 0 for any.
-        behind: Number of the stage behind it; 0 if that is free.
+    A pinned number, or one behind, is 0 where the stage is free.
     """
     front = pinned
     if behind > 0:

@@ -67,13 +67,7 @@ _RELAX = Kernel(relax_arcs)
 
 @dataclass(frozen=True)
 class ArcPath:
-    """A path from position 0 to N.
-
-    Attributes:
-        arcs: Its stages, the first one first.
-        weight: Sum of the weights of stages and cuts, in seconds.
-        used: Devices of each class, idle ones between stages included.
-    """
+    """A path from position 0 to N."""
 
     arcs: tuple[StageArc, ...]
     weight: float
@@ -134,13 +128,7 @@ def search(
 ) -> SearchOutcome:
     """Find the path of least weight on which every stage keeps the caps.
 
-    Args:
-        arcs: Stages to choose from.
-        pool: Devices to place them on.
-        rules: Of the request.
-        caps: Of this search.
-        budget: Candidate labels to look at before giving up.
-        paths: Paths to report at most.
+    It gives up after ``budget`` candidate labels, and reports at most that many ``paths``.
     """
     caps = MetricCaps(*map(float, caps))  # Python's floats are quicker than numpy's scalars
     last_pin = int(arcs.stage_number.max(initial=0))

@@ -302,12 +302,10 @@ def relax_arcs(
 ) -> tuple[Floats, RelaxedArcs]:
     """Drop the arcs that no path within the caps can have, and bound the rest.
 
-    Replicas of every arc are the fewest by its own metrics and memory, given the fewest that can
-    be behind it. Then the shortest paths through it by weight, by devices, and by both at a price
-    per device (Handler and Zang 1980) say whether it can be part of a path.
-
-    Returns:
-        Least values of the three metrics beyond their caps, and what remains.
+    Replicas of every arc are the fewest by its own metrics and memory, given the fewest that can be
+    behind it. Then the shortest paths through it by weight, by devices, and by both at a price per
+    device (Handler and Zang 1980) say whether it can be part of a path. Returns the least values of
+    the three metrics beyond their caps, and what remains.
     """
     num_atoms = len(arcs.first_arc) - 1
     next_metrics = float_zeros(3)

@@ -21,13 +21,7 @@ Floats = NDArray[np.float64]
 class SkipTimes:
     """The transfer times of one skip connection, in seconds per micro-batch.
 
-    Attributes:
-        source: The stage that sends activations, and reads gradients.
-        target: The stage behind the next one, or a later one, that reads them.
-        forward_s: How long activations travel.
-        backward_s: How long gradients travel.
-        forward_channel: As in `StageTimes`.
-        backward_channel: As in `StageTimes`.
+    Gradients travel back from ``target`` to ``source``; channels are those of `StageTimes`.
     """
 
     source: int

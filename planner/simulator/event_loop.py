@@ -109,14 +109,7 @@ def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
 
 
 def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:
-    """Return the share of all ranks' time in which they compute neither forward nor backward.
-
-    Args:
-        counts: See `ActionOrder`.
-        times: Of the same stages.
-        step_time_s: Of the whole step.
-        num_ranks: All of them.
-    """
+    """Return the share of all ranks' time in which they compute neither forward nor backward."""
     busy_s = math.fsum((counts * durations(times)).tolist())
     capacity_s = step_time_s * num_ranks
     idle = 1 - busy_s / capacity_s if capacity_s else 0.0

@@ -26,11 +26,6 @@ def solve_balance(request: PlanningRequest) -> Decision:
 
     These objectives only choose the cuts: afterwards stages are recomputed as the options say,
     and a plan that does not keep the options is refused.
-
-    Raises:
-        InvalidInput: The plan does not keep an option, layers may be reordered, or PipeDream's
-            optimizer does not support the cluster.
-        Infeasible: The plan does not fit; these objectives ignore memory.
     """
     objective = request.options.objective
     if request.branches is not None:
@@ -113,13 +108,9 @@ def _work_s(request: PlanningRequest) -> Floats:
 def balance_times(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> Cuts:
     """Return the positions of stages with the fastest slowest stage, stage s on device s.
 
-    Recurrence: ``least[s][j]``, the slowest of s stages that end at position j, is the minimum
-    over i of ``max(least[s - 1][i], work[i, j] / speed[s])``; ``least[0][0]`` = 0. O(S N^2).
-
-    Args:
-        work_s: Time of a stage between any two positions, at speed 1.
-        speeds: Speeds of the devices in order.
-        exactly: True if every device must have a stage; else a prefix of them may suffice.
+    Recurrence: ``least[s][j]``, the slowest of s stages that end at position j, is the minimum over
+    i of ``max(least[s - 1][i], work[i, j] / speed[s])``; ``least[0][0]`` = 0. O(S N^2). If not
+    ``exactly``, a prefix of the devices may suffice.
     """
     n = work_s.shape[0] - 1
     ends = np.arange(n + 1)
@@ -184,12 +175,7 @@ def _positions(costs: ChainCosts, blocks: Sequence[int]) -> Cuts:
 
 
 def _run_pipedream(request: PlanningRequest) -> Assignment:
-    """Return PipeDream's optimum for the outermost link level, on all devices of one class.
-
-    Raises:
-        InvalidInput: Devices differ, there are too many for its search, or its stages cannot be
-            placed.
-    """
+    """Return PipeDream's optimum for the outermost link level, on all devices of one class."""
     costs, devices = request.costs, request.devices
     if len(devices.classes) > 1:
         raise InvalidInput(

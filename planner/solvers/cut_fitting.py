@@ -33,15 +33,10 @@ def fit_cuts(
     """Return the assignment with the cuts of the fastest slowest stage; `None` if there are none.
 
     Bisection on the time. Each probe gives every stage, from the front, as many layers as time,
-    memory and pins allow, and leaves later stages what pins and memory need. The result is exact
-    if more layers never need less memory. Stages that share a device divide its memory in the
-    ratio of the assignment's own cuts. O(S N) rows of N.
-
-    Args:
-        cost_model: Costs of stages.
-        assignment: Assignment without cuts and recomputation, which are replaced.
-        choices: Allowed recomputation; of two, the one that lets a stage take more layers.
-        limited: False to ignore memory limits.
+    memory and pins allow, and leaves later stages what pins and memory need. The result is exact if
+    more layers never need less memory. Stages that share a device divide its memory in the ratio of
+    the assignment's own cuts. O(S N) rows of N. Of two ``choices`` of recomputation a stage gets
+    the one that lets it take more layers; memory limits are ignored unless ``limited``.
     """
     search = _CutSearch(cost_model, assignment, choices, limited=limited)
     best = search.probe(math.inf)

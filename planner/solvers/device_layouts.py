@@ -29,12 +29,7 @@ def list_device_layouts(
     They use each class alone; one class after another, each filled before the next begins; every
     division between two classes; the cluster's own order; with few stages and classes, every
     sequence of classes; and the kinds that pinned layers need, in the order of the layers.
-
-    Args:
-        count: Number of stages.
-        replicas: Devices of each stage.
-        devices: Devices to place them on.
-        kinds: Kinds that pinned layers need, in layer order, without repetitions.
+    ``kinds`` are those that pinned layers need, in layer order, without repetitions.
     """
     rooms = [_room(number, count, replicas, devices) for number in range(len(devices.classes))]
     # Several rules make equal rows; each is tried once, in order of the first.

@@ -98,11 +98,7 @@ def _describe_stage(request: PlanningRequest, found: InfeasiblePlan) -> str:
 
 
 def find_any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
-    """Return some plan that fits these devices; `None` if there is none.
-
-    Raises:
-        DeadlineExceeded: The search was given up.
-    """
+    """Return some plan that fits these devices; `None` if there is none."""
     effort = Effort(request.deadline)
     schedule = request.options.schedule
     measure: Measure = (

@@ -35,15 +35,10 @@ def repair_memory(
 ) -> Iterator[Assignment]:
     """Yield the assignment with cuts moved so that it fits; nothing if the search fails.
 
-    With few combinations of cuts, all are tried. Otherwise steepest descent of the sum of
-    (needed / limit) ** `SHARPNESS` over devices, which may end in a local minimum: an empty result
-    proves nothing.
-
-    Args:
-        cost_model: Costs of stages.
-        assignment: Assignment that does not fit.
-        choices: Allowed recomputation; of two, the one that needs less memory is taken.
-        allows: Predicate of cuts that keep the pins; `None` for any.
+    With few combinations of cuts, all are tried. Otherwise steepest descent of the sum of (needed /
+    limit) ** `SHARPNESS` over devices, which may end in a local minimum: an empty result proves
+    nothing. Of two ``choices`` of recomputation a stage gets the one that needs less memory;
+    ``allows`` says which cuts keep the pins.
     """
     search = _RepairSearch(cost_model, assignment, choices)
     inner = range(1, cost_model.costs.num_atoms)
@@ -71,11 +66,7 @@ def repair_memory(
 
 
 class _RepairSearch:
-    """Cuts as indices of positions, with the memory that every device needs for them.
-
-    Attributes:
-        held: Bytes by device, numbered in order of their first stages along the pipeline.
-    """
+    """Cuts as indices of positions, with the memory that every device needs for them."""
 
     def __init__(
         self, cost_model: CostModel, assignment: Assignment, choices: RecomputeChoices

@@ -17,12 +17,7 @@ from ..search.branch_and_bound import ROUNDING
 
 @dataclass(frozen=True)
 class SimulatedStepBound:
-    """Lower bound on the simulated step of every plan.
-
-    Args:
-        request: Request that the plans answer.
-        chunks: Stages per device.
-    """
+    """Lower bound on the simulated step of every plan."""
 
     request: PlanningRequest
     chunks: int

@@ -166,9 +166,7 @@ class CandidateSource:
     ) -> Iterator[Assignment]:
         """Yield plans cut by even times, equal counts, or speed and memory, on all layouts.
 
-        Args:
-            shapes: Shapes in the order to try them.
-            once: True for only the cuts by speed and memory that need least memory.
+        With ``once`` only the cuts by speed and memory that need least memory.
         """
         request = self.request
         left = MAX_STAGES
@@ -340,10 +338,6 @@ def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
     Candidates are cut by even times, equal layer counts, or each device's speed and memory, for
     every shape and layout of a pipeline; if none fits, those that nearly do have their cuts moved.
     Then the fastest ones are varied while that helps.
-
-    Raises:
-        Infeasible: No candidate fits.
-        DeadlineExceeded: No candidate tried by then fits.
     """
     source = CandidateSource(request)
     if source.shapes and request.deadline == math.inf:

@@ -28,13 +28,7 @@ SOLVERS: dict[Objective, Callable[[PlanningRequest], Decision]] = {
 
 
 def solve(request: PlanningRequest) -> Decision:
-    """Return the best plan by the request's objective.
-
-    Raises:
-        Infeasible: There is none.
-        InvalidInput: The objective is not defined for the schedule.
-        DeadlineExceeded: None was found in time.
-    """
+    """Return the best plan by the request's objective."""
     options = request.options
     if options.objective not in ("step_time", "latency") and options.schedule not in MEASURES:
         raise InvalidInput(

@@ -86,12 +86,6 @@ def search_in_stages(
 
     Quick searches over few positions come first: their plans are plans of the whole problem, too,
     and the better the best known plan, the fewer stages the exact search has to look at.
-
-    Args:
-        request: Request to search.
-        measure: Measure to minimise.
-        max_total_replicas: Most devices of a plan.
-        limit_bytes: Memory limit of every device, beside its own.
     """
     pool = PlanPool(request.cost_model)
     devices = request.devices.limited(limit_bytes)

@@ -31,10 +31,6 @@ def extend_warmup(tournament: Tournament, rounds: int = MAX_ROUNDS) -> None:
     First all stages get as much extra depth as allowed and as memory has room for; then the depth
     of one stage, or of all up to one, is changed while that helps. Last, extra depth that does not
     help is removed.
-
-    Args:
-        tournament: Tournament with plans of default warm-up.
-        rounds: Rounds in which every stage's depth is changed.
     """
     for start in tournament.leaders(MAX_STARTS, NEAR):
         # A tournament per start: a second start may gain more than it is behind now.

@@ -513,14 +513,8 @@ def memory(
 ) -> MemoryUse:
     """Return the memory of a device that holds these layers, storage by storage.
 
-    Args:
-        profile: Costs for one micro-batch.
-        options: Optimizer and objective.
-        layers: Layers of the stage.
-        recompute: True if only the stage's inputs are kept until the backward.
-        microbatches: Micro-batches per step of the first replica.
-        held: Micro-batches in flight at once.
-        past: Bytes forward and backward that bypass the stage instead of being relayed.
+    ``held`` micro-batches are in flight at once; ``past`` bytes, forward and backward, bypass the
+    stage instead of being relayed.
     """
     weights = gradients = state = 0
     for parameter in parameters_of(profile):

@@ -11,11 +11,7 @@ from ...core.cluster.cluster import Cluster, Device
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """Devices of one class that hold a stage.
-
-    Attributes:
-        devices: Indices in the cluster, first replica first.
-    """
+    """Devices of one class that hold a stage."""
 
     cluster: Cluster
     devices: tuple[int, ...]

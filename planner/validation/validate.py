@@ -64,11 +64,7 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
 
 
 def as_ordered(plan: Plan, profile: Profile) -> Profile:
-    """Return the profile with its layers in the plan's order.
-
-    Raises:
-        InvalidInput: The plan's options or the profile's edges do not allow that order.
-    """
+    """Return the profile with its layers in the plan's order."""
     if not plan.layer_order:
         return profile
     if plan.options.layer_order == "given":
