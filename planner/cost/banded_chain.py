@@ -7,7 +7,7 @@ the diagonal, and it can be searched whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,11 +16,20 @@ from numpy.typing import NDArray
 
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ...core.profile.profile import Profile
-from .chain import ChainStages, crossing, held_items, parameters_of, per_atom, tied_parameters
+from .chain import (
+    ChainStages,
+    Items,
+    crossing_columns,
+    held_columns,
+    held_items,
+    is_learned,
+    parameters_of,
+    sum_atoms,
+    tied_parameters,
+)
 from .device_classes import Devices
 
 Integers = NDArray[np.int64]
-Items = Iterable[tuple[int, tuple[int, ...]]]
 
 MAX_STAGES = 4_000_000
 """Stages of a band that are still searched whole: 10 s."""
@@ -67,8 +76,7 @@ def _farthest(
     own = np.zeros(num_atoms, dtype=np.int64)
     for entry in parameters_of(profile):
         if entry.layers:
-            learned = entry.kind == "parameter" and entry.trainable
-            more = entry.size_bytes + entry.numel * state if learned else 0
+            more = entry.size_bytes + entry.numel * state if is_learned(entry) else 0
             own[atoms[entry.layers[0]]] += entry.size_bytes + more
     before = np.concatenate([[0], np.cumsum(own)])
     last = np.searchsorted(before, before[:-1] + limit, side="right") - 1
@@ -116,13 +124,6 @@ class _Band:
         sums: Integers = np.cumsum(grid, axis=1)[self.first, self.length]
         return sums
 
-    def sum_saved(self, profile: Profile) -> Integers:
-        """Return each stage's saved activations, by storage where the profile lists them."""
-        if profile.storages:
-            return self.sum_held((entry.size_bytes, entry.layers) for entry in profile.storages)
-        layers = enumerate(profile.layers)
-        return self.sum_held((entry.saved_activation_bytes, (index,)) for index, entry in layers)
-
 
 def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Integers) -> BandStages:
     n = len(edges) - 1
@@ -130,27 +131,18 @@ def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Intege
     first, length, column = band.first, band.length, band.column
     last = first + length + 1
     loss, ends = profile.loss, last == n
-    forward = per_atom([entry.forward.median_s for entry in profile.layers], edges)
-    backward = per_atom([entry.backward.median_s for entry in profile.layers], edges)
+    forward, backward, workspace = sum_atoms(profile, edges)
     again = band.sum_times(forward)
     forward_s, backward_s = again.copy(), band.sum_times(backward)
-    parameters = parameters_of(profile)
-    learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
-    saved = band.sum_saved(profile)
+    held = held_columns(profile, band.sum_held)
     front_forward = np.concatenate([[0.0], np.cumsum(forward)])
     front_backward = np.concatenate([[0.0], np.cumsum(backward)])
     if loss:
         forward_s[ends] += loss.forward.median_s
         backward_s[ends] += loss.backward.median_s
-        saved[ends] += loss.saved_activation_bytes
+        held["saved_bytes"][ends] += loss.saved_activation_bytes
         front_forward[n] += loss.forward.median_s
         front_backward[n] += loss.backward.median_s
-    workspace = np.maximum.reduceat(
-        np.array([entry.workspace_bytes for entry in profile.layers], dtype=np.int64), edges[:-1]
-    )
-    arriving, returning = crossing(profile, edges)
-    inputs = arriving.copy()
-    inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
     return BandStages(
         profile=profile,
         num_atoms=n,
@@ -160,18 +152,13 @@ def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Intege
         forward_s=forward_s,
         backward_s=backward_s,
         recompute_s=again,
-        weights_bytes=band.sum_held((p.size_bytes, p.layers) for p in parameters),
-        gradients_bytes=band.sum_held((p.size_bytes, p.layers) for p in learned),
-        learned_elements=band.sum_held((p.numel, p.layers) for p in learned),
-        saved_bytes=saved,
         workspace_bytes=np.maximum.accumulate(workspace[column], axis=1)[first, length],
-        arriving_bytes=arriving,
-        returning_bytes=returning,
-        input_bytes=inputs,
         front_forward_s=front_forward,
         front_backward_s=front_backward,
         tied=tied_parameters(profile),
         positions=tuple(int(edge) for edge in edges),
+        **held,
+        **crossing_columns(profile, edges),
     )
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +34,24 @@ Order = tuple[int, ...]
 """The profile's layer at each place; empty for the profile's own order."""
 
 
+Items = Iterable[tuple[int, tuple[int, ...]]]
+"""Sizes of things that stages hold once, each with the layers that use it."""
+
+STAGE_COLUMNS = (
+    "forward_s", "backward_s", "recompute_s", "weights_bytes", "gradients_bytes",
+    "learned_elements", "saved_bytes", "workspace_bytes",
+)  # fmt: skip
+"""Fields of `CostColumns` with an entry for every stage."""
+
+POSITION_COLUMNS = ("arriving_bytes", "returning_bytes", "input_bytes")
+"""Fields of `CostColumns` with an entry for every position, shape (N + 1,)."""
+
+
 @dataclass(frozen=True, eq=False)
-class StageTable(ABC):
-    """Costs of E stages between N + 1 positions, on the device profiled; nothing of options.
+class CostColumns:
+    """Costs of stages between N + 1 positions, on the device profiled; nothing of options.
 
     Attributes:
-        num_atoms: N.
-        most_stages: No plan has more.
-        first: Position each stage begins at, shape (E,), ascending.
-        last: Position it ends at, ascending among stages with one first position.
         forward_s: Forward time per micro-batch, the loss included where the stage is last.
         backward_s: Backward time per micro-batch, with the loss where the stage is last.
         recompute_s: Forward time without the loss.
@@ -51,20 +60,14 @@ class StageTable(ABC):
         learned_elements: Elements of the trainable parameters.
         saved_bytes: Activations kept for backward per micro-batch.
         workspace_bytes: Largest temporary memory of any layer.
-        arriving_bytes: Per position, activations that cross a cut there, shape (N + 1,).
-        returning_bytes: Per position, gradients that cross it back.
-        input_bytes: Per position, what a stage that begins there reads: ``arriving_bytes``, at
-            the front the model's inputs.
-        front_forward_s: Per position, forward time of all layers in front.
-        front_backward_s: Per position, their backward time.
+        arriving_bytes: Activations that cross a cut there.
+        returning_bytes: Gradients that cross it back.
+        input_bytes: What a stage that begins there reads: ``arriving_bytes``, at the front the
+            model's inputs.
         tied: Trainable parameters used by several layers.
     """
 
     profile: Profile
-    num_atoms: int
-    most_stages: int
-    first: Positions
-    last: Positions
     forward_s: Seconds
     backward_s: Seconds
     recompute_s: Seconds
@@ -76,9 +79,28 @@ class StageTable(ABC):
     arriving_bytes: Bytes
     returning_bytes: Bytes
     input_bytes: Bytes
+    tied: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable(CostColumns, ABC):
+    """Costs of E stages, columns of shape (E,).
+
+    Attributes:
+        num_atoms: N.
+        most_stages: No plan has more.
+        first: Position each stage begins at, shape (E,), ascending.
+        last: Position it ends at, ascending among stages with one first position.
+        front_forward_s: Per position, forward time of all layers in front.
+        front_backward_s: Per position, their backward time.
+    """
+
+    num_atoms: int
+    most_stages: int
+    first: Positions
+    last: Positions
     front_forward_s: Seconds
     front_backward_s: Seconds
-    tied: tuple[Parameter, ...]
 
     @abstractmethod
     def holds(self, layer: int) -> Mask:
@@ -101,42 +123,16 @@ class StageTable(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class ChainCosts:
-    """Costs of every stage between some positions of one profile, on the device profiled.
+class ChainCosts(CostColumns):
+    """Costs of every stage between some positions of one profile, tables [first, last].
 
     Attributes:
         positions: Layers in front of which a stage may begin, from 0, and the number of layers.
-        forward_s: Forward time per micro-batch, the loss included where the stage is last.
-        backward_s: Backward time per micro-batch, with the loss where the stage is last.
-        recompute_s: Forward time without the loss.
-        weights_bytes: Parameters and buffers used, each storage once.
-        gradients_bytes: One gradient per trainable parameter, in its dtype.
-        learned_elements: Elements of the trainable parameters.
-        saved_bytes: Activations kept for backward per micro-batch.
-        workspace_bytes: Largest temporary memory of any layer.
-        arriving_bytes: Per position, activations that cross a cut there, shape (N + 1,).
-        returning_bytes: Per position, gradients that cross it back.
-        input_bytes: Per position, what a stage that begins there reads: ``arriving_bytes``, at
-            the front the model's inputs.
-        tied: Trainable parameters used by several layers.
         order: Where ``profile`` is another one with its layers reordered: that one's layer at
             each place.
     """
 
-    profile: Profile
     positions: tuple[int, ...]
-    forward_s: Seconds
-    backward_s: Seconds
-    recompute_s: Seconds
-    weights_bytes: Bytes
-    gradients_bytes: Bytes
-    learned_elements: Bytes
-    saved_bytes: Bytes
-    workspace_bytes: Bytes
-    arriving_bytes: Bytes
-    returning_bytes: Bytes
-    input_bytes: Bytes
-    tied: tuple[Parameter, ...]
     order: Order = ()
 
     @property
@@ -156,30 +152,21 @@ class ChainCosts:
     @cached_property
     def stages(self) -> ChainStages:
         """Return every stage as one row of a stage table."""
-        first, last = np.triu_indices(self.num_atoms + 1, k=1)
-        span = (first, last)
+        first, last = span = np.triu_indices(self.num_atoms + 1, k=1)
+        columns = {name: getattr(self, name) for name in POSITION_COLUMNS}
+        columns |= {name: getattr(self, name)[span] for name in STAGE_COLUMNS}
         return ChainStages(
             profile=self.profile,
             num_atoms=self.num_atoms,
             most_stages=self.num_atoms,
             first=first.astype(np.int64),
             last=last.astype(np.int64),
-            forward_s=self.forward_s[span],
-            backward_s=self.backward_s[span],
-            recompute_s=self.recompute_s[span],
-            weights_bytes=self.weights_bytes[span],
-            gradients_bytes=self.gradients_bytes[span],
-            learned_elements=self.learned_elements[span],
-            saved_bytes=self.saved_bytes[span],
-            workspace_bytes=self.workspace_bytes[span],
-            arriving_bytes=self.arriving_bytes,
-            returning_bytes=self.returning_bytes,
-            input_bytes=self.input_bytes,
             front_forward_s=_in_front(self.forward_s),
             front_backward_s=_in_front(self.backward_s),
             tied=self.tied,
             positions=self.positions,
             order=self.order,
+            **columns,
         )
 
 
@@ -222,34 +209,22 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
     Positions are layer indices that ascend from 0 to the number of layers.
     """
     edges = np.array(positions, dtype=np.int64)
-    count = len(edges) - 1
-    parameters = parameters_of(profile)
-    learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
-    loss = profile.loss
-    forward = per_atom([entry.forward.median_s for entry in profile.layers], edges)
-    backward = per_atom([entry.backward.median_s for entry in profile.layers], edges)
-    workspace = np.maximum.reduceat(
-        np.array([entry.workspace_bytes for entry in profile.layers], dtype=np.int64), edges[:-1]
-    )
-    arriving, returning = crossing(profile, edges)
-    inputs = arriving.copy()
-    inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
+    count, loss = len(edges) - 1, profile.loss
+    forward, backward, workspace = sum_atoms(profile, edges)
     atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
+    held = held_columns(profile, partial(_held, count, atoms))
+    if loss:
+        held["saved_bytes"][:, count] += loss.saved_activation_bytes
     return ChainCosts(
         profile=profile,
         positions=tuple(int(edge) for edge in edges),
         forward_s=_sums(forward, loss.forward.median_s if loss else 0.0),
         backward_s=_sums(backward, loss.backward.median_s if loss else 0.0),
         recompute_s=_sums(forward, 0.0),
-        weights_bytes=_held(count, atoms, ((p.size_bytes, p.layers) for p in parameters)),
-        gradients_bytes=_held(count, atoms, ((p.size_bytes, p.layers) for p in learned)),
-        learned_elements=_held(count, atoms, ((p.numel, p.layers) for p in learned)),
-        saved_bytes=_saved_bytes(profile, count, atoms),
         workspace_bytes=_largest(workspace),
-        arriving_bytes=arriving,
-        returning_bytes=returning,
-        input_bytes=inputs,
         tied=tied_parameters(profile),
+        **held,
+        **crossing_columns(profile, edges),
     )
 
 
@@ -271,27 +246,57 @@ def parameters_of(profile: Profile) -> tuple[Parameter, ...]:
     )
 
 
+def is_learned(parameter: Parameter) -> bool:
+    """Return True for a trainable parameter, not a buffer."""
+    return parameter.kind == "parameter" and parameter.trainable
+
+
 def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
     """Return the trainable parameters used by several layers."""
     return tuple(
-        entry
-        for entry in parameters_of(profile)
-        if entry.kind == "parameter" and entry.trainable and len(entry.layers) > 1
+        entry for entry in parameters_of(profile) if is_learned(entry) and len(entry.layers) > 1
     )
 
 
-def per_atom(layer_s: list[float], edges: NDArray[np.int64]) -> Seconds:
-    """Return the sums over the layers between neighbouring positions."""
-    sums: Seconds = np.add.reduceat(np.array(layer_s), edges[:-1])
-    return sums
+def saved_items(profile: Profile) -> Items:
+    """Yield saved activations, by storage where the profile lists them."""
+    if profile.storages:
+        return ((entry.size_bytes, entry.layers) for entry in profile.storages)
+    layers = enumerate(profile.layers)
+    return ((entry.saved_activation_bytes, (index,)) for index, entry in layers)
 
 
-def crossing(profile: Profile, edges: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
-    """Return the activation and gradient bytes that cross each position; zero at both ends."""
+def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> dict[str, Bytes]:
+    """Return the columns in which a stage counts everything it holds once; without the loss."""
+    parameters = parameters_of(profile)
+    learned = [entry for entry in parameters if is_learned(entry)]
+    return {
+        "weights_bytes": sum_held((entry.size_bytes, entry.layers) for entry in parameters),
+        "gradients_bytes": sum_held((entry.size_bytes, entry.layers) for entry in learned),
+        "learned_elements": sum_held((entry.numel, entry.layers) for entry in learned),
+        "saved_bytes": sum_held(saved_items(profile)),
+    }
+
+
+def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds, Bytes]:
+    """Return forward and backward time and workspace of the layers between positions."""
+    layers, begins = profile.layers, edges[:-1]
+    workspace = np.array([entry.workspace_bytes for entry in layers], dtype=np.int64)
+    return (
+        np.add.reduceat([entry.forward.median_s for entry in layers], begins),
+        np.add.reduceat([entry.backward.median_s for entry in layers], begins),
+        np.maximum.reduceat(workspace, begins),
+    )
+
+
+def crossing_columns(profile: Profile, edges: Positions) -> dict[str, Bytes]:
+    """Return the bytes that cross each position, zero at both ends, and what begins there reads."""
     inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
     arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
     returning = np.array([0, *(gap.backward_bytes for gap in inner), 0], dtype=np.int64)
-    return arriving, returning
+    inputs = arriving.copy()
+    inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
+    return dict(zip(POSITION_COLUMNS, (arriving, returning, inputs), strict=True))
 
 
 def _sums(atom_s: Seconds, loss_s: float) -> Seconds:
@@ -312,9 +317,7 @@ def _inside(n: int) -> NDArray[np.bool_]:
     return inside
 
 
-def _held(
-    num_atoms: int, atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
-) -> Bytes:
+def _held(num_atoms: int, atoms: Positions, items: Items) -> Bytes:
     """Return table[first, last] = bytes of the items with at least one layer in the stage.
 
     The first atom of an item at or after ``first`` is ``atom`` for every first in
@@ -330,40 +333,18 @@ def _held(
     return corners[: num_atoms + 1]
 
 
-def held_items(
-    atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
-) -> tuple[Bytes, Bytes, Bytes]:
+def held_items(atoms: Positions, items: Items) -> tuple[Bytes, Bytes, Bytes]:
     """Return, per use of an item by an atom, the item's previous atom (or -1), the atom, bytes."""
-    sizes: list[int] = []
-    befores: list[int] = []
-    afters: list[int] = []
+    found: list[tuple[int, int, int]] = []
     for size_bytes, layers in items:
         before = -1
         for layer in layers:
             after = int(atoms[layer])
             if after != before:
-                sizes.append(size_bytes)
-                befores.append(before)
-                afters.append(after)
+                found.append((before, after, size_bytes))
                 before = after
-    return (
-        np.array(befores, dtype=np.int64),
-        np.array(afters, dtype=np.int64),
-        np.array(sizes, dtype=np.int64),
-    )
-
-
-def _saved_bytes(profile: Profile, num_atoms: int, atoms: NDArray[np.int64]) -> Bytes:
-    """Return table[first, last] of saved activations, by storage where the profile lists them."""
-    if profile.storages:
-        items = ((entry.size_bytes, entry.layers) for entry in profile.storages)
-    else:
-        layers = enumerate(profile.layers)
-        items = ((entry.saved_activation_bytes, (index,)) for index, entry in layers)
-    table = _held(num_atoms, atoms, items)
-    if profile.loss:
-        table[:, num_atoms] += profile.loss.saved_activation_bytes
-    return table
+    before_atoms, atoms_held, sizes = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    return before_atoms, atoms_held, sizes
 
 
 def _largest(atom_bytes: Bytes) -> Bytes:

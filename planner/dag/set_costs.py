@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.profile.profile import Profile
 from ..cost.chain import (
+    POSITION_COLUMNS,
+    STAGE_COLUMNS,
     Bytes,
     ChainCosts,
     Order,
     Positions,
-    Seconds,
+    is_learned,
     parameters_of,
+    saved_items,
     tied_parameters,
 )
 from .reorder import TensorUses
@@ -24,24 +27,6 @@ Members = NDArray[np.uint8]
 """1 where a layer is in a set, [sets, layers]."""
 
 WEIGHTS, GRADIENTS, ELEMENTS, SAVED = range(4)
-
-
-class Costs(TypedDict):
-    """The fields of a `StageTable` that follow from its sets."""
-
-    forward_s: Seconds
-    backward_s: Seconds
-    recompute_s: Seconds
-    weights_bytes: Bytes
-    gradients_bytes: Bytes
-    learned_elements: Bytes
-    saved_bytes: Bytes
-    workspace_bytes: Bytes
-    arriving_bytes: Bytes
-    returning_bytes: Bytes
-    input_bytes: Bytes
-    front_forward_s: Seconds
-    front_backward_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -93,7 +78,7 @@ class SetCosts:
         crossing = crosses.astype(np.int64)
         return crossing @ self.sent, crossing @ self.sent_back
 
-    def costs(self, members: Members, first: Positions, last: Positions) -> Costs:
+    def costs(self, members: Members, first: Positions, last: Positions) -> dict[str, Any]:
         """Compute the costs of stages between sets; each first set lies inside the last one."""
         loss, whole = self.profile.loss, members.sum(axis=1, dtype=np.int64) == members.shape[1]
         is_last = whole[last]
@@ -115,7 +100,7 @@ class SetCosts:
         arriving, returning = self.crossing(members)
         inputs = arriving.copy()
         inputs[0] = sum(tensor.size_bytes for tensor in self.profile.inputs)
-        return Costs(
+        return dict(
             forward_s=forward + (loss.forward.median_s if loss else 0.0) * is_last,
             backward_s=backward + (loss.backward.median_s if loss else 0.0) * is_last,
             recompute_s=forward,
@@ -148,30 +133,16 @@ class SetCosts:
         first, last = np.triu_indices(size, k=1)
         costs = self.costs(members, first.astype(np.int64), last.astype(np.int64))
 
-        def times(values: Seconds) -> Seconds:
-            table = np.zeros((size, size))
-            table[first, last] = values
-            return table
-
-        def sizes(values: Bytes) -> Bytes:
-            table = np.zeros((size, size), dtype=np.int64)
+        def fill_table(values: NDArray[Any]) -> NDArray[Any]:
+            table = np.zeros((size, size), dtype=values.dtype)
             table[first, last] = values
             return table
 
         return ChainCosts(
             profile=self.profile,
             positions=cuts,
-            forward_s=times(costs["forward_s"]),
-            backward_s=times(costs["backward_s"]),
-            recompute_s=times(costs["recompute_s"]),
-            weights_bytes=sizes(costs["weights_bytes"]),
-            gradients_bytes=sizes(costs["gradients_bytes"]),
-            learned_elements=sizes(costs["learned_elements"]),
-            saved_bytes=sizes(costs["saved_bytes"]),
-            workspace_bytes=sizes(costs["workspace_bytes"]),
-            arriving_bytes=costs["arriving_bytes"],
-            returning_bytes=costs["returning_bytes"],
-            input_bytes=costs["input_bytes"],
+            **{name: fill_table(costs[name]) for name in STAGE_COLUMNS},
+            **{name: costs[name] for name in POSITION_COLUMNS},
             tied=tuple(
                 entry.model_copy(
                     update={"layers": tuple(sorted(int(place[layer]) for layer in entry.layers))}
@@ -186,15 +157,12 @@ def _items(profile: Profile) -> tuple[Bytes, tuple[_Item, ...]]:
     """Return the sizes used by one layer alone, [layers, 4], and those shared by several."""
     sizes: dict[tuple[int, ...], list[int]] = {}
     for entry in parameters_of(profile):
-        learned = entry.kind == "parameter" and entry.trainable
+        learned = is_learned(entry)
         held = sizes.setdefault(entry.layers, [0, 0, 0, 0])
         held[WEIGHTS] += entry.size_bytes
         held[GRADIENTS] += entry.size_bytes * learned
         held[ELEMENTS] += entry.numel * learned
-    storages = [(entry.layers, entry.size_bytes) for entry in profile.storages] or [
-        ((index,), entry.saved_activation_bytes) for index, entry in enumerate(profile.layers)
-    ]
-    for layers, size_bytes in storages:
+    for size_bytes, layers in saved_items(profile):
         sizes.setdefault(layers, [0, 0, 0, 0])[SAVED] += size_bytes
     alone = np.zeros((len(profile.layers), 4), dtype=np.int64)
     shared = []
