@@ -40,19 +40,14 @@ from pipedream_study.document import (
     is_equal,
     wanted_s,
 )
+from pipedream_study.graphs import graph_states, pipedream_value, split_states, to_cost_graph
 from pipedream_study.own import solve_own
 from pipedream_study.results import COLUMNS, Column, Result, Settings
 from tables import write_between_marks
 
 from stagewright.core.errors import InvalidInput, StagewrightError
-from stagewright.formats.pipedream_graph import PipeDreamGraph, read_pipedream_graph, to_cost_graph
-from stagewright.planner.pipedream.dynamic_program import graph_states
-from stagewright.planner.pipedream.objective import (
-    PipeDreamStage,
-    pipedream_levels,
-    pipedream_value,
-    split_states,
-)
+from stagewright.formats.pipedream_graph import PipeDreamGraph, read_pipedream_graph
+from stagewright.planner.pipedream.objective import PipeDreamStage, pipedream_levels
 from stagewright.schedules.numba_jit import is_available
 
 

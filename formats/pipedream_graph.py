@@ -21,7 +21,6 @@ from ..core.graph.graph import Boundary, Edge, Layer, Parameter
 from ..core.graph.tensors import TensorSpec
 from ..core.profile.profile import LayerProfile, Profile, Provenance, SavedStorage, Timing
 from ..planner.dag.downsets import Dag
-from ..planner.pipedream.dynamic_program import CostGraph
 
 SEPARATOR = " -- "
 MS_PER_S = 1000
@@ -200,19 +199,6 @@ def _without(graph: PipeDreamGraph, prefix: str, used: set[str]) -> PipeDreamGra
     return PipeDreamGraph(
         tuple(node for node in graph.nodes if node.node_id not in gone),
         tuple(edge for edge in graph.edges if gone.isdisjoint(edge)),
-    )
-
-
-def to_cost_graph(graph: PipeDreamGraph) -> CostGraph:
-    """Convert to the graph `planner.pipedream` takes: computing nodes in file order."""
-    graph = drop_inputs_and_unused(graph)
-    numbers = {node.node_id: number for number, node in enumerate(graph.nodes)}
-    return CostGraph(
-        node_ids=tuple(numbers),
-        dag=Dag(len(numbers), tuple((numbers[a], numbers[b]) for a, b in graph.edges)),
-        times_s=tuple(node.forward_time_s + node.backward_time_s for node in graph.nodes),
-        parameter_bytes=tuple(node.parameter_bytes for node in graph.nodes),
-        activation_bytes=tuple(node.activation_bytes for node in graph.nodes),
     )
 
 

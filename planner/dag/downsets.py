@@ -135,33 +135,11 @@ def enumerate_downsets(dag: Dag, limit: int) -> Rows | None:
     predecessors are all there. O(sets x width) word operations in numpy. Sets come in order of size
     and, within a size, in a fixed order; None if there are more than ``limit``.
     """
-    return _grow(dag, 0, limit, adds_closures=False)
-
-
-def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
-    """Enumerate the predecessor-closed sets that grow out of one node's closure.
-
-    These are PipeDream's states: the closure of ``start``, and of every such set the sets made by
-    adding the closure of a successor of one of its nodes. With a single source they are all
-    downsets but the empty one; with several, a source is never taken before one of its
-    successors. The largest is the part of the graph connected to ``start``.
-    """
-    first = dag.closures[start]
-    # Where no source is missing, every such set is another one and a node.
-    all_sources = sum(1 << node for node in dag.sources)
-    return _grow(dag, first, limit, adds_closures=bool(all_sources & ~first))
-
-
-def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | None:
-    """Grow sets in order of size; ``pending[k]`` holds batches of sets of k nodes, with repeats."""
-    closures = as_rows(dag.closures, dag.num_nodes)
     predecessors = as_rows(dag.predecessors, dag.num_nodes)
-    pending = {first.bit_count(): [as_rows([first], dag.num_nodes)]}
+    rows = as_rows([0], dag.num_nodes)
     found: list[Rows] = []
     count = 0
-    while pending:
-        size = min(pending)
-        rows = _distinct(np.concatenate(pending.pop(size)))
+    while len(rows):
         found.append(rows)
         count += len(rows)
         if count > limit:
@@ -169,41 +147,28 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
         # A node that is in every set, or that none of them leads to, extends none.
         union = as_set(np.bitwise_or.reduce(rows, axis=0))
         common = as_set(np.bitwise_and.reduce(rows, axis=0))
-        for node in _candidates(dag, union, common, adds_closures):
+        reach = sum(1 << node for node in dag.sources)
+        for node in nodes_of(union):
+            reach |= dag.successors[node]
+        grown = [rows[:0]]
+        for node in nodes_of(reach & ~common):
             word, bit = divmod(node, _WORD)
             may = (rows[:, word] >> np.uint64(bit)) & _ONE == 0
-            if adds_closures:
-                may &= _meets(rows, predecessors[node])
-            else:
-                # All predecessors are inside if none is in the complement.
-                may &= ~_meets(~rows, predecessors[node])
-            grown = rows[may] | closures[node]
-            if len(grown) and not adds_closures:
-                pending.setdefault(size + 1, []).append(grown)
-            elif len(grown):
-                sizes = np.bitwise_count(grown).sum(axis=1, dtype=np.intp)
-                for larger in np.unique(sizes):
-                    pending.setdefault(int(larger), []).append(grown[sizes == larger])
+            # All predecessors are inside if none is in the complement.
+            may &= ~meets(~rows, predecessors[node])
+            larger = rows[may]
+            larger[:, word] |= _ONE << np.uint64(bit)
+            grown.append(larger)
+        rows = drop_repeats(np.concatenate(grown))
     return np.concatenate(found)
 
 
-def _candidates(dag: Dag, union: int, common: int, adds_closures: bool) -> list[int]:
-    """Return the nodes that may extend some set, given the sets' union and intersection."""
-    reach = 0
-    for node in nodes_of(union):
-        reach |= dag.successors[node]
-    if not adds_closures:
-        for node in dag.sources:
-            reach |= 1 << node
-    return nodes_of(reach & ~common)
-
-
-def _meets(rows: Rows, members: Rows) -> NDArray[np.bool_]:
+def meets(rows: Rows, members: Rows) -> NDArray[np.bool_]:
     """Return a mask of the rows that have a node in common with one set."""
-    meets = np.zeros(len(rows), dtype=np.bool_)
+    found = np.zeros(len(rows), dtype=np.bool_)
     for word in np.flatnonzero(members):
-        meets |= rows[:, word] & members[word] != 0
-    return meets
+        found |= rows[:, word] & members[word] != 0
+    return found
 
 
 def _hashes(rows: Rows) -> NDArray[np.uint64]:
@@ -214,7 +179,7 @@ def _hashes(rows: Rows) -> NDArray[np.uint64]:
     return np.asarray(np.bitwise_xor.reduce(mixed, axis=1))
 
 
-def _distinct(rows: Rows) -> Rows:
+def drop_repeats(rows: Rows) -> Rows:
     """Remove duplicate rows: sort by hash and compare rows with equal hashes in full."""
     hashes = _hashes(rows)
     order = np.argsort(hashes, kind="stable")

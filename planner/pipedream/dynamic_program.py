@@ -26,46 +26,10 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import Infeasible, InvalidInput
-from ..dag.downsets import Dag, Rows, as_rows, enumerate_grown_downsets, membership, nodes_of
+from ...core.errors import InvalidInput
+from ..dag.downsets import Rows, as_rows, membership
 
 Floats = NDArray[np.float64]
-
-MAX_STATES = 2_000_000
-"""Beyond, the states alone take more than a gigabyte."""
-
-TINY = 1e-250
-"""Less than any cost in use; keeps a logarithm finite."""
-
-
-@dataclass(frozen=True)
-class CostGraph:
-    """A profile graph with the cost of each node, in the profile's order.
-
-    Attributes:
-        node_ids: What the nodes are called.
-        dag: Who reads whose output.
-        times_s: Forward and backward of a minibatch together.
-        parameter_bytes: Weights of each node.
-        activation_bytes: Output of each node.
-
-    Raises:
-        InvalidInput: There are no nodes, the lengths differ, or a cost is negative or not finite.
-    """
-
-    node_ids: tuple[str, ...]
-    dag: Dag
-    times_s: tuple[float, ...]
-    parameter_bytes: tuple[float, ...]
-    activation_bytes: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.node_ids:
-            raise InvalidInput("there are no nodes to plan")
-        if self.dag.num_nodes != len(self.node_ids):
-            raise InvalidInput(f"{self.dag.num_nodes} nodes have {len(self.node_ids)} ids")
-        for name in ("times_s", "parameter_bytes", "activation_bytes"):
-            check_costs(name, getattr(self, name), len(self.node_ids))
 
 
 def check_costs(name: str, costs: Sequence[float], count: int) -> None:
@@ -146,33 +110,6 @@ class States:
         return np.ascontiguousarray(self.rows.T)
 
 
-def graph_states(graph: CostGraph, limit: int = MAX_STATES) -> States:
-    """Enumerate the states of a profile graph.
-
-    They grow out of the closure of the first source in the profile's order by adding closures of
-    successors; nodes not connected to that source are in none of them.
-    """
-    dag = graph.dag
-    grown = enumerate_grown_downsets(dag, dag.sources[0], limit)
-    if grown is None:
-        raise Infeasible(
-            f"the graph of {dag.num_nodes} nodes has more than {limit} states; merge nodes that "
-            "need not be cut apart, or allow more",
-            constraint="states",
-            available=limit,
-        )
-    rows = np.concatenate([as_rows([0], dag.num_nodes), grown])
-    times_s, parameter_bytes = _sums(rows, graph.times_s, graph.parameter_bytes).T
-    boundary_bytes = _sums(_charged(dag, rows), graph.activation_bytes)[:, 0]
-    return States(
-        np.ascontiguousarray(times_s),
-        np.ascontiguousarray(parameter_bytes),
-        boundary_bytes,
-        rows,
-        dag.num_nodes,
-    )
-
-
 def chain_states(
     times_s: Sequence[float], parameter_bytes: Sequence[float], boundary_bytes: Sequence[float]
 ) -> States:
@@ -190,56 +127,6 @@ def chain_states(
         as_rows([(1 << size) - 1 for size in range(count + 1)], count),
         count,
     )
-
-
-def _sums(rows: Rows, *costs: Sequence[float]) -> Floats:
-    """Sum node costs over each set, [sets, costs], one lookup table per octet.
-
-    Costs are first rounded to a multiple of a power of two that makes every sum exact, which
-    moves them by less than a sum's own rounding would. So a set never costs less than a subset.
-    """
-    table = np.array(costs, dtype=np.float64).T
-    grain = np.exp2(np.ceil(np.log2(np.maximum(table.sum(axis=0), TINY))) - 52)
-    octets = np.ascontiguousarray(rows.astype("<u8")).view(np.uint8)
-    padded = np.zeros((8 * octets.shape[1], len(costs)))
-    padded[: len(table)] = np.round(table / grain)
-    digits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    sums = np.zeros((len(rows), len(costs)))
-    for position in range(octets.shape[1]):
-        nodes = padded[8 * position : 8 * position + 8]
-        if nodes.any():
-            sums += (digits @ nodes)[octets[:, position]]
-    return np.asarray(sums * grain)
-
-
-def _charged(dag: Dag, rows: Rows) -> Rows:
-    """Return the nodes whose activations PipeDream charges to a cut behind each state.
-
-    Each maximal node x of the state, and every node below x with a successor that is neither x
-    nor below x. A fork whose branches are all inside is charged too: one of PipeDream's faults.
-    """
-    columns = np.ascontiguousarray(rows.T)
-    charged = np.zeros_like(columns)
-    successors = as_rows(dag.successors, dag.num_nodes)
-    forks = as_rows([_charged_below(dag, node) for node in range(dag.num_nodes)], dag.num_nodes)
-    for node in range(dag.num_nodes):
-        word, bit = divmod(node, 64)
-        is_maximal = (columns[word] >> np.uint64(bit)) & np.uint64(1) == 1
-        for other in np.flatnonzero(successors[node]):
-            is_maximal &= columns[other] & successors[node, other] == 0
-        states = np.flatnonzero(is_maximal)
-        for other in np.flatnonzero(forks[node]):
-            charged[other, states] |= forks[node, other]
-    return np.ascontiguousarray(charged.T)
-
-
-def _charged_below(dag: Dag, node: int) -> int:
-    """Return a node and those below it that are read outside its closure."""
-    closure, charged = dag.closures[node], 1 << node
-    for below in nodes_of(closure):
-        if dag.successors[below] & ~closure:
-            charged |= 1 << below
-    return charged
 
 
 @dataclass(frozen=True)

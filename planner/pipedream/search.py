@@ -278,7 +278,7 @@ def _pipeline_s(
 class _Reach:
     """The states reachable with m machines at cost at most u (fact 3 above).
 
-    Sums never decrease from a state to one that holds it (`pipedream_states`), nor does phi. A
+    Sums never decrease from a state to one that holds it, nor does phi. A
     pipeline begins at ``first``, ends at ``last`` and may be cut at ``points`` between them. T is
     divided by ``below``, the machines in one machine of this level, for a lower bound. No cost
     above ``upper_s`` is asked for.

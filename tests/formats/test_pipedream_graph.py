@@ -4,15 +4,14 @@ import random
 
 import pytest
 
+from benchmarks.pipedream_study.graphs import pipedream_split, pipedream_value, to_cost_graph
 from stagewright.core.errors import InvalidInput
 from stagewright.formats.pipedream_graph import (
     drop_inputs_and_unused,
     parse_pipedream_graph,
     read_pipedream_graph,
-    to_cost_graph,
     to_profile,
 )
-from stagewright.planner.pipedream.objective import pipedream_split, pipedream_value
 
 
 def node(number, what="ReLU(inplace)", forward=1.0, backward=2.0, activation="8.000", weights=0.0):

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.pipedream_study.graphs import enumerate_grown_downsets
 from stagewright.core.errors import InvalidInput
 from stagewright.planner.dag import downsets
 from stagewright.planner.dag.downsets import (
@@ -16,7 +17,6 @@ from stagewright.planner.dag.downsets import (
     contract_parallel,
     contract_series_parallel,
     enumerate_downsets,
-    enumerate_grown_downsets,
     membership,
     nodes_of,
 )
@@ -109,7 +109,7 @@ def test_wide_graphs_need_several_words():
 
 def test_equal_hashes_of_different_sets_do_no_harm(monkeypatch):
     monkeypatch.setattr(downsets, "_hashes", lambda rows: np.zeros(len(rows), dtype=np.uint64))
-    assert sets_of(downsets._distinct(as_rows([5, 3, 5, 9, 3, 1], 4))) == [1, 3, 5, 9]
+    assert sets_of(downsets.drop_repeats(as_rows([5, 3, 5, 9, 3, 1], 4))) == [1, 3, 5, 9]
 
 
 def test_the_order_takes_the_smallest_node_first():

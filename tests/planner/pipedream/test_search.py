@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.planner.dag.downsets import Dag
-from stagewright.planner.pipedream import search as pipedream_search
-from stagewright.planner.pipedream.dynamic_program import CostGraph, graph_states
-from stagewright.planner.pipedream.objective import (
-    PipeDreamStage,
-    pipedream_chain,
+from benchmarks.pipedream_study.graphs import (
+    CostGraph,
+    graph_states,
     pipedream_split,
     pipedream_value,
 )
+from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.planner.dag.downsets import Dag
+from stagewright.planner.pipedream import search as pipedream_search
+from stagewright.planner.pipedream.objective import PipeDreamStage, pipedream_chain
 
 CLUSTERS = [(1,), (2,), (3,), (4,), (2, 2), (3, 2), (2, 3), (1, 2), (2, 1)]
 
