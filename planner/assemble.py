@@ -8,7 +8,7 @@ from itertools import pairwise
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
-from .cost.assignment import Assignment, counts_of
+from .cost.assignment import Assignment, count_layers
 from .cost.plan_cost import CostedPlan, Decision
 from .heuristics.candidates import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
@@ -50,7 +50,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
     return Plan(
         model=profile.model,
         spec=profile.spec,
-        balance=counts_of(cuts),
+        balance=count_layers(cuts),
         stages=_stages(request, costed),
         boundaries=tuple(profile.boundaries[cut - 1] for cut in cuts[1:-1]),
         options=options,
@@ -141,7 +141,7 @@ def _build_baseline(
     devices = _devices(request, other)
     return Baseline(
         name=name,
-        balance=counts_of(other.cuts),
+        balance=count_layers(other.cuts),
         devices=() if devices == _devices(request, chosen) else devices,
         step_time_s=step_s,
         reason=reason,

@@ -98,7 +98,7 @@ def plan_batch(
                 continue
         try:
             report = progress and partial(_report, progress, entry)
-            request = request_of(entry, cluster, started, deadline, report)
+            request = make_request(entry, cluster, started, deadline, report)
             plan = _plan_size(entry, request) if may_fit(request) else None
         except InvalidInput as error:  # only this size is invalid, such as for too large numbers
             invalid = invalid or error
@@ -115,7 +115,7 @@ def plan_batch(
         raise invalid
     smallest = min(unfit, key=lambda entry: entry.size)
     return _plan_size(
-        smallest, request_of(smallest, cluster, started, deadline, progress)
+        smallest, make_request(smallest, cluster, started, deadline, progress)
     )  # raises
 
 
@@ -156,7 +156,7 @@ def sizes_to_try(batch_size: int, measured: tuple[int, ...]) -> list[int]:
     return sorted(divisors, key=rank)[:MAX_SIZES]
 
 
-def request_of(
+def make_request(
     entry: Candidate,
     cluster: Cluster,
     started: float,

@@ -12,11 +12,11 @@ from ..core.profile.profile import Profile
 from ..core.units import format_bytes
 from ..schedules.traits import FOLDED
 from .assemble import build_plan
-from .cost.assignment import Assignment, cuts_of, place_in_device_order, placed, repeated
+from .cost.assignment import Assignment, place_in_device_order, place_stages, repeat_rounds, to_cuts
 from .cost.plan_cost import Decision
 from .heuristics.candidates import apply_recompute
 from .problem.constraints import broken_option
-from .problem.input_checks import chunks_of, parse_cluster, require_options, require_profile
+from .problem.input_checks import count_chunks, parse_cluster, require_options, require_profile
 from .problem.problem import PlanningRequest
 
 
@@ -67,7 +67,7 @@ def plan_from_balance(
         if allowed is not None and allowed < most:
             options = options.model_copy(update={"max_replicas": most})
     request = PlanningRequest(profile, cluster, options)
-    cuts = cuts_of(balance)
+    cuts = to_cuts(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
     chosen = apply_recompute(request.cost_model, chosen)
@@ -114,7 +114,7 @@ def _check_kept(request: PlanningRequest, chosen: Assignment) -> None:
 
 
 def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
-    chunks = chunks_of(request.options)
+    chunks = count_chunks(request.options)
     if len(replicas) % chunks:
         raise InvalidInput(
             f"the {request.options.schedule} schedule puts {chunks} stages on each device; the "
@@ -129,7 +129,7 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
         found = (
             place_in_device_order(first, request.devices)
             if max(replicas) == 1
-            else placed(first, replicas[:places], request.devices)
+            else place_stages(first, replicas[:places], request.devices)
         )
     if found is None:
         raise Infeasible(
@@ -143,7 +143,7 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
             available=available,
         )
     folds = request.options.schedule in FOLDED
-    return repeated(found, cuts, chunks, folds=folds) if chunks > 1 else found
+    return repeat_rounds(found, cuts, chunks, folds=folds) if chunks > 1 else found
 
 
 def _check_memory(request: PlanningRequest, chosen: Assignment) -> None:

@@ -22,7 +22,7 @@ from ..core.profile.scale import get_microbatch_size
 from ..core.units import format_time
 from ..schedules.traits import CLOSED_FORM
 from .cost.chain import ChainCosts, chain_costs
-from .microbatch_size import list_candidates, may_fit, only_planning_tells, request_of
+from .microbatch_size import list_candidates, make_request, may_fit, only_planning_tells
 from .problem.constraints import allowed_positions
 from .problem.problem import PlanningRequest
 
@@ -199,7 +199,7 @@ class _Search:
             asked = (self.profile, change.cluster, change.options, self._table_of)
             return may_fit(PlanningRequest(*asked, deadline=self.deadline))
         return any(
-            may_fit(request_of(entry, change.cluster, time.monotonic(), self.deadline))
+            may_fit(make_request(entry, change.cluster, time.monotonic(), self.deadline))
             for entry in list_candidates([self.profile], change.options)
         )
 

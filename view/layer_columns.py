@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..core.plan.plan import Plan
 from ..core.profile.profile import Profile
-from ..planner.cost.chain import parameters_of
+from ..planner.cost.chain import list_parameters
 from .plan_view import LayerColumns
 
 
@@ -15,7 +15,7 @@ class LayerMemory:
 
     def __init__(self, profile: Profile) -> None:
         count = len(profile.layers)
-        weights = [(entry.size_bytes, entry.layers) for entry in parameters_of(profile)]
+        weights = [(entry.size_bytes, entry.layers) for entry in list_parameters(profile)]
         kept = [(entry.size_bytes, entry.layers) for entry in profile.storages] or [
             (entry.saved_activation_bytes, (index,)) for index, entry in enumerate(profile.layers)
         ]

@@ -7,7 +7,7 @@ from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ...planner.problem.input_checks import CHUNKED, check_options, chunks_of
+from ...planner.problem.input_checks import CHUNKED, check_options, count_chunks
 from ...schedules.layout import copies, in_equal_rounds, make_layout
 from ...schedules.traits import IN_ROUNDS, NAMES
 from ..planning.requests import check_effort
@@ -46,7 +46,7 @@ def choices_of(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, Choi
 
 def _choice(plan: Plan, profile: Profile, cluster: Cluster, schedule: str) -> Choice:
     options = _options(plan, schedule)
-    chunks = chunks_of(options)
+    chunks = count_chunks(options)
     replicas = [stage.replicas for stage in plan.stages]
     places = len(replicas) // chunks
     try:

@@ -47,12 +47,12 @@ class Assignment:
         return devices.classes[self.classes[stage]].devices[end - count : end]
 
 
-def cuts_of(counts: Sequence[int]) -> Cuts:
+def to_cuts(counts: Sequence[int]) -> Cuts:
     """Return the cuts between stages with these layer counts."""
     return (0, *accumulate(counts))
 
 
-def counts_of(cuts: Cuts) -> tuple[int, ...]:
+def count_layers(cuts: Cuts) -> tuple[int, ...]:
     """Return the number of layers of each stage."""
     return tuple(last - first for first, last in pairwise(cuts))
 
@@ -78,7 +78,7 @@ def shift_forward(assignment: Assignment, devices: Devices) -> Assignment:
     return replace(assignment, ends=tuple(ends))
 
 
-def placed(
+def place_stages(
     cuts: Cuts,
     replicas: Sequence[int],
     devices: Devices,
@@ -125,7 +125,7 @@ def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
     )
 
 
-def repeated(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
+def repeat_rounds(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
     """Extend a one-stage-per-device assignment to several stages per device, one per round.
 
     With ``folds`` the second round runs back, as in a V.

@@ -23,7 +23,7 @@ from .chain import (
     held_columns,
     held_items,
     is_learned,
-    parameters_of,
+    list_parameters,
     sum_atoms,
     tied_parameters,
 )
@@ -74,7 +74,7 @@ def _farthest(
     # An item counts only where it first appears: a lower bound of what a stage holds, so no
     # stage that fits is left out.
     own = np.zeros(num_atoms, dtype=np.int64)
-    for entry in parameters_of(profile):
+    for entry in list_parameters(profile):
         if entry.layers:
             more = entry.size_bytes + entry.numel * state if is_learned(entry) else 0
             own[atoms[entry.layers[0]]] += entry.size_bytes + more

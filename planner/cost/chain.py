@@ -228,7 +228,7 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
     )
 
 
-def parameters_of(profile: Profile) -> tuple[Parameter, ...]:
+def list_parameters(profile: Profile) -> tuple[Parameter, ...]:
     """Return the profile's parameters; if it lists none, one fp32 parameter per layer.
 
     Profiles written by hand often give only each layer's bytes; taking them for nothing would
@@ -254,7 +254,7 @@ def is_learned(parameter: Parameter) -> bool:
 def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
     """Return the trainable parameters used by several layers."""
     return tuple(
-        entry for entry in parameters_of(profile) if is_learned(entry) and len(entry.layers) > 1
+        entry for entry in list_parameters(profile) if is_learned(entry) and len(entry.layers) > 1
     )
 
 
@@ -268,7 +268,7 @@ def saved_items(profile: Profile) -> Items:
 
 def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> dict[str, Bytes]:
     """Return the columns in which a stage counts everything it holds once; without the loss."""
-    parameters = parameters_of(profile)
+    parameters = list_parameters(profile)
     learned = [entry for entry in parameters if is_learned(entry)]
     return {
         "weights_bytes": sum_held((entry.size_bytes, entry.layers) for entry in parameters),

@@ -93,7 +93,7 @@ class Devices:
         """Return the highest speed of any class."""
         return max(entry.speed for entry in self.classes)
 
-    def limited(self, limit_bytes: int | None) -> Devices:
+    def cap_memory(self, limit_bytes: int | None) -> Devices:
         """Return the devices with every memory limit capped at ``limit_bytes``, if given."""
         if limit_bytes is None:
             return self
@@ -125,7 +125,7 @@ class Devices:
         return _level(self.cluster, *span)
 
 
-def devices_of(cluster: Cluster, options: PlanOptions) -> Devices:
+def group_devices(cluster: Cluster, options: PlanOptions) -> Devices:
     """Group a cluster's devices by kind, speed and memory."""
     members: dict[tuple[str, float, int | None], list[int]] = {}
     index = 0

@@ -17,7 +17,7 @@ from ..cost.chain import (
     Order,
     Positions,
     is_learned,
-    parameters_of,
+    list_parameters,
     saved_items,
     tied_parameters,
 )
@@ -156,7 +156,7 @@ class SetCosts:
 def _items(profile: Profile) -> tuple[Bytes, tuple[_Item, ...]]:
     """Return the sizes used by one layer alone, [layers, 4], and those shared by several."""
     sizes: dict[tuple[int, ...], list[int]] = {}
-    for entry in parameters_of(profile):
+    for entry in list_parameters(profile):
         learned = is_learned(entry)
         held = sizes.setdefault(entry.layers, [0, 0, 0, 0])
         held[WEIGHTS] += entry.size_bytes

@@ -11,7 +11,7 @@ from itertools import pairwise, permutations
 
 from ...core.errors import InvalidInput
 from ...core.units import format_bytes
-from ..cost.assignment import Assignment, Cuts, cuts_of, place_in_device_order, placed
+from ..cost.assignment import Assignment, Cuts, place_in_device_order, place_stages, to_cuts
 from ..cost.chain import ChainCosts
 from ..cost.device_classes import Devices
 from ..cost.plan_cost import CostedPlan, CostModel
@@ -35,7 +35,7 @@ MAX_GRIDS = 12
 def equal_layers(num_layers: int, num_stages: int) -> Cuts:
     """Return cuts whose layer counts differ by at most one, the larger ones in front."""
     each, more = divmod(num_layers, num_stages)
-    return cuts_of([each + (stage < more) for stage in range(num_stages)])
+    return to_cuts([each + (stage < more) for stage in range(num_stages)])
 
 
 def even_times(costs: ChainCosts, num_stages: int) -> Cuts | None:
@@ -44,7 +44,7 @@ def even_times(costs: ChainCosts, num_stages: int) -> Cuts | None:
         return None
     work = costs.forward_s + costs.backward_s
     atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
-    blocks = cuts_of(balance(atoms, num_stages))
+    blocks = to_cuts(balance(atoms, num_stages))
     return tuple(costs.positions[block] for block in blocks)
 
 
@@ -81,7 +81,7 @@ def _torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
     layers = costs.profile.layers
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
     counts = torchgpipe_balance(layer_s, num_stages, costs.positions)
-    return cuts_of(counts) if all(counts) else None  # torchgpipe may leave a stage empty
+    return to_cuts(counts) if all(counts) else None  # torchgpipe may leave a stage empty
 
 
 def pipedream_plans(cost_model: CostModel) -> Iterator[Assignment]:
@@ -95,7 +95,7 @@ def pipedream_plans(cost_model: CostModel) -> Iterator[Assignment]:
             found = pipedream_plan(costs.profile, number, bandwidth, costs.positions)
             if found is not None:
                 counts, replicas = found
-                yield from _on_devices(cost_model, cuts_of(counts), replicas)
+                yield from _on_devices(cost_model, to_cuts(counts), replicas)
 
 
 def _promising(cost_model: CostModel) -> list[tuple[int, int]]:
@@ -122,7 +122,7 @@ def _on_devices(cost_model: CostModel, cuts: Cuts, replicas: Sequence[int]) -> I
     """Yield placements on each class of devices, and in cluster order with one device per stage."""
     devices = cost_model.devices
     for number in range(min(len(devices.classes), 4)):
-        found = placed(cuts, replicas, devices, class_index=number)
+        found = place_stages(cuts, replicas, devices, class_index=number)
         if found is not None:
             yield apply_recompute(cost_model, found)
     if max(replicas) == 1:
@@ -184,7 +184,7 @@ def reshape_stages(assignment: Assignment, cost_model: CostModel) -> Iterator[As
     changes += _merged(assignment)
     for cuts, counts, recompute in changes:
         if min(counts) > 0 and sum(counts) <= len(entry):
-            found = placed(
+            found = place_stages(
                 cuts, counts, devices, class_index=assignment.classes[0], recompute=recompute
             )
             if found is not None:
@@ -298,7 +298,7 @@ def data_parallel(request: PlanningRequest, chosen: Assignment) -> Assignment | 
     if count == 1:
         return None
     whole = (0, len(request.profile.layers))
-    found = placed(whole, [count], request.devices, class_index=chosen.classes[0])
+    found = place_stages(whole, [count], request.devices, class_index=chosen.classes[0])
     return found and apply_recompute(request.cost_model, found)
 
 

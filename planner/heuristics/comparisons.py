@@ -9,7 +9,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.plan.explanation import RuleComparison
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ..cost.assignment import Assignment, counts_of, cuts_of, placed
+from ..cost.assignment import Assignment, count_layers, place_stages, to_cuts
 from ..cost.device_classes import Devices
 from ..problem.problem import PlanningRequest
 from .candidates import apply_recompute, data_parallel, one_device_a_stage, rejection_reason
@@ -67,7 +67,7 @@ class _RuleComparison:
         }
 
     def _by(self, name: str, rule: Callable[[int], list[int]], shape: Assignment) -> RuleComparison:
-        return self._priced(name, replace(shape, cuts=cuts_of(rule(shape.num_stages))))
+        return self._priced(name, replace(shape, cuts=to_cuts(rule(shape.num_stages))))
 
     def _pipedream(self, like: Assignment) -> Iterator[RuleComparison]:
         request, number = self.request, sum(like.replicas)
@@ -79,7 +79,9 @@ class _RuleComparison:
         if found is None:
             return
         counts, replicas = found
-        split = placed(cuts_of(counts), replicas, request.devices, class_index=like.classes[0])
+        split = place_stages(
+            to_cuts(counts), replicas, request.devices, class_index=like.classes[0]
+        )
         if split is not None:
             yield self._priced("PipeDream", split)
             return
@@ -92,7 +94,7 @@ class _RuleComparison:
 
     def _priced(self, name: str, split: Assignment) -> RuleComparison:
         cost_model, step_s, ratio = self.request.cost_model, None, None
-        reason = "it leaves a stage empty" if 0 in counts_of(split.cuts) else ""
+        reason = "it leaves a stage empty" if 0 in count_layers(split.cuts) else ""
         if not reason:
             split = apply_recompute(cost_model, split)
             reason = rejection_reason(self.request, split)
@@ -103,7 +105,7 @@ class _RuleComparison:
                 reason = f"more replicas than max_replicas={self.max_replicas} allows"
         return RuleComparison(
             name=name,
-            balance=counts_of(split.cuts),
+            balance=count_layers(split.cuts),
             replicas=split.replicas,
             step_time_s=step_s,
             ratio=ratio,
@@ -121,7 +123,7 @@ def _assignment(plan: Plan, devices: Devices) -> Assignment:
     }
     last = [place[names[stage.devices[-1]]] for stage in plan.stages]
     return Assignment(
-        cuts=cuts_of(plan.balance),
+        cuts=to_cuts(plan.balance),
         replicas=tuple(stage.replicas for stage in plan.stages),
         classes=tuple(number for number, _ in last),
         ends=tuple(rank + 1 for _, rank in last),

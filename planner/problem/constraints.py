@@ -15,7 +15,7 @@ from ..cost.assignment import Assignment
 from ..cost.chain import StageTable, legal_positions, tied_parameters
 from ..cost.device_classes import Devices
 from ..search.arcs import SearchSpace
-from .input_checks import chunks_of
+from .input_checks import count_chunks
 from .pin_conflicts import check_pins, describe_pins
 from .tied_weights import TiePattern, tie_patterns
 
@@ -181,7 +181,7 @@ def check_asked(
 
 
 def _check_pinned_stages(devices: Devices, options: PlanOptions) -> None:
-    available, chunks = len(devices.cluster.devices), chunks_of(options)
+    available, chunks = len(devices.cluster.devices), count_chunks(options)
     for entry in enumerate(options.pins):
         needed = -(-((entry[1].stage or 0) + 1) // chunks)
         if needed > available:
@@ -198,7 +198,7 @@ def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) ->
     wanted = options.num_stages
     if wanted is None:
         return
-    available, chunks = len(devices.cluster.devices), chunks_of(options)
+    available, chunks = len(devices.cluster.devices), count_chunks(options)
     needed = -(-wanted // chunks)
     if needed > available:
         each = "" if chunks == 1 else f", {chunks} on each,"

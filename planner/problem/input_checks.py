@@ -19,7 +19,7 @@ from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ...core.profile.scale import scale_profile
 from ...schedules.traits import FOLDED, SEVERAL_STAGES
-from ..cost.chain import parameters_of
+from ..cost.chain import list_parameters
 from ..cost.device_classes import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S, Devices
 
 CHUNKED = tuple(name for name in SEVERAL_STAGES if name not in FOLDED)
@@ -123,7 +123,7 @@ def check_options(options: PlanOptions) -> None:
         _check_stage_counts(options)
 
 
-def chunks_of(options: PlanOptions) -> int:
+def count_chunks(options: PlanOptions) -> int:
     """Return the number of stages per device."""
     if options.objective == "latency" or options.schedule not in SEVERAL_STAGES:
         return 1
@@ -131,7 +131,7 @@ def chunks_of(options: PlanOptions) -> int:
 
 
 def _check_stage_counts(options: PlanOptions) -> None:
-    chunks = chunks_of(options)
+    chunks = count_chunks(options)
     each = f"the {options.schedule} schedule puts {chunks} stages on each device"
     wanted = options.num_stages
     if wanted is not None and wanted % chunks:
@@ -209,7 +209,7 @@ def check_magnitude(profile: Profile, devices: Devices, options: PlanOptions) ->
 
 def _check_bytes(profile: Profile, options: PlanOptions) -> None:
     state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
-    resident = sum(entry.size_bytes * 2 + entry.numel * state for entry in parameters_of(profile))
+    resident = sum(entry.size_bytes * 2 + entry.numel * state for entry in list_parameters(profile))
     per_microbatch = (
         sum(entry.size_bytes for entry in profile.storages)
         + sum(entry.saved_activation_bytes for entry in profile.layers)
@@ -240,7 +240,7 @@ def _check_times(profile: Profile, devices: Devices, options: PlanOptions) -> No
 
 def _check_links(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
     num_devices = len(cluster.devices)
-    parameters = parameters_of(profile)
+    parameters = list_parameters(profile)
     whole = sum(entry.size_bytes for entry in parameters)
     for level in cluster.levels:
         per_microbatch_s = sum(

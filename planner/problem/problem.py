@@ -14,7 +14,7 @@ from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.banded_chain import band
 from ..cost.chain import ChainCosts, Order, StageTable, chain_costs
-from ..cost.device_classes import Devices, devices_of
+from ..cost.device_classes import Devices, group_devices
 from ..cost.plan_cost import CostModel
 from ..dag.layer_graph import LayerGraph
 from ..dag.order_free_bound import OrderFreeBounds
@@ -79,7 +79,7 @@ class PlanningRequest:
 
     @cached_property
     def devices(self) -> Devices:
-        return devices_of(self.cluster, self.options)
+        return group_devices(self.cluster, self.options)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.errors import Infeasible, InvalidInput
 from ...core.units import format_bytes
-from ..cost.assignment import Assignment, Cuts, cuts_of, place_in_device_order, placed
+from ..cost.assignment import Assignment, Cuts, place_in_device_order, place_stages, to_cuts
 from ..cost.chain import ChainCosts
 from ..cost.plan_cost import Decision
 from ..heuristics.candidates import apply_recompute
@@ -90,7 +90,7 @@ def _balance(request: PlanningRequest) -> Assignment:
     if options.objective == "balance_size":
         cuts = balance_sizes(costs, count)
     elif len(set(speeds)) == 1:
-        cuts = cuts_of(balance(np.diagonal(_work_s(request), 1).tolist(), count))
+        cuts = to_cuts(balance(np.diagonal(_work_s(request), 1).tolist(), count))
     else:
         cuts = balance_times(_work_s(request), speeds, exactly=bool(options.num_stages))
     found = place_in_device_order(_positions(costs, cuts), request.devices)
@@ -195,7 +195,7 @@ def _run_pipedream(request: PlanningRequest) -> Assignment:
     for stage in found.stages:
         blocks.append(blocks[-1] + len(stage.node_ids))
     replicas = [stage.replicas for stage in found.stages]
-    chosen = placed(_positions(costs, blocks), replicas, devices)
+    chosen = place_stages(_positions(costs, blocks), replicas, devices)
     if chosen is None:
         raise InvalidInput(
             f"PipeDream gives its stages {'-'.join(map(str, replicas))} devices, which cannot be "

@@ -64,7 +64,7 @@ def solve_memory(request: PlanningRequest) -> Decision:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            found = find_any_plan(request, request.devices.limited(middle))
+            found = find_any_plan(request, request.devices.cap_memory(middle))
         except DeadlineExceeded:
             break
         if found is None:

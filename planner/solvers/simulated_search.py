@@ -14,10 +14,10 @@ from ...core.units import format_bytes
 from ...schedules import numba_jit as jit
 from ...schedules.layout import make_layout
 from ...schedules.traits import FOLDED
-from ..cost.assignment import Assignment, Cuts, repeated
+from ..cost.assignment import Assignment, Cuts, repeat_rounds
 from ..cost.plan_cost import CostedPlan
 from ..heuristics.candidates import apply_recompute, equal_layers, even_times
-from ..problem.input_checks import chunks_of
+from ..problem.input_checks import count_chunks
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
 from .cut_fitting import RecomputeChoices, fit_cuts
@@ -95,7 +95,7 @@ class CandidateSource:
     @property
     def chunks(self) -> int:
         """Return the stages per device."""
-        return chunks_of(self.request.options)
+        return count_chunks(self.request.options)
 
     @cached_property
     def counts(self) -> list[tuple[int, int]]:
@@ -221,7 +221,7 @@ class CandidateSource:
     def _repeat(self, one: Assignment, cuts: Cuts) -> Assignment:
         # Every device gets one stage of each round; the second round of a V runs backwards.
         folds = self.request.options.schedule in FOLDED
-        return repeated(one, cuts, self.chunks, folds=folds)
+        return repeat_rounds(one, cuts, self.chunks, folds=folds)
 
     @cached_property
     def by_fullness(self) -> list[tuple[Fullness, Assignment]]:

@@ -88,7 +88,7 @@ def search_in_stages(
     and the better the best known plan, the fewer stages the exact search has to look at.
     """
     pool = PlanPool(request.cost_model)
-    devices = request.devices.limited(limit_bytes)
+    devices = request.devices.cap_memory(limit_bytes)
     effort = Effort(request.deadline)
     best, least, gave_up = math.inf, math.inf, False
     for level in _list_levels(request, pool):

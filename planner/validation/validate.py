@@ -48,7 +48,7 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
     if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
         faults.append("its layers are not the profile's layers, each once and in order")
     elif not unknown:  # unknown devices have no placement to derive anything from
-        split = split_of(plan, profile, cluster)
+        split = to_reference_split(plan, profile, cluster)
         faults += split.faults()
         if next(split.basic_faults(), None) is None:
             faults += _boundary_faults(plan, split)
@@ -76,7 +76,7 @@ def as_ordered(plan: Plan, profile: Profile) -> Profile:
     return reorder_profile(profile, plan.layer_order)
 
 
-def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> ReferenceSplit:
+def to_reference_split(plan: Plan, profile: Profile, cluster: Cluster) -> ReferenceSplit:
     """Return the plan's choices without its numbers."""
     index = {device.name: number for number, device in enumerate(cluster.devices)}
     return ReferenceSplit(

@@ -85,7 +85,7 @@ def test_a_step_of_no_length_is_drawn_empty():
     assert boxes(ElementTree.fromstring(timeline_svg(made, nothing)), "forward") == []
 
 
-def devices_of(root):
+def group_devices(root):
     return [text for text in (element.text for element in root.iter(f"{SVG}text"))
             if text and "device:" in text]  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_every_replica_has_a_row_and_its_sum_a_strip():
     first |= {"replicas": 2, "devices": ("device:0", "device:2"), "sync_time_s": 3.0}
     changed = {**dict(made), "stages": [first, last]}
     timeline, root, text = picture(type(made).model_validate(changed))
-    assert devices_of(root) == [
+    assert group_devices(root) == [
         "0  device:0, 1 layer",
         "0  device:2, 1 layer",
         "1  device:1, 1 layer",
@@ -114,7 +114,7 @@ def test_several_stages_on_a_row_and_split_backwards():
               for index, stage in enumerate(made.stages)]  # fmt: skip
     changed = {**dict(made), "stages": stages, "schedule": "zbv", "chunks": 2}
     _, root, text = picture(type(made).model_validate(changed))
-    assert devices_of(root) == ["0+3  device:0, 2 layers", "1+2  device:1, 2 layers"]
+    assert group_devices(root) == ["0+3  device:0, 2 layers", "1+2  device:1, 2 layers"]
     for kind in ("forward", "inputs", "weights"):
         assert len(boxes(root, kind)) == len(boxes(root, f"{kind} odd")) == 8
     assert ">inputs</text>" in text
@@ -159,7 +159,7 @@ def test_whole_and_split_backwards_stand_side_by_side():
         PlanOptions(schedule="dualpipev", num_microbatches=4),
     )
     _, root, text = picture(made)
-    assert devices_of(root) == ["0+3  device:0, 2 layers", "1+2  device:1, 2 layers"]
+    assert group_devices(root) == ["0+3  device:0, 2 layers", "1+2  device:1, 2 layers"]
     for name in ("forward", "backward", "inputs", "weights"):
         assert f">{name}</text>" in text
         assert boxes(root, name)

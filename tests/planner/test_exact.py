@@ -10,9 +10,9 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.search import branch_and_bound as search
-from stagewright.planner.validation.validate import split_of, validate
+from stagewright.planner.validation.validate import to_reference_split, validate
 from tests.builders import chain_profile
 from tests.planner.instances import (
     Instance,
@@ -198,7 +198,7 @@ def test_every_feature_is_in_a_share_of_the_problems():
     for seed in range(200):
         given = problem(seed)
         devices, levels = given.cluster.devices, given.cluster.levels
-        classes = devices_of(given.cluster, given.options).classes
+        classes = group_devices(given.cluster, given.options).classes
         best = least(given)
         split = best.split if best else None
         counts += Counter(
@@ -282,5 +282,5 @@ def test_the_step_time_decides_between_equals(objective):
         made, best = planned(given), least(given)
         if made is None:
             continue
-        split = split_of(made, given.profile, given.cluster)
+        split = to_reference_split(made, given.profile, given.cluster)
         assert is_close(split.step_model_s(), best.rank[1]), (seed, made, best)

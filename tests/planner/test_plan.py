@@ -10,7 +10,7 @@ from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.cost.assignment import place_in_device_order
 from stagewright.planner.cost.chain import chain_costs, legal_positions
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
@@ -221,7 +221,7 @@ def test_the_quick_bound_is_below_every_simulated_step(schedule):
         num_stages = draw.randrange(1, num_layers + 1)
         options = PlanOptions(num_microbatches=draw.randrange(1, 12), schedule=schedule)
         profile = random_profile(seed, num_layers)
-        devices = devices_of(random_cluster(seed, num_stages), options)
+        devices = group_devices(random_cluster(seed, num_stages), options)
         cost_model = CostModel(chain_costs(profile, legal_positions(profile)), devices, options)
         inner = sorted(draw.sample(range(1, num_layers), num_stages - 1))
         assignment = place_in_device_order((0, *inner, num_layers), devices)

@@ -10,7 +10,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.assignment import counts_of
+from stagewright.planner.cost.assignment import count_layers
 from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.heuristics.candidates import equal_layers, even_times
 from stagewright.planner.heuristics.published_rules import pipedream_plan, torchgpipe_balance
@@ -107,7 +107,7 @@ def uniform_grids(problem):
         cuts = {equal_layers(len(profile.layers), num_stages), even_times(costs, num_stages)}
         for replicas in range(1, total // num_stages + 1):
             for entry in cuts - {None}:
-                yield counts_of(entry), [replicas] * num_stages
+                yield count_layers(entry), [replicas] * num_stages
 
 
 def torchgpipes(problem):

@@ -10,7 +10,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.banded_chain import band
 from stagewright.planner.cost.chain import chain_costs, legal_positions
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.plan import plan
 from stagewright.planner.problem import problem as request_module
 from stagewright.planner.validation.validate import validate
@@ -22,7 +22,7 @@ OPTIONS = PlanOptions(num_microbatches=8, max_replicas=None, recompute="auto")
 def short_enough(seed, memory_bytes):
     profile = random_profile(seed, 14, ties=seed % 3, storages=seed % 4 != 0)
     positions = legal_positions(profile)
-    devices = devices_of(Cluster.uniform(4, memory_bytes=memory_bytes), OPTIONS)
+    devices = group_devices(Cluster.uniform(4, memory_bytes=memory_bytes), OPTIONS)
     return band(profile, positions, devices, OPTIONS), chain_costs(profile, positions).stages
 
 
@@ -76,9 +76,9 @@ def test_planning_by_the_band_is_as_good_as_by_the_whole_table(seed, monkeypatch
 def test_no_band_without_limits_or_when_it_would_be_too_wide(monkeypatch):
     profile = random_profile(1, 10)
     positions = legal_positions(profile)
-    free = devices_of(Cluster.uniform(2), OPTIONS)
+    free = group_devices(Cluster.uniform(2), OPTIONS)
     assert band(profile, positions, free, OPTIONS) is None
-    roomy = devices_of(Cluster.uniform(2, memory_bytes=10**9), OPTIONS)
+    roomy = group_devices(Cluster.uniform(2, memory_bytes=10**9), OPTIONS)
     assert band(profile, positions, roomy, OPTIONS) is not None
     monkeypatch.setattr("stagewright.planner.cost.banded_chain.MAX_STAGES", 3)
     assert band(profile, positions, roomy, OPTIONS) is None

@@ -8,8 +8,8 @@ from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import LossProfile, SavedStorage, Timing
 from stagewright.planner.cost.assignment import place_in_device_order
-from stagewright.planner.cost.chain import chain_costs, parameters_of
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.chain import chain_costs, list_parameters
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from tests.builders import boundary, chain_profile, random_profile
@@ -26,7 +26,7 @@ def costs_of(profile):
 
 
 def pricer_of(profile, num_devices=4):
-    devices = devices_of(Cluster.uniform(num_devices, memory_bytes=100), OPTIONS)
+    devices = group_devices(Cluster.uniform(num_devices, memory_bytes=100), OPTIONS)
     return CostModel(costs_of(profile), devices, OPTIONS)
 
 
@@ -148,7 +148,7 @@ def test_a_profile_without_parameters_counts_its_layers_bytes_as_fp32_weights():
     (stage,) = stages_of(profile, (0, 2))
     memory = stage.memory
     assert (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (16, 16, 32)
-    assert [entry.layers for entry in parameters_of(profile)] == [(0,), (1,)]
+    assert [entry.layers for entry in list_parameters(profile)] == [(0,), (1,)]
 
 
 def test_a_small_layer_after_large_ones_keeps_all_its_digits():

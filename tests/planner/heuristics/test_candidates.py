@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.assignment import placed
+from stagewright.planner.cost.assignment import place_stages
 from stagewright.planner.heuristics.candidates import reshape_stages
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
@@ -18,7 +18,7 @@ def _request(profile, cluster, **options):
 
 def test_devices_move_stages_split_and_merge_by_hand():
     request = _request(chain_profile([2, 2, 3, 1]), Cluster.uniform(4), num_microbatches=12)
-    start = placed((0, 2, 4), (2, 1), request.devices)
+    start = place_stages((0, 2, 4), (2, 1), request.devices)
     found = {(entry.cuts, entry.replicas) for entry in reshape_stages(start, request.cost_model)}
     assert found == {
         ((0, 2, 4), (3, 1)),  # the idle device joins
@@ -34,7 +34,7 @@ def test_recomputation_stays_with_its_layers():
     request = _request(
         chain_profile([1, 1, 1, 1]), Cluster.uniform(4), num_microbatches=8, recompute="auto"
     )
-    start = replace(placed((0, 2, 4), (2, 2), request.devices), recompute=(True, False))
+    start = replace(place_stages((0, 2, 4), (2, 2), request.devices), recompute=(True, False))
     for entry in reshape_stages(start, request.cost_model):
         for stage, (first, last) in enumerate(zip(entry.cuts, entry.cuts[1:], strict=False)):
             if last <= 2:
@@ -56,7 +56,7 @@ def test_no_plan_is_slower_than_itself_reshaped():
         found = plan(request.profile, request.cluster, request.options)
         counts = [len(stage.devices) for stage in found.stages]
         cuts = (0, *(sum(found.balance[: index + 1]) for index in range(found.num_stages)))
-        start = placed(cuts, counts, request.devices)
+        start = place_stages(cuts, counts, request.devices)
         for entry in reshape_stages(start, request.cost_model):
             if request.allows(entry):
                 changed += 1

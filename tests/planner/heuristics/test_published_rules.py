@@ -26,7 +26,7 @@ from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 
 
-def cuts_of(counts):
+def to_cuts(counts):
     cuts = [0]
     for count in counts:
         cuts.append(cuts[-1] + count)
@@ -76,7 +76,7 @@ def test_parameters_are_as_even_as_any_cut_makes_them(seed):
         parts = [sum(sizes[first:last]) for first, last in pairwise(cuts)]
         return max(parts), sum(part * part for part in parts)
 
-    cuts = cuts_of(equal_parameters(profile, num_stages, positions))
+    cuts = to_cuts(equal_parameters(profile, num_stages, positions))
     assert len(cuts) == num_stages + 1
     assert set(cuts) <= set(positions)
     assert value(cuts) == min(
@@ -122,7 +122,7 @@ def test_blocks_never_differ_by_more_than_the_largest_item(seed):
     spread = max(costs) - min(costs)
     parts = [
         sum(cost - min(costs) for cost in costs[first:last])
-        for first, last in pairwise(cuts_of(counts))
+        for first, last in pairwise(to_cuts(counts))
     ]
     assert max(parts) - min(parts) <= spread
 
@@ -154,7 +154,7 @@ def test_pipedream_is_the_chain_search_on_the_profile():
     assert sum(counts) == 9
     assert sum(replicas) == 4
     grouped, _ = pipedream_plan(profile, 4, 1e9, [0, 4, 9])
-    assert set(cuts_of(grouped)) <= {0, 4, 9}
+    assert set(to_cuts(grouped)) <= {0, 4, 9}
 
 
 def test_pipedream_has_limits():

@@ -11,7 +11,7 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.cost.assignment import Assignment, shift_forward
 from stagewright.planner.cost.chain import chain_costs
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.problem.constraints import allowed_positions, search_parts
 from stagewright.planner.search.arcs import (
     DevicePool,
@@ -69,9 +69,11 @@ def problem(seed, measure=None):
         tied=draw.choice(["priced", "together"]),
     )
     costs = chain_costs(profile, allowed_positions(profile, options))
-    found = list(search_parts(costs.stages, devices_of(cluster, options), options))
+    found = list(search_parts(costs.stages, group_devices(cluster, options), options))
     if not found:  # pinned to a stage that no plan has
-        found = list(search_parts(costs.stages, devices_of(cluster, PlanOptions()), PlanOptions()))
+        found = list(
+            search_parts(costs.stages, group_devices(cluster, PlanOptions()), PlanOptions())
+        )
     space = draw.choice(found).space
     measure = measure or draw.choice([options.schedule, "throughput", "latency", "simulated_bound"])
     return Problem(space, space.arcs(measure), space.pool(), space.rules(measure))
@@ -253,7 +255,7 @@ def _tight(seed):
         schedule=draw.choice(["1f1b", "gpipe"]),
     )
     costs = chain_costs(profile, allowed_positions(profile, options))
-    space = SearchSpace(costs.stages, devices_of(cluster, options), options)
+    space = SearchSpace(costs.stages, group_devices(cluster, options), options)
     measure = options.schedule
     return Problem(space, space.arcs(measure), space.pool(), space.rules(measure))
 
@@ -305,7 +307,7 @@ def test_moving_a_plan_to_the_front_changes_no_link_between_its_stages():
         kinds, levels = draw.choice(PATTERNS), draw_levels(draw, (2, 6, 12))
         names = [f"{kind}:{index}" for index, kind in enumerate(kinds)]
         listed = tuple(Device(name=name, kind=name[0]) for name in names)
-        devices = devices_of(Cluster(devices=listed, levels=levels), PlanOptions())
+        devices = group_devices(Cluster(devices=listed, levels=levels), PlanOptions())
         entry = devices.classes[0]
         ends = sorted(draw.sample(range(1, len(entry) + 1), draw.randint(2, len(entry))))
         found = Assignment(

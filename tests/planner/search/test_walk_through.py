@@ -7,7 +7,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.chain import chain_costs
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.problem.constraints import allowed_positions
 from stagewright.planner.search.arcs import MetricCaps, SearchSpace
 from stagewright.planner.search.branch_and_bound import BranchAndBound, Effort
@@ -22,7 +22,7 @@ def solver():
     profile = chain_profile([1, 2, 3])
     options = PlanOptions(num_microbatches=4, max_replicas=1)
     costs = chain_costs(profile, allowed_positions(profile, options))
-    devices = devices_of(Cluster.uniform(2), options)
+    devices = group_devices(Cluster.uniform(2), options)
     return BranchAndBound(SearchSpace(costs.stages, devices, options), "1f1b", Effort())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.assignment import placed
+from stagewright.planner.cost.assignment import place_stages
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.staged_search import PlanPool, round_up_replicas
 from stagewright.planner.validation.reference_placement import StagePlacement
@@ -30,7 +30,7 @@ def start_of(cluster, replicas, **asked):
     options = PlanOptions(**{"num_microbatches": 40, "max_replicas": None, **asked})
     profile = chain_profile([1] * 4, saved_bytes=100)
     request = PlanningRequest(profile, cluster, options)
-    return request, placed((0, 1, 4), replicas, request.devices)
+    return request, place_stages((0, 1, 4), replicas, request.devices)
 
 
 def test_a_last_stage_takes_the_rest_of_its_group():
@@ -93,7 +93,7 @@ def test_a_plan_on_whole_groups_is_no_worse():
         profile = random_profile(seed, 5, illegal=0)
         request = PlanningRequest(
             profile, cluster, PlanOptions(num_microbatches=48, max_replicas=None))  # fmt: skip
-        start = placed((0, 2, 5), (sizes[-1], draw.randrange(1, 18)), request.devices)
+        start = place_stages((0, 2, 5), (sizes[-1], draw.randrange(1, 18)), request.devices)
         if start is None:
             continue
         cost_model = request.cost_model

@@ -10,9 +10,9 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.cost import plan_cost as price
-from stagewright.planner.cost.assignment import Assignment, placed
+from stagewright.planner.cost.assignment import Assignment, place_stages
 from stagewright.planner.cost.chain import chain_costs, legal_positions
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
@@ -280,9 +280,9 @@ def test_micro_batches_in_flight_are_the_schedules_own(seed):
     m = draw.choice([ranks * replicas * draw.randrange(1, 4), draw.randrange(1, 20)])
     profile, cluster = chain_profile([1] * num_stages), Cluster.uniform(ranks * replicas)
     options = PlanOptions(schedule=schedule, num_microbatches=m, chunks=chunks)
-    devices = devices_of(cluster, options)
+    devices = group_devices(cluster, options)
     cost_model = CostModel(chain_costs(profile, legal_positions(profile)), devices, options)
-    one = placed(tuple(range(ranks + 1)), (replicas,) * ranks, devices)
+    one = place_stages(tuple(range(ranks + 1)), (replicas,) * ranks, devices)
     assignment = Assignment(
         tuple(range(num_stages + 1)), (replicas,) * num_stages, (0,) * num_stages,
         one.ends * chunks, (False,) * num_stages, chunks=chunks,
@@ -329,7 +329,7 @@ def test_every_way_to_spread_is_a_way_a_plan_may_be_placed():
     profile = chain_profile([1] * 6)
     for cluster in (mixed(), two_level_cluster(6), mixed(1, 1), mixed(3, 3)):
         options = PlanOptions(schedule="zero_bubble", max_replicas=None, num_microbatches=12)
-        devices = devices_of(cluster, options)
+        devices = group_devices(cluster, options)
         for count in range(1, 5):
             for replicas in (1, 2, 3):
                 found = list(list_device_layouts(count, replicas, devices))

@@ -8,7 +8,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Pin, PlanOptions
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.simulated_bound import SimulatedStepBound
@@ -24,7 +24,7 @@ CHUNKS = {"zero_bubble": 1, "zbv": 2, "dualpipev": 2}
 SCHEDULES = [*CHUNKS, "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"]
 
 
-def chunks_of(options):
+def count_chunks(options):
     return CHUNKS.get(options.schedule, options.chunks)
 
 
@@ -46,7 +46,7 @@ def drawn(seed):
     cluster = draw_cluster(draw, draw.randrange(1, 5))
     options = PlanOptions(**asked)
     if draw.random() < 0.2:
-        chunks = chunks_of(options)
+        chunks = count_chunks(options)
         options = options.model_copy(update={"num_stages": chunks * draw.randrange(1, 4)})
     if draw.random() < 0.3:
         layers = draw.sample(profile.layers, draw.randrange(1, 3))
@@ -65,7 +65,7 @@ def drawn(seed):
 def splits(found):
     """Every plan that keeps all but the memory."""
     profile, cluster, options = found.profile, found.cluster, found.options
-    devices, chunks = devices_of(cluster, options), chunks_of(options)
+    devices, chunks = group_devices(cluster, options), count_chunks(options)
     num_layers = len(profile.layers)
     for places, replicas in product(range(1, num_layers // chunks + 1), range(1, 5)):
         groups = [
@@ -125,7 +125,7 @@ def test_plans_are_valid_near_the_best_and_not_below_the_bound():
 def bound_s(profile, cluster, **asked):
     options = PlanOptions(**asked)
     request = PlanningRequest(profile, cluster, options)
-    return SimulatedStepBound(request, chunks_of(options)).bound_s()
+    return SimulatedStepBound(request, count_chunks(options)).bound_s()
 
 
 def test_bounds_by_hand():

@@ -8,9 +8,9 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, PlanMismatch
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.assignment import placed
+from stagewright.planner.cost.assignment import place_stages
 from stagewright.planner.cost.chain import chain_costs, legal_positions
-from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
 from stagewright.planner.solvers import warmup_depth as warm_up
@@ -54,9 +54,9 @@ def depths(made):
 def uniform_s(cluster, extra):
     """The step with as many more on every stage but the last, if that fits."""
     asked = options(extra)
-    devices = devices_of(cluster, asked)
+    devices = group_devices(cluster, asked)
     cost_model = CostModel(chain_costs(PROFILE, legal_positions(PROFILE)), devices, asked)
-    one = placed((0, 1, 2, 3, 4), (1,) * 4, devices)
+    one = place_stages((0, 1, 2, 3, 4), (1,) * 4, devices)
     more = one.__class__(**{**vars(one), "extra_depths": (extra,) * 3 + (0,)})
     costed = cost_model.evaluate_if_feasible(more)
     return costed.step_time_s if costed else math.inf
@@ -143,9 +143,9 @@ def test_no_stage_waits_for_more_than_those_in_front_let_through(seed):
     )
     cluster, asked = nodes(memory_bytes=26_000), options(8)
     cost_model = CostModel(
-        chain_costs(profile, legal_positions(profile)), devices_of(cluster, asked), asked
+        chain_costs(profile, legal_positions(profile)), group_devices(cluster, asked), asked
     )
-    one = placed((0, 1, 2, 3, 4), (1,) * 4, devices_of(cluster, asked))
+    one = place_stages((0, 1, 2, 3, 4), (1,) * 4, group_devices(cluster, asked))
     for wanted in ([seed] * 4, [8] * 4, [1, 8, 2, 8], [0, 3, 8, 0]):
         found = warm_up._with(cost_model, one, wanted)
         chosen = cost_model.depths(found)
