@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..core.cluster.cluster import Cluster
@@ -25,8 +25,8 @@ from .problem.input_checks import (
 )
 from .remedies import with_devices
 from .search.branch_and_bound import ROUNDING
-from .simulator.durations import skip_times
-from .simulator.simulate import StageTimes, step_time
+from .simulator.plan_timeline import times_of
+from .simulator.simulate import step_time
 from .validation.validate import validate
 
 NOTICEABLE = 0.01
@@ -132,13 +132,13 @@ class _Study:
     def explanation(self) -> Explanation:
         plan = self.plan
         changes = list(_changes(plan, self.cluster, self.options))
-        free = _without_limits(self.cluster)
+        is_limited = any(device.memory_bytes is not None for device in self.cluster.devices)
         # Planning again comes first, as later gains are measured from its result.
         alternatives = [self._alternative(changes[0], 1 / (len(changes) + 1))]
         self.least_s = min(self.least_s, alternatives[0].step_time_s or self.least_s)
         unlimited_s, is_proven = None, False
-        if free is not None:
-            unlimited = _Change("", free, self.options)
+        if is_limited:
+            unlimited = _Change("", _change_memory(self.cluster, None), self.options)
             unlimited_s, is_proven = self._step_s(unlimited, 1 / len(changes))
         alternatives += [
             self._alternative(change, 1 / (len(changes) - place))
@@ -219,7 +219,7 @@ def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Ch
         yield _Change("links twice as fast", _twice_as_fast(cluster), options)
     limited = [device.memory_bytes for device in cluster.devices if device.memory_bytes]
     if limited:
-        more = _with_memory(cluster, 1.1)
+        more = _change_memory(cluster, 1.1)
         added = sum(device.memory_bytes or 0 for device in more.devices) - sum(limited)
         yield _Change("10 % more memory", more, options, "GiB", added / GIB)
     if plan.schedule == "forward_only":
@@ -254,21 +254,16 @@ def _twice_as_fast(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"levels": levels})
 
 
-def _with_memory(cluster: Cluster, factor: float) -> Cluster:
+def _change_memory(cluster: Cluster, factor: float | None) -> Cluster:
+    """Return the cluster with so many times the memory, or without limits for `None`."""
+
+    def change(memory_bytes: int | None) -> int | None:
+        return None if memory_bytes is None or factor is None else int(memory_bytes * factor)
+
     devices = tuple(
-        device.model_copy(
-            update={"memory_bytes": device.memory_bytes and int(device.memory_bytes * factor)}
-        )
+        device.model_copy(update={"memory_bytes": change(device.memory_bytes)})
         for device in cluster.devices
     )
-    return cluster.model_copy(update={"devices": devices})
-
-
-def _without_limits(cluster: Cluster) -> Cluster | None:
-    """Return the cluster without memory limits; `None` if it has none."""
-    if all(device.memory_bytes is None for device in cluster.devices):
-        return None
-    devices = tuple(device.model_copy(update={"memory_bytes": None}) for device in cluster.devices)
     return cluster.model_copy(update={"devices": devices})
 
 
@@ -324,17 +319,11 @@ def _busiest_link(plan: Plan) -> tuple[int | None, float]:
 def _simulated_s(plan: Plan, *, sums: bool = True, sends: bool = True) -> float:
     """Return the simulated step with gradient sums or messages taking no time."""
     stages = plan.stages
-    times = StageTimes(
-        forward_s=[stage.forward_time_s for stage in stages],
-        backward_s=[stage.backward_time_s for stage in stages],
-        send_forward_s=[stage.send_forward_time_s * sends for stage in stages[:-1]],
-        send_backward_s=[stage.send_backward_time_s * sends for stage in stages[1:]],
-        sync_s=[stage.sync_time_s * sums for stage in stages],
-        tied_sync_s=plan.tied_sync_time_s * sums,
-        forward_channel=plan.forward_channels,
-        backward_channel=plan.backward_channels,
-        skips=skip_times(plan.direct_sends) if sends else (),
-    )
+    times = replace(times_of(plan), recompute_s=())
+    if not sums:
+        times = replace(times, sync_s=(), tied_sync_s=0.0)
+    if not sends:
+        times = replace(times, send_forward_s=(), send_backward_s=(), skips=())
     depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
     replicas = [stage.replicas for stage in stages]
     return step_time(plan.schedule, times, plan.num_microbatches, replicas, depths, plan.chunks)[0]

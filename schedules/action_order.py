@@ -128,12 +128,8 @@ def make_order(
 class _Ranks:
     """Arrays with one entry per rank.
 
-    Attributes:
-        position: Place along the pipeline.
-        replica: Index among the ranks of the place.
-        replicas: Number of ranks of the place.
-        microbatches: Micro-batches that the rank is dealt.
-        actions: Forwards that the rank runs: micro-batches times chunks.
+    A rank's position is its place along the pipeline, its replica the index among the ranks of that
+    place; it runs as many forwards (``actions``) as it is dealt micro-batches, times chunks.
     """
 
     position: Ints
@@ -344,9 +340,6 @@ def check_depths(
     forward, an earlier stage s needs the backward of k + (d_t - 1) r_t - d_s r_s. The step
     therefore finishes if (d_t - 1) r_t < d_s r_s for all s < t: every backward then waits only for
     backwards of earlier micro-batches.
-
-    Raises:
-        InvalidInput: There is not one depth of at least 1 per stage, or the condition fails.
     """
     if len(depths) != len(replicas):
         raise InvalidInput(f"{len(depths)} depths for {len(replicas)} stages")

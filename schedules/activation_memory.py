@@ -19,13 +19,9 @@ def activation_changes(
 ) -> tuple[Ints, Ints]:
     """Return the bytes allocated when each action starts and those freed when it ends.
 
-    Without backwards a forward saves nothing.
-
-    Args:
-        order: Actions of all ranks.
-        saved_bytes: Bytes that each stage keeps per micro-batch from forward to backward.
-        recomputed_bytes: Bytes that each stage recomputes and holds during a backward; empty for
-            none. If the order has ``R`` actions, micro-batches without one keep everything.
+    Without backwards a forward saves nothing. A stage keeps its saved bytes per micro-batch from
+    forward to backward, and holds the recomputed ones during a backward. If the order has ``R``
+    actions, micro-batches without one keep everything.
     """
     forward = order.work == FORWARD
     if forward.all():

@@ -15,13 +15,9 @@ from .traits import ANY_REPLICAS, FOLDED, IN_ROUNDS, NAMES, ONE_STAGE_A_RANK
 class Layout:
     """Ranks of a pipeline, numbered place by place.
 
-    The pipeline has S / chunks places; the replicas of a place hold the same stages.
-
-    Attributes:
-        stage_ranks: Ranks of each stage; micro-batch k runs on entry k mod length.
-        replicas: Ranks at each place.
-        chunks: Stages at each place.
-        folded: True if stages run to the last place and back (a V) instead of round and round.
+    The pipeline has S / chunks places; the replicas of a place hold the same stages. Micro-batch k
+    of a stage runs on entry k mod length of its ranks. Folded stages run to the last place and back
+    (a V) instead of round and round.
     """
 
     stage_ranks: tuple[tuple[int, ...], ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -21,13 +22,9 @@ NO_LINK = LinkLevel(name="none", group_size=1, latency_s=0.0, bandwidth_bytes_pe
 class DeviceClass:
     """Equal devices, counted in cluster order.
 
-    Attributes:
-        kind: Their kind.
-        speed: Times faster than the device profiled.
-        limit_bytes: Usable memory of each, `None` for no limit.
-        devices: Their indices in the cluster, ascending.
-        group_sizes: For each link level how many consecutive devices of this class one of its
-            groups holds; the outermost level holds all. 1 where groups hold different numbers.
+    Speed is relative to the device profiled; ``devices`` are indices in the cluster, ascending. A
+    group of each link level holds ``group_sizes`` consecutive devices of this class, 1 where groups
+    hold different numbers; the outermost level holds all.
     """
 
     kind: str
@@ -97,16 +94,12 @@ class Devices:
         """Return the devices with every memory limit capped at ``limit_bytes``, if given."""
         if limit_bytes is None:
             return self
-        classes = tuple(
-            replace(
-                entry,
-                limit_bytes=limit_bytes
-                if entry.limit_bytes is None
-                else min(limit_bytes, entry.limit_bytes),
-            )
-            for entry in self.classes
-        )
-        return Devices(self.cluster, classes)
+        return self.change_limits(lambda own: limit_bytes if own is None else min(own, limit_bytes))
+
+    def change_limits(self, change: Callable[[int | None], int | None]) -> Devices:
+        """Return the devices with every memory limit, `None` for none, replaced by another."""
+        classes = (replace(each, limit_bytes=change(each.limit_bytes)) for each in self.classes)
+        return Devices(self.cluster, tuple(classes))
 
     def is_roomier(self, other: Devices) -> bool:
         """Return True if some device has a higher memory limit than in ``other``."""

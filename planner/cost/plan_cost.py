@@ -36,17 +36,10 @@ from .device_classes import Devices
 class StageCost:
     """The costs of one stage; times in seconds per micro-batch on one replica.
 
-    Attributes:
-        forward_s: Forward time.
-        backward_s: Backward time, a recomputed forward included.
-        send_forward_s: To the next stage.
-        send_backward_s: To the stage in front.
-        outgoing_s: Both ways over the cut behind this stage.
-        sync_s: Summing gradients over the replicas, once a step.
-        exposed_sync_s: What of that outlasts the backward of the layers in front.
-        size_bytes: Weights and the activations of one micro-batch.
-        microbatches: Of one replica.
-        in_flight: Of one replica, at most.
+    The backward has the recomputed forward in it; ``outgoing_s`` is both ways over the cut behind
+    the stage. Gradients are summed once a step, and ``exposed_sync_s`` is what of that outlasts the
+    backward of the layers in front. ``size_bytes`` counts weights and the activations of one micro-
+    batch.
     """
 
     forward_s: float
@@ -74,13 +67,10 @@ class StageCost:
 class CostedPlan:
     """A plan with its costs.
 
-    Attributes:
-        value: By the objective asked for.
-        model_s: The closed form of its step.
-        step_time_s: Its simulated step.
-        direct_sends: What goes past stages; empty where everything is relayed.
-        other_step_s: With the same sent straight instead of relayed, or the other way round; `None`
-            where that is not allowed, or no different.
+    ``value`` is by the objective asked for, ``model_s`` the closed form of the step,
+    ``step_time_s`` its simulation. ``direct_sends`` are empty where everything is relayed;
+    ``other_step_s`` is the step the other way round, `None` where that is not allowed or no
+    different.
     """
 
     assignment: Assignment
@@ -115,9 +105,8 @@ class Decision:
 class CostModel:
     """The cost model of plans for one profile, cluster and set of options.
 
-    Args:
-        costs: Tables; plans cut elsewhere than at their positions are looked up apart.
-        reordered: Tables between the cuts of another order of the layers.
+    Plans cut elsewhere than at the tables' positions are looked up apart; ``reordered`` builds
+    tables between the cuts of another order of the layers.
     """
 
     def __init__(

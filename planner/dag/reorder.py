@@ -56,10 +56,8 @@ def _moved(layers: tuple[int, ...], position: dict[int, int]) -> tuple[int, ...]
 class TensorUses:
     """The producer and the consumers of every tensor of a profile.
 
-    Attributes:
-        made: The layer that makes it, or `MODEL_INPUT`, by name.
-        read: The layers that read it.
-        handed_out: Names of those the model returns, which have to reach the last stage.
+    By name: the layer that makes a tensor, or `MODEL_INPUT`, the layers that read it, and those the
+    model hands out, which have to reach the last stage.
     """
 
     def __init__(self, profile: Profile) -> None:

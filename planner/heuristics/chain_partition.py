@@ -15,18 +15,9 @@ def balance(costs: Sequence[float], num_parts: int) -> list[int]:
     """Return the number of consecutive items in each part so that the largest part costs least.
 
     Among such partitions, the one with the least sum of squared part costs is returned, and ties
-    are broken deterministically. Sums are integers, so rounding never decides. O(K log L) per
-    probe and about ten probes for the largest part; at most O(K L log L) for the tie-break.
-
-    Args:
-        costs: Cost of each of L items, in order; any unit.
-        num_parts: Number of parts K, none of them empty.
-
-    Returns:
-        K counts that add up to L.
-
-    Raises:
-        InvalidInput: A cost is negative or not finite, or K is not between 1 and L.
+    are broken deterministically. Sums are integers, so rounding never decides. O(K log L) per probe
+    and about ten probes for the largest part; at most O(K L log L) for the tie-break. K parts, none
+    of them empty, of L items in order.
     """
     _check(costs, num_parts)
     prefix = [0, *accumulate(_as_integers(costs))]

@@ -54,10 +54,8 @@ MAX_MACHINES = 512
 class PipeDreamStage:
     """A stage at one level of the machine hierarchy.
 
-    Attributes:
-        node_ids: The nodes, in the profile's order.
-        replicas: How many machines of this level share its minibatches.
-        inner: The pipeline inside each of those machines; empty at the lowest level.
+    The machines of this level share its minibatches; each has the pipeline ``inner`` inside, empty
+    at the lowest level.
     """
 
     node_ids: tuple[str, ...]
@@ -69,12 +67,8 @@ class PipeDreamStage:
 class PipeDreamSplit:
     """The best split found by PipeDream's objective.
 
-    Attributes:
-        value_s: Its objective in seconds per minibatch.
-        lower_bound_s: No split has a smaller one.
-        stages: Of the highest level, in order.
-        num_states: How many states there were to choose from.
-        left_out: Nodes in no stage, because nothing connects them to the first source.
+    Values are in seconds per minibatch; the stages are those of the highest level. Nothing connects
+    the nodes ``left_out`` to the first source.
     """
 
     value_s: float

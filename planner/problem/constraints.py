@@ -108,10 +108,8 @@ def keeps_constraints(
 class BrokenOption:
     """An option that a plan does not keep.
 
-    Attributes:
-        option: Name of the option.
-        text: What the plan does and what the option says, as the predicate of a sentence.
-        remedy: What to ask for instead, as a clause.
+    The text, the predicate of a sentence, says what the plan does and what the option asks for; the
+    remedy is a clause.
     """
 
     option: str

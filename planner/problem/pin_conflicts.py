@@ -88,12 +88,7 @@ def _forbidding(options: PlanOptions) -> str:
 class _Chain:
     """Pinned layers along the chain of atoms, which cannot be cut.
 
-    Attributes:
-        atoms: Atom of each pinned layer, the number of legal cuts in front of it.
-        num_atoms: Atoms of the chain, the most stages that cuts allow.
-        num_stages: Exact number of stages, if asked for.
-        most_stages: Limit of the options on stages, if any.
-        forbidding: Options that forbid cuts, in words.
+    A layer's atom is the number of legal cuts in front of it.
     """
 
     atoms: dict[str, int]

@@ -100,11 +100,7 @@ NONE: Metrics = (0.0, 0.0, 0.0)
 class StagePath:
     """A plan as the search sees it.
 
-    Attributes:
-        arcs: Its stages, over the positions of the space it was found in.
-        weight: The sum over its stages.
-        metrics: Its largest metrics.
-        value: weight + sum(metrics) + the time to sum tied gradients.
+    Its value is the sum of weight, largest metrics and the time to sum tied gradients.
     """
 
     arcs: tuple[StageArc, ...]
@@ -122,11 +118,8 @@ class StagePath:
 class Effort:
     """Deadline and gap of a request, and the work done for it so far.
 
-    Attributes:
-        deadline: On the clock of `time.monotonic`; infinite for none.
-        gap: Relative gap that is good enough.
-        searches: Label searches and relaxations run.
-        labels: Labels they kept.
+    The deadline is on the clock of `time.monotonic`; a plan within the relative ``gap`` is good
+    enough.
     """
 
     deadline: float = math.inf
@@ -176,14 +169,9 @@ class _Solution:
 class BranchAndBound:
     """Search of one space by one measure.
 
-    Args:
-        space: Plans to choose from.
-        measure: Meaning of metrics and weights.
-        effort: Shared by the searches of one request.
-        tied_s: Seconds that every plan of this space pays at least for tied weights.
-        tied_of: Returns the seconds that a path pays for them; by default ``tied_s``.
-        best_value: Value of a plan known from elsewhere; only better ones are looked for.
-        max_total_replicas: Most replicas over all stages; by default no limit.
+    The ``effort`` is shared by the searches of one request. Every plan of the space pays at least
+    ``tied_s`` for tied weights, a path what ``tied_of`` returns. Only plans better than
+    ``best_value``, known from elsewhere, are looked for.
     """
 
     def __init__(

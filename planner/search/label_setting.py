@@ -106,10 +106,8 @@ class SearchOutcome:
 class Relaxation:
     """Facts about all paths within the caps, from stages considered apart from each other.
 
-    Attributes:
-        least_weight: A lower bound of every path's weight; infinite where there is no path.
-        next_metrics: See `SearchOutcome.next_metrics`.
-        replicas: Replicas each arc needs at least; -1 if no path uses it, shape (A,).
+    ``least_weight`` bounds every path's weight, infinite where there is no path; ``replicas`` are
+    those each arc needs at least, -1 if no path uses it, shape (A,).
     """
 
     least_weight: float

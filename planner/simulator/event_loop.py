@@ -74,11 +74,8 @@ class SimulatedStep:
 def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
     """Simulate one step.
 
-    O(actions); with shared channels O(actions log ranks).
-
-    Raises:
-        InvalidInput: The durations do not fit the order, or it can never finish: the message
-            says what each rank waits for.
+    O(actions); with shared channels O(actions log ranks). The error of an order that can never
+    finish says what each rank waits for.
     """
     times.check(order.num_stages)
     messages = StepMessages.of(times)

@@ -18,21 +18,22 @@ def plan_timeline(plan: Plan) -> Timeline:
     workspace, where a plan counts it, and the length of its forward: a plan states only the time
     of recomputation and backward together.
     """
-    return simulate(schedule_of(plan), _times_of(plan))
+    return simulate(schedule_of(plan), times_of(plan))
 
 
 def plan_rows(plan: Plan) -> StepRows:
     """Return the events and memory of `plan_timeline` as plain rows."""
     stages = plan.stages
     if any(stage.recompute != "never" for stage in stages):
-        return simulate_rows(schedule_of(plan), _times_of(plan))
+        return simulate_rows(schedule_of(plan), times_of(plan))
     depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
     replicas = [stage.replicas for stage in stages]
     order = make_order(plan.schedule, plan.num_microbatches, replicas, depths, plan.chunks)
-    return simulate_rows(order, _times_of(plan))
+    return simulate_rows(order, times_of(plan))
 
 
-def _times_of(plan: Plan) -> StageTimes:
+def times_of(plan: Plan) -> StageTimes:
+    """Return the durations that a plan states."""
     stages = plan.stages
     recomputes = [stage.recompute != "never" for stage in stages]
     return StageTimes(

@@ -60,7 +60,7 @@ def _keeps(request: PlanningRequest, pins: Pins) -> bool:
     options = request.options.model_copy(update={"pins": tuple(pin for _, pin in pins)})
     fewer = replace(request, options=options, deadline=time.monotonic() + LEAST_S)
     try:
-        return find_any_plan(fewer, without_limits(request.devices)) is not None
+        return find_any_plan(fewer, request.devices.change_limits(lambda _: None)) is not None
     # No proof, so these pins must not be blamed.
     except (DeadlineExceeded, InvalidInput, Infeasible):
         return True
@@ -122,11 +122,8 @@ LEAST_S = 2.0
 class InfeasiblePlan:
     """Plan that would fit if every device allowed ``excess_bytes`` more, but not with less.
 
-    Attributes:
-        stage: Stage that lacks most memory.
-        needed_bytes: Memory that it needs on each of its devices; if all devices are equal, no
-            plan needs less on its largest one.
-        limit_bytes: Memory that such a device allows.
+    Its ``stage`` lacks most memory. If all devices are equal, no plan needs less on its largest
+    one.
     """
 
     assignment: Assignment
@@ -145,14 +142,16 @@ def find_closest_infeasible(request: PlanningRequest) -> InfeasiblePlan | None:
     Bisection over bytes added to every limit, between too few and the excess of a plan found.
     """
     request = replace(request, deadline=max(request.deadline, time.monotonic() + LEAST_S))
-    best = _measure_excess(request, find_any_plan(request, without_limits(request.devices)))
+    best = _measure_excess(
+        request, find_any_plan(request, request.devices.change_limits(lambda _: None))
+    )
     low = 0
     # Invariant: nothing fits with `low` bytes more (0 at first), and the best plan does with its
     # excess. The difference at least halves each time.
     while best is not None and best.excess_bytes - low > 1:
         middle = (low + best.excess_bytes) // 2
         try:
-            found = find_any_plan(request, _with_limits(request.devices, middle))
+            found = find_any_plan(request, _add_to_limits(request.devices, middle))
         except DeadlineExceeded:
             break
         if found is None:
@@ -162,23 +161,8 @@ def find_closest_infeasible(request: PlanningRequest) -> InfeasiblePlan | None:
     return best
 
 
-def without_limits(devices: Devices) -> Devices:
-    """Return the devices without memory limits."""
-    return _with_limits(devices, None)
-
-
-def _with_limits(devices: Devices, added_bytes: int | None) -> Devices:
-    """Return the devices with limits raised by some bytes, or without limits for `None`."""
-    classes = tuple(
-        replace(
-            entry,
-            limit_bytes=None
-            if entry.limit_bytes is None or added_bytes is None
-            else entry.limit_bytes + added_bytes,
-        )
-        for entry in devices.classes
-    )
-    return Devices(devices.cluster, classes)
+def _add_to_limits(devices: Devices, added_bytes: int) -> Devices:
+    return devices.change_limits(lambda own: None if own is None else own + added_bytes)
 
 
 def _measure_excess(

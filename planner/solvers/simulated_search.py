@@ -20,9 +20,8 @@ from ..heuristics.candidates import apply_recompute, equal_layers, even_times
 from ..problem.input_checks import count_chunks
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
-from .cut_fitting import RecomputeChoices, fit_cuts
+from .cut_fitting import RecomputeChoices, fit_cuts, repair_memory
 from .device_layouts import list_device_layouts
-from .memory_repair import repair_memory
 from .simulated_bound import SimulatedStepBound
 from .tournament import Tournament
 

@@ -64,10 +64,8 @@ class PlanPool:
 class SearchLevel:
     """One search of a request; levels go from quick to exact.
 
-    Attributes:
-        stages: Builds the stages to search; `None` if there is nothing to search.
-        gap: Relative gap at which the search ends.
-        is_exact: True if the stages make up all plans.
+    It ends at a relative gap; its stages are `None` if there is nothing to search, and if it is
+    exact, they make up all plans.
     """
 
     stages: Callable[[], StageTable | None]

@@ -27,11 +27,8 @@ LARGE = 10
 class Tournament:
     """Plans that compete by their simulated step; those with too high a bound are not simulated.
 
-    Args:
-        request: Request that the plans answer.
-        max_actions: Budget of simulated actions.
-        group_of: Group of a plan; the fastest plan of each group is worth varying.
-        slack: Relative distance from the fastest plan up to which bounds may be.
+    ``max_actions`` is the budget of simulated actions. The fastest plan of each group is worth
+    varying; bounds may be up to ``slack``, relatively, above the fastest plan.
     """
 
     def __init__(

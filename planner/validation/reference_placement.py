@@ -39,8 +39,7 @@ class StagePlacement:
     def faults(self, *, is_last: bool = True) -> Iterator[str]:
         """Yield the rules of placement that this stage breaks by itself.
 
-        Args:
-            is_last: True if no stage lies behind it on devices of its class.
+        The last stage has none behind it on devices of its class.
         """
         peers = _peers(self.cluster, self.devices[0])
         if not set(self.devices) <= set(peers):
