@@ -161,11 +161,9 @@ def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: 
 
 def _is_connected(nodes: Contraction) -> bool:
     """Return True if the graph is connected, so that an edge crosses every cut."""
-    reached, frontier = 1, 1
-    while frontier:
-        around = 0
-        for node in nodes_of(frontier):
-            around |= nodes.dag.successors[node] | nodes.dag.predecessors[node]
-        frontier = around & ~reached
-        reached |= frontier
-    return reached.bit_count() == nodes.dag.num_nodes
+    # Imported here: only requests that may reorder very many branches come here.
+    import networkx
+
+    graph = networkx.DiGraph(nodes.dag.edges)
+    graph.add_nodes_from(range(nodes.dag.num_nodes))
+    return bool(networkx.is_weakly_connected(graph))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -158,7 +158,7 @@ class StepMessages(NamedTuple):
     def of(cls, times: StageTimes) -> StepMessages:
         """Build the messages between neighbours and along skip connections."""
         stages = times.num_stages
-        rows = sorted(chain(_forward(times), _backward(times)), key=lambda row: row[0])
+        rows = sorted(_list_messages(times), key=lambda row: row[0])
         columns = np.array([row[0] for row in rows], np.int64).reshape(-1, 3).T
         direction, maker, distance = columns.copy()
         reader = maker + np.where(direction == 0, distance, -distance)
@@ -183,28 +183,17 @@ Row = tuple[tuple[int, int, int], float, int]
 """Direction, maker and how many stages further it is read; duration; channel."""
 
 
-def _forward(times: StageTimes) -> list[Row]:
-    boundaries = range(times.num_stages - 1)
-    sends, channels = times.send_forward_s, times.forward_channel
-    return [
-        ((0, s, 1), sends[s] if len(sends) else 0.0, channels[s] if len(channels) else -1)
-        for s in boundaries
-    ] + [
-        ((0, skip.source, skip.target - skip.source), skip.forward_s, skip.forward_channel)
-        for skip in times.skips
-    ]
-
-
-def _backward(times: StageTimes) -> list[Row]:
-    boundaries = range(times.num_stages - 1)
-    sends, channels = times.send_backward_s, times.backward_channel
-    return [
-        ((1, s + 1, 1), sends[s] if len(sends) else 0.0, channels[s] if len(channels) else -1)
-        for s in boundaries
-    ] + [
-        ((1, skip.target, skip.target - skip.source), skip.backward_s, skip.backward_channel)
-        for skip in times.skips
-    ]
+def _list_messages(times: StageTimes) -> Iterator[Row]:
+    forward = times.send_forward_s, times.forward_channel
+    backward = times.send_backward_s, times.backward_channel
+    for direction, (sends, channels) in enumerate((forward, backward)):
+        for s in range(times.num_stages - 1):
+            send_s, channel = sends[s] if len(sends) else 0.0, channels[s] if len(channels) else -1
+            yield (direction, s + direction, 1), send_s, channel
+    for skip in times.skips:
+        distance = skip.target - skip.source
+        yield (0, skip.source, distance), skip.forward_s, skip.forward_channel
+        yield (1, skip.target, distance), skip.backward_s, skip.backward_channel
 
 
 def _firsts(keys: Ints, count: int) -> Ints:
