@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,7 +267,7 @@ def saved_items(profile: Profile) -> Items:
     return ((entry.saved_activation_bytes, (index,)) for index, entry in layers)
 
 
-def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> dict[str, Bytes]:
+def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> dict[str, Any]:
     """Return the columns in which a stage counts everything it holds once; without the loss."""
     parameters = list_parameters(profile)
     learned = [entry for entry in parameters if is_learned(entry)]
@@ -289,7 +290,7 @@ def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds, Byt
     )
 
 
-def crossing_columns(profile: Profile, edges: Positions) -> dict[str, Bytes]:
+def crossing_columns(profile: Profile, edges: Positions) -> dict[str, Any]:
     """Return the bytes that cross each position, zero at both ends, and what begins there reads."""
     inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
     arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
