@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 NOT_YET = {
-    "lines of the product",
     "longest function, lines",
 }
 """Figures that still miss their target; whoever reaches one takes its name out."""
