@@ -94,7 +94,11 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     return None
                 if key.fileobj is listener:
                     link, _ = listener.accept()
-                    asked = _fork(link)
+                    try:
+                        asked = _fork(link)
+                    except (OSError, ValueError):  # the caller was killed before it had asked
+                        link.close()
+                        continue
                     if isinstance(asked, dict):
                         return asked
                     watch = os.pidfd_open(asked)
@@ -124,7 +128,8 @@ def _fork(link: socket.socket) -> dict[str, Any] | int:
     if process := os.fork():
         with suppress(OSError):  # the fork does it too; whoever comes second may be too late
             os.setpgid(process, process)
-        link.sendall(f"{process}\n".encode())
+        with suppress(OSError):  # a caller that is gone meanwhile is noticed by the selector
+            link.sendall(f"{process}\n".encode())
         for stream in streams:
             os.close(stream)
         return process

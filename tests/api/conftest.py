@@ -121,8 +121,11 @@ def own_logging() -> Iterator[None]:
 
     Levels are set by `setLevel`, which clears what every logger remembers of them.
     """
-    loggers = [logging.getLogger(), *map(logging.getLogger, NOISY)]
+    uvicorn = ("uvicorn", "uvicorn.error", "uvicorn.access")  # a server in a thread sets theirs
+    loggers = [logging.getLogger(), *map(logging.getLogger, (*NOISY, *uvicorn))]
     levels = [log.level for log in loggers]
+    for name in uvicorn:
+        logging.getLogger(name).setLevel(logging.NOTSET)
     handlers, showwarning = loggers[0].handlers, warnings.showwarning
     loggers[0].handlers = []
     yield

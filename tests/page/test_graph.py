@@ -47,7 +47,7 @@ def written(folder, names, classes, stages):
 
 
 @pytest.fixture(scope="module")
-def opened(chromium, tmp_path_factory):
+def loaded(chromium, tmp_path_factory):
     """A page of eight stages of six equal blocks each, hostile names at the end."""
     names = [
         f"model.h.{block}.{part}" for block in range(48) for part in ("attn.q", "attn.k", "mlp")
@@ -59,11 +59,20 @@ def opened(chromium, tmp_path_factory):
     page, wrong = context.new_page(), []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.goto(path)
-    page.wait_for_selector("[role=tree]")
-    yield page, view
+    yield page, path, view
     context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def opened(loaded):
+    """The page as it opens, whatever an earlier test did to it."""
+    page, path, view = loaded
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto("about:blank")  # or another fragment of the same page would not load it again
+    page.goto(path)
+    page.wait_for_selector("[role=tree]")
+    return page, view
 
 
 def item(page, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -77,15 +78,16 @@ def embedded(_without_traces: None) -> Iterator[DaskWorkers]:
     workers.close()
 
 
+def submit(workers: DaskWorkers, program: str, key: str, needs: str = CPU) -> Heard:
+    heard = Heard()
+    setup = MeasuringSetup((sys.executable, "-c", program), 60.0, sandbox="off")
+    workers.submit(WorkerTask(key, REQUEST, needs, setup), heard.said.put)
+    return heard
+
+
 @pytest.fixture
 def run(embedded) -> Callable[..., Heard]:
-    def run(program: str, key: str, needs: str = CPU) -> Heard:
-        heard = Heard()
-        setup = MeasuringSetup((sys.executable, "-c", program), 60.0, sandbox="off")
-        embedded.submit(WorkerTask(key, REQUEST, needs, setup), heard.said.put)
-        return heard
-
-    return run
+    return functools.partial(submit, embedded)
 
 
 def pid_in(path: Path) -> int:
@@ -158,15 +160,16 @@ def test_what_nobody_offers_waits(run, embedded):
     embedded.stop("for-a-gpu")
 
 
-def test_closing_ends_what_runs(run, embedded, tmp_path):
+def test_closing_ends_what_runs(_without_traces, tmp_path):
     """The last of a server: its workers and their children go with it."""
-    run(sleeping(str(tmp_path / "pid")), "last")
+    workers = DaskWorkers(EmbeddedScheduler("json", "error"))
+    submit(workers, sleeping(str(tmp_path / "pid")), "last")
     pid = pid_in(tmp_path / "pid")
-    embedded.close()
-    embedded.close()
+    workers.close()
+    workers.close()
     wait_for(lambda: not is_alive(pid))
     with pytest.raises(WorkersUnavailable, match="stopping"):
-        embedded.offers()
+        workers.offers()
 
 
 TLS = TlsFiles(ca_file="ca.pem", cert="cert.pem")
