@@ -47,12 +47,7 @@ def run_worker(
     check_address(scheduler, tls)
     configure_dask()
     read_own_setup()  # reports an invalid variable now and not with the first job
-    resources = dict(detect_resources() if offers is None else offers)
-    if not resources:
-        raise InvalidInput(
-            "this worker has no resources: install stagewright[torch], or name them, for example "
-            "--resources H200=1"
-        )
+    resources = _check_resources(detect_resources() if offers is None else offers)
     settings = configure().settings
     configure_logging(settings.log_format, settings.log_level)
     new_worker = partial(
@@ -87,6 +82,15 @@ def run_worker(
             stopping.cancel()
 
     asyncio.run(serve())
+
+
+def _check_resources(offers: Mapping[str, float]) -> dict[str, float]:
+    if not offers:
+        raise InvalidInput(
+            "this worker has no resources: install stagewright[torch], or name them, for example "
+            "--resources H200=1"
+        )
+    return dict(offers)
 
 
 async def _serve(

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import urllib.error
 import urllib.request
 from typing import Any
 from urllib.request import Request
@@ -56,8 +57,11 @@ def ask(service: LocalService, path: str, body: bytes | None = None) -> tuple[in
     """Status and JSON of an answer, past every proxy."""
     headers = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"}
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(Request(service.url + path, body, headers), timeout=120) as response:
-        return response.status, json.load(response)
+    try:
+        with direct.open(Request(service.url + path, body, headers), timeout=120) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
 
 def test_the_request_is_answered_with_a_valid_plan(readme, tmp_path, forked_python):
@@ -66,8 +70,9 @@ def test_the_request_is_answered_with_a_valid_plan(readme, tmp_path, forked_pyth
     )
     with running_service(tmp_path / "stagewright.db") as service:
         status, answer = ask(service, path, body.encode())
+        assert status == 201, answer
         _, stored = ask(service, f"/v1/profiles/{answer['profile_id']}")
-    assert (status, answer["status"]) == (201, "planned")
+    assert answer["status"] == "planned"
     validate(
         Plan.model_validate(answer["plan"]),
         Profile.model_validate(stored["profile"]),

@@ -160,7 +160,8 @@ def test_what_nobody_offers_waits(run, embedded):
     embedded.stop("for-a-gpu")
 
 
-def test_closing_ends_what_runs(_without_traces, tmp_path):
+@pytest.mark.usefixtures("_without_traces")
+def test_closing_ends_what_runs(tmp_path):
     """The last of a server: its workers and their children go with it."""
     workers = DaskWorkers(EmbeddedScheduler("json", "error"))
     submit(workers, sleeping(str(tmp_path / "pid")), "last")
