@@ -39,8 +39,7 @@ def command(
     Name the model in one of three ways: a function and --sample; --family, --config and --input;
     or a JSON file with a request to measure.
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     request = read_named_request(model, family, config, inputs, sample=sample)
     captured = _trace(request, model, sample, check)
     report = captured.report()

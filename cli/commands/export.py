@@ -27,8 +27,7 @@ def command(
     from ...core.profile.profile import Profile
     from ...formats.profile_csv import profile_csv, profile_rows
 
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     profile = read_document(file, Profile)
     text = json.dumps(profile_rows(profile), indent=2) if as_json else profile_csv(profile)
     if output is None:

@@ -73,8 +73,7 @@ def command(
     costs are estimated for the devices; the plan is then labelled ESTIMATED. With --server, a
     service does all of this; it also accepts a captured graph or an exported program (.pt2).
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     check_token(server, token)
     name, cluster = find_model_name(profiles), read_devices(devices)
     is_model = name is not None and not is_stored_id(name)

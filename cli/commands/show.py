@@ -79,8 +79,7 @@ def command(
     """Print a profile, a plan, a cluster or a captured graph; draw a plan."""
     drawings = PlanDrawings(svg, trace, html, gantt)
     for path in (svg, trace, html):
-        if path is not None:
-            check_writable(path)
+        check_writable(path)
     if depth is not None and not tree:
         raise InvalidInput("--depth cannot be combined with --flat")
     check_token(server, token)

@@ -56,8 +56,10 @@ def say_next(command: str, *, quiet: bool = False) -> None:
     say(f"next: {command}", quiet=quiet)
 
 
-def check_writable(path: Path) -> None:
-    """Check an output path before the work whose result goes there."""
+def check_writable(path: Path | None) -> None:
+    """Check an output path, if one is given, before the work whose result goes there."""
+    if path is None:
+        return
     if not path.parent.is_dir():
         raise InvalidInput(f"cannot write {path}: folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
