@@ -1,7 +1,7 @@
-"""What route handlers receive by dependency injection: services, and requests to create or read.
+"""Dependencies of route handlers: services, requests to create and requests to read.
 
-A request to create is answered once per idempotency key, one to read not at all if the client's
-entity tag is current.
+A request to create is carried out once per idempotency key; a request to read is answered 304
+while the client's entity tag is current.
 """
 
 from __future__ import annotations

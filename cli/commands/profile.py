@@ -82,8 +82,7 @@ def command(
         return
     refuse_options("a model; it requires --links", {"--ranks": ranks})
     check_token(server, token)
-    output = output or DEFAULT_OUTPUT
-    check_writable(output)
+    check_writable(output := output or DEFAULT_OUTPUT)
     request = read_named_request(model, family, config, inputs, target, sample=sample, loss=loss)
     options = _build_options(context.params, request)
     if server is not None:

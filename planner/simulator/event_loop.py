@@ -167,10 +167,10 @@ class Actions(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """What an action needs and makes, by kind.
+    """Tables by kind of action: its duration, what it reads and what it makes.
 
-    Results are numbered by direction (forwards first), stage and micro-batch. Those behind the
-    last stand for no result at all: no message belongs to them, and they count as made.
+    Results are numbered by direction (forwards first), stage and micro-batch. Numbers beyond the
+    last result mean "none": no message belongs to them, and they count as made.
 
     Attributes:
         duration_s: In seconds.
@@ -192,7 +192,7 @@ class Kinds(NamedTuple):
 
 
 class State(NamedTuple):
-    """How far a step has come.
+    """The progress of a simulated step.
 
     Attributes:
         start_s: By action.

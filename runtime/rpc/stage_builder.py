@@ -88,7 +88,7 @@ def _save_module(model: nn.Module) -> bytes:
 
 @dataclass(frozen=True)
 class BuiltStages:
-    """What a worker built, and what it learned of the whole model.
+    """The stages a worker built, and facts it learned about the whole model.
 
     Attributes:
         stages: References to its stages, in pipeline order.
