@@ -47,6 +47,7 @@ def forked_python(forking_executable: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Fork what a test, and all it calls, starts by ``sys.executable``: imports happen once."""
     monkeypatch.setattr(sys, "executable", str(forking_executable))
     monkeypatch.setenv("PYTHON_EXEC", str(forking_executable))  # torchrun starts ranks by it
+    monkeypatch.setenv("STAGEWRIGHT_SANDBOX", "off")  # in which this executable does not exist
     return str(forking_executable)
 
 

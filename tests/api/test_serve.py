@@ -152,7 +152,9 @@ def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
     code, _, talk = running.end()
     asking.join(timeout=20)
     assert code == 0, talk
-    assert "Traceback" not in talk
+    # Dask's worker logs a traceback of its own if its heartbeat meets the end of the scheduler.
+    ours = [line for line in talk.splitlines() if '"logger": "distributed.' not in line]
+    assert "Traceback" not in "\n".join(ours)
     ((status, job),) = answers
     assert (status, job["kind"], job["state"]) == (202, "plan", "running")
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
