@@ -319,6 +319,7 @@ def _busiest_link(plan: Plan) -> tuple[int | None, float]:
 def _simulated_s(plan: Plan, *, sums: bool = True, sends: bool = True) -> float:
     """Return the simulated step with gradient sums or messages taking no time."""
     stages = plan.stages
+    # Backward times hold the recomputation: these orders have no `R` to which it would be moved.
     times = replace(times_of(plan), recompute_s=())
     if not sums:
         times = replace(times, sync_s=(), tied_sync_s=0.0)

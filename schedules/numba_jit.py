@@ -89,7 +89,8 @@ class Kernel(Generic[P, R]):
         for callee in callees:
             _register(callee)
         # numba renews what it has cached for a function when that function's file changes. A name
-        # that depends on all files does so when any of those that it calls is in changes.
+        # that depends on all files does so when any of those that it calls is in changes. Index
+        # files of the names before stay in `__pycache__`: numba deletes none, and they do no harm.
         files = sorted({each.__code__.co_filename for each in callees})
         try:
             sources = b"".join(Path(file).read_bytes() for file in files)

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +38,22 @@ Order = tuple[int, ...]
 Items = Iterable[tuple[int, tuple[int, ...]]]
 """Sizes of things that stages hold once, each with the layers that use it."""
 
-STAGE_COLUMNS = (
-    "forward_s", "backward_s", "recompute_s", "weights_bytes", "gradients_bytes",
-    "learned_elements", "saved_bytes", "workspace_bytes",
-)  # fmt: skip
-"""Fields of `CostColumns` with an entry for every stage."""
 
-POSITION_COLUMNS = ("arriving_bytes", "returning_bytes", "input_bytes")
-"""Fields of `CostColumns` with an entry for every position, shape (N + 1,)."""
+class HeldFields(TypedDict):
+    """Fields of `CostColumns`, one entry a stage, that count everything a stage holds once."""
+
+    weights_bytes: Bytes
+    gradients_bytes: Bytes
+    learned_elements: Bytes
+    saved_bytes: Bytes
+
+
+class CrossingFields(TypedDict):
+    """Fields of `CostColumns` with an entry for every position, shape (N + 1,)."""
+
+    arriving_bytes: Bytes
+    returning_bytes: Bytes
+    input_bytes: Bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,20 +162,28 @@ class ChainCosts(CostColumns):
     def stages(self) -> ChainStages:
         """Return every stage as one row of a stage table."""
         first, last = span = np.triu_indices(self.num_atoms + 1, k=1)
-        columns = {name: getattr(self, name) for name in POSITION_COLUMNS}
-        columns |= {name: getattr(self, name)[span] for name in STAGE_COLUMNS}
         return ChainStages(
             profile=self.profile,
             num_atoms=self.num_atoms,
             most_stages=self.num_atoms,
             first=first.astype(np.int64),
             last=last.astype(np.int64),
+            forward_s=self.forward_s[span],
+            backward_s=self.backward_s[span],
+            recompute_s=self.recompute_s[span],
+            weights_bytes=self.weights_bytes[span],
+            gradients_bytes=self.gradients_bytes[span],
+            learned_elements=self.learned_elements[span],
+            saved_bytes=self.saved_bytes[span],
+            workspace_bytes=self.workspace_bytes[span],
+            arriving_bytes=self.arriving_bytes,
+            returning_bytes=self.returning_bytes,
+            input_bytes=self.input_bytes,
             front_forward_s=_in_front(self.forward_s),
             front_backward_s=_in_front(self.backward_s),
             tied=self.tied,
             positions=self.positions,
             order=self.order,
-            **columns,
         )
 
 
@@ -267,7 +283,7 @@ def saved_items(profile: Profile) -> Items:
     return ((entry.saved_activation_bytes, (index,)) for index, entry in layers)
 
 
-def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> dict[str, Any]:
+def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> HeldFields:
     """Return the columns in which a stage counts everything it holds once; without the loss."""
     parameters = list_parameters(profile)
     learned = [entry for entry in parameters if is_learned(entry)]
@@ -290,14 +306,14 @@ def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds, Byt
     )
 
 
-def crossing_columns(profile: Profile, edges: Positions) -> dict[str, Any]:
+def crossing_columns(profile: Profile, edges: Positions) -> CrossingFields:
     """Return the bytes that cross each position, zero at both ends, and what begins there reads."""
     inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
     arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
     returning = np.array([0, *(gap.backward_bytes for gap in inner), 0], dtype=np.int64)
     inputs = arriving.copy()
     inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
-    return dict(zip(POSITION_COLUMNS, (arriving, returning, inputs), strict=True))
+    return {"arriving_bytes": arriving, "returning_bytes": returning, "input_bytes": inputs}
 
 
 def _sums(atom_s: Seconds, loss_s: float) -> Seconds:

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from ...core.profile.profile import Profile
 from ..cost.chain import (
-    POSITION_COLUMNS,
-    STAGE_COLUMNS,
     Bytes,
     ChainCosts,
+    CrossingFields,
+    HeldFields,
     Order,
     Positions,
+    Seconds,
     is_learned,
     list_parameters,
     saved_items,
@@ -27,6 +28,17 @@ Members = NDArray[np.uint8]
 """1 where a layer is in a set, [sets, layers]."""
 
 WEIGHTS, GRADIENTS, ELEMENTS, SAVED = range(4)
+
+
+class StageCostFields(HeldFields, CrossingFields):
+    """Fields of a `StageTable` that follow from its sets."""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    recompute_s: Seconds
+    workspace_bytes: Bytes
+    front_forward_s: Seconds
+    front_backward_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class SetCosts:
         crossing = crosses.astype(np.int64)
         return crossing @ self.sent, crossing @ self.sent_back
 
-    def costs(self, members: Members, first: Positions, last: Positions) -> dict[str, Any]:
+    def costs(self, members: Members, first: Positions, last: Positions) -> StageCostFields:
         """Compute the costs of stages between sets; each first set lies inside the last one."""
         loss, whole = self.profile.loss, members.sum(axis=1, dtype=np.int64) == members.shape[1]
         is_last = whole[last]
@@ -100,7 +112,7 @@ class SetCosts:
         arriving, returning = self.crossing(members)
         inputs = arriving.copy()
         inputs[0] = sum(tensor.size_bytes for tensor in self.profile.inputs)
-        return dict(
+        return StageCostFields(
             forward_s=forward + (loss.forward.median_s if loss else 0.0) * is_last,
             backward_s=backward + (loss.backward.median_s if loss else 0.0) * is_last,
             recompute_s=forward,
@@ -141,8 +153,17 @@ class SetCosts:
         return ChainCosts(
             profile=self.profile,
             positions=cuts,
-            **{name: fill_table(costs[name]) for name in STAGE_COLUMNS},
-            **{name: costs[name] for name in POSITION_COLUMNS},
+            forward_s=fill_table(costs["forward_s"]),
+            backward_s=fill_table(costs["backward_s"]),
+            recompute_s=fill_table(costs["recompute_s"]),
+            weights_bytes=fill_table(costs["weights_bytes"]),
+            gradients_bytes=fill_table(costs["gradients_bytes"]),
+            learned_elements=fill_table(costs["learned_elements"]),
+            saved_bytes=fill_table(costs["saved_bytes"]),
+            workspace_bytes=fill_table(costs["workspace_bytes"]),
+            arriving_bytes=costs["arriving_bytes"],
+            returning_bytes=costs["returning_bytes"],
+            input_bytes=costs["input_bytes"],
             tied=tuple(
                 entry.model_copy(
                     update={"layers": tuple(sorted(int(place[layer]) for layer in entry.layers))}
