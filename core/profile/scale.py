@@ -132,13 +132,26 @@ def map_costs(
 def pair(
     what: str, profiles: Sequence[Profile], sequences: Sequence[Sequence[T]]
 ) -> list[tuple[T, ...]]:
-    """Pair what profiles of different sizes have in one place, which must be equally many."""
-    first, last = len(sequences[0]), len(sequences[-1])
-    if first != last:
-        low, high = (get_microbatch_size(profile) for profile in (profiles[0], profiles[-1]))
+    """Pair what profiles have in one place, which must be equally many.
+
+    Raises:
+        InvalidInput: Some profile has another number than the first.
+    """
+    expected = len(sequences[0])
+    for position, sequence in enumerate(sequences):
+        if len(sequence) == expected:
+            continue
+        size, other = (
+            get_microbatch_size(profile) for profile in (profiles[0], profiles[position])
+        )
+        if size == other:
+            raise InvalidInput(
+                f"of the profiles at {size} samples the first has {expected} {what}, number "
+                f"{position + 1} has {len(sequence)}; the model behaves differently from run to run"
+            )
         raise InvalidInput(
-            f"the profile at {low} samples has {first} {what}, the one at {high} has {last}; "
-            "the model behaves differently at the two sizes"
+            f"the profile at {size} samples has {expected} {what}, the one at {other} has "
+            f"{len(sequence)}; the model behaves differently at the two sizes"
         )
     return list(zip(*sequences, strict=True))
 

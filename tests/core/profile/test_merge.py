@@ -213,6 +213,16 @@ def test_one_profile_pools_to_itself():
     assert merge([profile]) is profile
 
 
+@pytest.mark.parametrize("odd", [1, 2])
+def test_profiles_with_other_numbers_of_edges_are_not_pooled(odd):
+    """Only the first and the last were compared; the middle one of three ended in a ValueError."""
+    profiles = [affine_profile(4, scale=scale) for scale in (1.0, 1.1, 1.2)]
+    profiles[odd] = profiles[odd].model_copy(update={"edges": profiles[odd].edges[1:]})
+    said = f"at 4 samples the first has 3 edges, number {odd + 1} has 2; .* from run to run"
+    with pytest.raises(InvalidInput, match=said):
+        pool_profiles(profiles)
+
+
 def test_a_pooled_spread_covers_both_kinds():
     within = [Timing(median_s=1.0, spread_s=0.2, repeats=3)] * 2
     assert pool_timings(within).spread_s == pytest.approx(0.2)
