@@ -225,7 +225,7 @@ def _list_kinds(order: ActionOrder, times: StageTimes, messages: StepMessages) -
     stages, m = order.num_stages, order.num_microbatches
     forward = np.arange(stages)
     backward, none = forward + stages, np.full(stages, 2 * stages)
-    # in the order of `WORKS`: F, B, I, W and R
+    # in the order of `WORKS`: F, B, I, W and R; F, B and I make results, W and R make none
     reads = np.concatenate((forward, backward, backward, none, backward))
     needs = np.concatenate((none, forward, forward, backward, forward))
     makes = np.concatenate((forward, backward, backward, none, none))
@@ -272,7 +272,8 @@ def _choose_holder(actions: Actions, stage: int, microbatch: int) -> int:
 
 
 # The loop is one function on purpose: an action takes 20 ns compiled and 2 us as plain Python.
-# Split in three, a step of 64 stages x 512 micro-batches took 6.4 ms compiled, not 2.7 ms.
+# Split in three, a step of 64 stages x 512 micro-batches took 6.4 ms compiled, not 2.7 ms. Choosing
+# the holder costs no time apart: as it returns a number, numba counts no references to its arrays.
 
 
 @Kernel
