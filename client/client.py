@@ -98,7 +98,7 @@ Result = TypeVar("Result")
 
 
 class StepRunner:
-    """Performs the steps of one method call; holds at most one open stream."""
+    """Runner of one method call's steps; holds at most one open stream."""
 
     def __init__(self, http: httpx2.Client, budget: RetryBudget) -> None:
         self._http = http
@@ -273,7 +273,7 @@ class Client:
 
 
 class AsyncStepRunner:
-    """Performs the steps of one method call; holds at most one open stream."""
+    """Asynchronous runner of one method call's steps; holds at most one open stream."""
 
     def __init__(self, http: httpx2.AsyncClient, budget: RetryBudget) -> None:
         self._http = http

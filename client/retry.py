@@ -37,6 +37,11 @@ def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:
 
     A request is repeated only if it changes nothing, carries an idempotency key, never reached the
     service, or was rejected before any work was done (429).
+
+    Raises:
+        DeadlineExceeded: No answer came in time.
+        Unreachable: No connection could be made or kept.
+        StagewrightError: The service refused it or failed; `errors` maps its replies.
     """
     budget = yield from get_retry_budget()
     end = budget.clock() + budget.timeout_s

@@ -51,7 +51,7 @@ class FailureVerdict:
 
 
 class Heartbeats:
-    """Publishes this rank's heartbeat and watches those of the others.
+    """Publisher of this rank's heartbeat and watcher of the others'.
 
     Args:
         store: A ``torch.distributed`` store shared by all ranks, over a connection of its own: a

@@ -255,7 +255,7 @@ def _twice_as_fast(cluster: Cluster) -> Cluster:
 
 
 def _change_memory(cluster: Cluster, factor: float | None) -> Cluster:
-    """Return the cluster with so many times the memory, or without limits for `None`."""
+    """Return the cluster with its memory times ``factor``, or without limits for `None`."""
 
     def change(memory_bytes: int | None) -> int | None:
         return None if memory_bytes is None or factor is None else int(memory_bytes * factor)

@@ -32,7 +32,7 @@ StageFunction = Callable[[int, tuple[Any, ...]], tuple[Any, ...]]
 
 
 class Pipeline(nn.Module):
-    """Runs a model stage by stage and micro-batch by micro-batch, in GPipe's clock order.
+    """Model run stage by stage and micro-batch by micro-batch, in GPipe's clock order.
 
     It holds the model's own parameters and buffers under their names, is called like the model, and
     is differentiated like it: the backward pass runs through all stages. Its length is the number

@@ -39,8 +39,8 @@ class RandomState:
 
 
 @contextmanager
-def preserved_random_state(device: torch.device) -> Iterator[None]:
-    """Restore the generators afterwards."""
+def preserve_random_state(device: torch.device) -> Iterator[None]:
+    """Restore every random generator to its present state when the block ends."""
     before = RandomState.now(device)
     try:
         yield
@@ -49,7 +49,7 @@ def preserved_random_state(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def replayed_random_state(
+def replay_random_state(
     module: nn.Module, state: RandomState, device: torch.device
 ) -> Iterator[None]:
     """Replay the random numbers that followed ``state``, and leave buffers as they are, inside.
@@ -59,7 +59,7 @@ def replayed_random_state(
     take a counted change for a corrupted backward.
     """
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with preserved_random_state(device):
+    with preserve_random_state(device):
         state.restore(device)
         try:
             yield

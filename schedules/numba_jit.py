@@ -122,7 +122,7 @@ def _as_lists(value: Any) -> Any:
 
 
 def _find_callees(function: FunctionType) -> set[FunctionType]:
-    """Return the functions of its package that compiled code of a function calls, by any way."""
+    """Return the functions of its own package that a function calls, directly or through others."""
     package, found, waiting = function.__module__.rpartition(".")[0], set(), [function]
     while waiting:
         caller = waiting.pop()

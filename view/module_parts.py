@@ -39,7 +39,7 @@ class ModulePart:
 
 
 class ModuleParts:
-    """Builds the tree of a model from its layers' dotted paths and, where known, cost classes.
+    """Builder of the tree of a model from its layers' dotted paths and, where known, cost classes.
 
     A module that runs in two separate pieces has two nodes.
     """

@@ -52,7 +52,7 @@ NETWORK_BITS = 64
 
 
 class Authenticator:
-    """Finds the principal that a request's bearer token belongs to."""
+    """Resolver of the principal that a request's bearer token belongs to."""
 
     def __init__(
         self,

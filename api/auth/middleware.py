@@ -26,7 +26,7 @@ from .rate_limit import PERIOD_S, RateLimiter, RateStatus
 
 
 class AuthMiddleware:
-    """Admits requests of a known principal that is within its quota and has the scope needed.
+    """Middleware that admits known principals with the needed scope and within their quota.
 
     Routes get the principal by `access.CurrentPrincipal`. Changes and refusals go into the
     audit log. The service has no websockets; all are closed.
@@ -123,7 +123,7 @@ _log = logging.getLogger(__name__)
 
 
 class AuditWriter:
-    """Writes admitted changes and refusals to the audit log.
+    """Writer of admitted changes and refusals to the audit log.
 
     An entry that cannot be stored goes to the server's log, since the change has happened.
     """

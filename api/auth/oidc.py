@@ -109,7 +109,7 @@ def parse_jwks(document: bytes) -> dict[str, Jwk]:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: they could lead away from TLS, or from the configured host."""
+    """Refusal of redirects: they could lead away from TLS, or from the configured host."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, *_: Any
@@ -134,7 +134,7 @@ SCOPE_PREFIX = "stagewright:"
 
 
 class OidcTokens:
-    """Verifies tokens and turns their claims into principals."""
+    """Verifier of tokens, which turns their claims into principals."""
 
     def __init__(self, settings: OidcSettings, store: Store, keys: SigningKeys) -> None:
         self._settings = settings

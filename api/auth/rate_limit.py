@@ -34,7 +34,7 @@ class RateStatus:
 
 
 class RateLimiter:
-    """Counts requests by key, in this process alone; may be called from several threads."""
+    """Thread-safe counter of requests by key, in this process alone."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -50,7 +50,7 @@ class Session(Record):
 
 
 class Sessions:
-    """Issues and reads session cookies. Servers with one key accept each other's cookies.
+    """Issuer and reader of session cookies. Servers with one key accept each other's cookies.
 
     Args:
         key: Signs the cookies; if not given, a random one, and sessions end with the process.

@@ -28,7 +28,7 @@ Search = Annotated[
 
 
 @contextmanager
-def parameter_checked(name: str) -> Iterator[None]:
+def blame_parameter(name: str) -> Iterator[None]:
     """Report invalid input as a query parameter at fault, not as a field of the body."""
     try:
         yield

@@ -236,7 +236,7 @@ def _with_memory(problem: Problem, error: OutOfMemory) -> Problem:
     return problem
 
 
-def stored_problem(document: ProblemDocument) -> Problem:
+def rebuild_problem(document: ProblemDocument) -> Problem:
     """Return a stored problem as an exception, to answer a request that waited for its job."""
     problem = Problem(document.status, document.type.removeprefix(TYPE_PREFIX), document.detail)
     problem.document = document

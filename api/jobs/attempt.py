@@ -301,7 +301,9 @@ class JobAttempt:
         self._record_end(ended)
         # Remembered after the end is committed: a lost note costs a repeated measurement, but a
         # note without a stored document would be wrong.
-        remember, project, spec = self._store.reuse.remember, ended.project_id, self._spec
+        remember = self._store.reuse.remember
+        project = ended.project_id
+        spec = self._spec
         if profile is not None:
             found = profile.content_id()
             await retry_until_available(remember, project, "profile", spec.measure_digest, found)

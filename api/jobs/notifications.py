@@ -42,12 +42,12 @@ class JobNotifications:
                 del self._waiting[job_id]
 
     def changed(self, job_id: str) -> None:
-        """Wake all who wait for a job."""
+        """Wake all callers that wait for a job."""
         for event in self._waiting.get(job_id, ()):
             event.set()
 
     def stop(self) -> None:
-        """Wake everyone; nobody waits any more."""
+        """Wake all waiting callers; later calls return at once."""
         self.is_stopped = True
         for job_id in self._waiting:
             self.changed(job_id)

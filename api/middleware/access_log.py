@@ -24,7 +24,7 @@ _errors = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Gives every request an id, counts it in flight, and logs it once answered.
+    """Middleware that gives every request an id, counts it in flight, and logs it once answered.
 
     The id is the client's ``X-Request-ID`` if that is well formed. It is in the response's header,
     in problem documents, in the audit log and in every line logged meanwhile.
@@ -86,7 +86,7 @@ class AccessLog:
 
 
 class _ResponseRecorder:
-    """Sends a response on, with the request's id, and records its status and size.
+    """Sender that adds the request's id to a response and records its status and size.
 
     Args:
         send: Takes the messages.

@@ -39,7 +39,7 @@ GZIP = 16 + zlib.MAX_WBITS
 
 
 class Compression:
-    """Compresses pages, their files, and views of plans.
+    """Middleware that compresses pages, their files, and views of plans.
 
     A compressed response's strong entity tag becomes weak (RFC 9110, section 8.8.1), since its
     bytes differ, and so does that of a 304 to a client with a compressed copy.
@@ -77,7 +77,7 @@ def accepts_gzip(accepted: str) -> bool:
 
 
 class _GzipSender:
-    """Sends a response on, compressed if the client accepts it and it is large enough."""
+    """Sender that compresses a response if the client accepts it and it is large enough."""
 
     def __init__(self, send: Send, is_accepted: bool, known_tags: str) -> None:
         self._send = send
@@ -146,7 +146,7 @@ ErrorPage = Callable[[dict[str, Any]], str]
 
 
 class Pages:
-    """Adds security headers to pages, ``nosniff`` to all responses, and renders problems as HTML.
+    """Middleware that adds security headers, ``nosniff`` to all, and renders problems as HTML.
 
     This middleware is outside of all that respond, so that bugs and refused host names become
     pages, too. A client that accepts HTML and not JSON is taken for a browser; without a session it

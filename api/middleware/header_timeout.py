@@ -17,7 +17,7 @@ TIMEOUT_RESPONSE = (
 
 
 class HeaderTimeoutProtocol(H11Protocol):
-    """Closes connections whose headers are incomplete after `HEADERS_WITHIN_S`.
+    """Protocol that closes connections whose headers are incomplete after `HEADERS_WITHIN_S`.
 
     `load_limits.LoadLimits` limits the time for a body.
     """

@@ -31,7 +31,7 @@ MAX_SLOT_S = 0.25
 
 
 class LoadLimits:
-    """Reads the body, up to a limit, and hands the request on when a slot is free."""
+    """Middleware that reads the body, up to a limit, and waits for a slot before passing it on."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::\d{
 
 
 class RequestChecks:
-    """Refuses requests that no route should see; ``allowed_hosts`` are names without port."""
+    """Middleware that refuses what no route should see; ``allowed_hosts`` are without port."""
 
     def __init__(
         self, app: ASGIApp, shutdown: GracefulShutdown, allowed_hosts: Iterable[str] | None

@@ -58,7 +58,7 @@ MAX_KEPT_CHARACTERS = 64 * 2**20
 
 
 class Views:
-    """Draws stored plans, and caches the drawings, since a plan never changes."""
+    """Cache of drawings of stored plans, which never change."""
 
     def __init__(self, planning: Planning, store: Store) -> None:
         self._planning = planning
@@ -208,7 +208,7 @@ router = APIRouter(prefix="/v1", tags=["page"], route_class=StrictRoute, respons
 async def get_view(views: TheViews, plan_id: str, reading: TheReading) -> Response:
     """Return a plan's numbers, layers, boxes, memory curves and folded graph, ready to draw."""
     found = await views.stored(reading.principal, plan_id)
-    return reading.tagged(f"{plan_id}.view.{__version__}", found.text)
+    return reading.respond(f"{plan_id}.view.{__version__}", found.text)
 
 
 @router.post("/views", response_model=ViewAnswer)

@@ -16,7 +16,7 @@ from ...view.layer_columns import build_profile_layers
 from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
 from ..auth.access import CurrentPrincipal, Principal
-from ..http.pagination import Cursor, Search, parameter_checked
+from ..http.pagination import Cursor, Search, blame_parameter
 from ..middleware.browser_responses import SECURITY
 from ..planning.what_if import ComparisonRequest
 from ..routes.dependencies import ThePlanning, TheStore
@@ -58,7 +58,7 @@ def static_file(name: str, request: Request) -> Response:
 def plan_list(
     store: TheStore, principal: CurrentPrincipal, cursor: Cursor = None, search: Search = ""
 ) -> str:
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = store.documents.plans(principal.project_id, limit=50, cursor=cursor, search=search)
     asked = {"search": search, "cursor": cursor}
     return render(
@@ -121,7 +121,7 @@ async def compare(
 
 @router.get("/profiles")
 def profile_list(store: TheStore, principal: CurrentPrincipal, cursor: Cursor = None) -> str:
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = store.documents.profiles(principal.project_id, limit=50, cursor=cursor)
     return render(
         "profiles.html", here="profiles", profiles=page.items, next_cursor=page.next_cursor

@@ -82,7 +82,7 @@ class MeasurementNeeded:
 
 
 class Planning:
-    """Answers planning requests.
+    """Service that answers planning requests.
 
     Args:
         store: Keeps profiles and plans.

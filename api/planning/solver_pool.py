@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class Solver:
-    """Runs CPU-bound work away from the event loop.
+    """Executor of CPU-bound work away from the event loop.
 
     Searches may take as long as they are allowed to. Short work never waits behind them, since
     there is one process more than searches may use.
@@ -241,7 +241,7 @@ class SolverProcess:
 
 
 class Compiler:
-    """Compiles the kernels in a process of its own, if that is still to be done.
+    """Process that compiles the kernels, if that is still to be done.
 
     It takes half a minute; then ``done``, which spawned processes share, is set, whether it
     succeeded or not. Small problems are planned in plain Python until then.

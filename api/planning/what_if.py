@@ -98,7 +98,10 @@ def price(split: PricedSplit, with_timeline: bool) -> Simulation:
     # The profile is as it was stored. Where the plan chose a micro-batch size or reordered layers,
     # the split is priced on the layers as planned, without asking for that choice again, and the
     # result states the options that were asked for.
-    asked, order, is_sized, profile_id = options, tuple[int, ...](), False, None
+    asked = options
+    order: tuple[int, ...] = ()
+    is_sized = False
+    profile_id: str | None = None
     if base is not None:
         batch_size = base.options.batch_size
         is_sized = batch_size is not None and asked.batch_size == batch_size

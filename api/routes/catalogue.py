@@ -29,7 +29,7 @@ from ...core.service.catalogue import (
     Published,
     Tier,
 )
-from ..http.pagination import parameter_checked
+from ..http.pagination import blame_parameter
 from ..jobs.workers import is_local
 from ..model_sources.factories import Factories
 from ..model_sources.families import why_not_buildable
@@ -61,7 +61,7 @@ def read_cluster(
     ],
 ) -> Cluster:
     """Return the cluster document for a shorthand, to edit its links or speeds."""
-    with parameter_checked("devices"):
+    with blame_parameter("devices"):
         return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
 
 

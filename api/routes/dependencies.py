@@ -202,7 +202,7 @@ class Reading:
         """Return the JSON of a stored document. Raises: RecordNotFound."""
         return self.store.documents.json(kind, self.principal.project_id, identifier)
 
-    def tagged(
+    def respond(
         self,
         tag: str,
         content: str,
@@ -215,14 +215,14 @@ class Reading:
             return Response(None, 304, always)
         return Response(content, 200, {**always, **(headers or {})}, media_type)
 
-    async def derived(
+    async def respond_derived(
         self,
         name: str,
         make: Callable[[], Awaitable[str]],
         media_type: str = "application/json",
         filename: str | None = None,
     ) -> Response:
-        """Return what is made from a document, if the client does not have it.
+        """Return a response derived from a document, or 304 if the client has it.
 
         Its tag is its name and this release, for another release may make it differently. With a
         filename it is sent as a file to be saved.
@@ -237,7 +237,7 @@ class Reading:
                 "Content-Disposition": f'attachment; filename="{filename}"',
             }
         content = "" if self._has_current(tag) else await make()
-        return self.tagged(tag, content, media_type, headers)
+        return self.respond(tag, content, media_type, headers)
 
     def _has_current(self, tag: str) -> bool:
         # Weak tags match too (RFC 9110, section 13.1.2): proxies that compress make tags weak.

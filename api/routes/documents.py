@@ -12,7 +12,7 @@ from ...core.profile.profile import Profile
 from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
 from ..auth.access import CurrentPrincipal
 from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
-from ..http.pagination import Cursor, Limit, parameter_checked
+from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.problems import Problem
 from ..model_sources.pt2_upload import ProgramReader
 from ..planning.exports import ProfileFormat, profile_text
@@ -67,7 +67,7 @@ def list_profiles(
     store: TheStore, principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
 ) -> ProfileList:
     """List profiles, newest first."""
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = store.documents.profiles(principal.project_id, limit=limit, cursor=cursor)
     return ProfileList(profiles=page.items, next_cursor=page.next_cursor)
 
@@ -75,7 +75,7 @@ def list_profiles(
 @profiles.get("/{profile_id}", response_model=StoredProfile, responses=TAGGED)
 def get_profile(profile_id: str, reading: TheReading) -> Response:
     """Return a profile."""
-    return reading.tagged(profile_id, reading.document("profile", profile_id))
+    return reading.respond(profile_id, reading.document("profile", profile_id))
 
 
 @profiles.get(
@@ -95,7 +95,7 @@ async def export_profile(
     """Export the profile as a file: JSON for the command line, or CSV with one row per layer."""
     stored = await run_in_threadpool(reading.document, "profile", profile_id)
     media_type, ending = ("text/csv", "csv") if format == "csv" else ("application/json", "json")
-    return await reading.derived(
+    return await reading.respond_derived(
         f"{profile_id}.{format}",
         lambda: planning.run_in_solver(profile_text, stored, format),
         media_type,
@@ -141,7 +141,7 @@ def list_graphs(
     store: TheStore, principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
 ) -> GraphList:
     """List graphs, newest first."""
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = store.documents.graphs(principal.project_id, limit=limit, cursor=cursor)
     return GraphList(graphs=page.items, next_cursor=page.next_cursor)
 
@@ -149,4 +149,4 @@ def list_graphs(
 @graphs.get("/{graph_id}", response_model=StoredGraph, responses=TAGGED)
 def get_graph(graph_id: str, reading: TheReading) -> Response:
     """Return a graph."""
-    return reading.tagged(graph_id, reading.document("graph", graph_id))
+    return reading.respond(graph_id, reading.document("graph", graph_id))

@@ -15,7 +15,7 @@ from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
 from ..auth.access import CurrentPrincipal
 from ..http.examples import JOB_EXAMPLES
-from ..http.pagination import Cursor, Limit, parameter_checked
+from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.problems import Problem
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
@@ -108,7 +108,7 @@ async def list_jobs(
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
 ) -> JobList:
     """List jobs, newest first."""
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = await jobs.list(principal.project_id, limit=limit, cursor=cursor, state=state)
     return JobList(jobs=await jobs.views(page.items), next_cursor=page.next_cursor)
 

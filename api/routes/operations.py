@@ -21,7 +21,7 @@ from ... import __version__
 from ...core.document import Record
 from ...core.errors import StagewrightError
 from ..auth.access import AUDIT, METRICS, CurrentPrincipal
-from ..http.pagination import Cursor, Limit, parameter_checked
+from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
 from ..planning.solver_pool import Solver
@@ -197,6 +197,6 @@ def list_audit(
     Entries that belong to no project, such as a denied request without a valid token, are visible
     to the operator only: ``stagewright audit``.
     """
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = store.audit.entries(project_id=principal.project_id, limit=limit, cursor=cursor)
     return AuditList(entries=page.items, next_cursor=page.next_cursor)

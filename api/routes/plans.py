@@ -21,8 +21,8 @@ from ...core.plan.timeline import Timeline
 from ...core.service.documents import PlanList, StoredPlan
 from ..auth.access import CurrentPrincipal
 from ..http.examples import COMPARISON_EXAMPLES, PLAN_EXAMPLES, SIMULATION_EXAMPLES
-from ..http.pagination import Cursor, Limit, Search, parameter_checked
-from ..http.problems import Problem, stored_problem
+from ..http.pagination import Cursor, Limit, Search, blame_parameter
+from ..http.problems import Problem, rebuild_problem
 from ..jobs.outcome import read_problem
 from ..planning.exports import MEDIA_TYPES, PlanForm, PlanFormat, TraceFile, plan_text
 from ..planning.requests import PlanRequest
@@ -133,7 +133,7 @@ async def create_plan(
         job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
         headers = {} if applied is None else {APPLIED: applied}
         if job.state == "failed" and (problem := read_problem(job.outcome_json)) is not None:
-            raise stored_problem(problem)
+            raise rebuild_problem(problem)
         if job.state != "succeeded" or job.result_id is None:
             return job_response(await jobs.view(job), 202, headers)
         project, plan_id = principal.project_id, job.result_id
@@ -159,7 +159,7 @@ def list_plans(
     search: Search = "",
 ) -> PlanList:
     """List plans, newest first."""
-    with parameter_checked("cursor"):
+    with blame_parameter("cursor"):
         page = store.documents.plans(
             principal.project_id, limit=limit, cursor=cursor, search=search
         )
@@ -169,7 +169,7 @@ def list_plans(
 @router.get("/{plan_id}", response_model=StoredPlan, responses=TAGGED)
 def get_plan(plan_id: str, reading: TheReading) -> Response:
     """Return a plan with the request that it answers."""
-    return reading.tagged(plan_id, reading.document("plan", plan_id))
+    return reading.respond(plan_id, reading.document("plan", plan_id))
 
 
 @router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
@@ -214,7 +214,7 @@ async def _convert(
     """Return a stored plan in another form, converted in a solver process."""
     # Read first, even for a client that has the document: it may have lost the right to see it.
     record = await run_in_threadpool(reading.document, "plan", plan_id)
-    return await reading.derived(
+    return await reading.respond_derived(
         f"{plan_id}.{form}",
         lambda: planning.run_in_solver(plan_text, record, form),
         media_type,

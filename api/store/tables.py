@@ -44,7 +44,7 @@ def _created_at() -> Column[object]:
 
 
 def _list(name: str, *columns: SchemaItem) -> Table:
-    """Return a table of which there are lists, in the order of insertion."""
+    """Return a table whose rows are listed in the order of their insertion."""
     return Table(name, METADATA, position(), _created_at(), *columns, sqlite_autoincrement=True)
 
 

@@ -27,7 +27,7 @@ _PARAMETER = re.compile(r"(?i)([?&][a-z]*password=)[^&\s]*")
 
 
 class Scrubber:
-    """Masks secrets in log lines (a processor of structlog).
+    """Processor of structlog that masks secrets in log lines.
 
     API keys, JWTs, bearer tokens and passwords in URLs are recognised by their form.
     """

@@ -38,7 +38,7 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @dataclass
 class ModuleCall:
-    """A call in progress of the module that has this name, the first of its names, in the model.
+    """Module call in progress; ``path`` is the first of the module's names in the model.
 
     ``at_base`` says whether ``nn.Module.__call__`` was reached; classes may put code around it.
     """

@@ -153,7 +153,7 @@ def explain_function_owners(seen: ForwardObservation) -> dict[str, str]:
 
 
 class _ForwardWatcher:
-    """Attributes every event to the innermost module whose code causes it."""
+    """Observer that attributes every event to the innermost module whose code causes it."""
 
     def __init__(self, found: ForwardObservation, model: nn.Module) -> None:
         self._found = found
@@ -284,7 +284,7 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
 
 
 class PythonStateTracker:
-    """Tracks the Python state of every module, and whether the module itself changes it."""
+    """Tracker of every module's Python state, and of whether the module itself changes it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

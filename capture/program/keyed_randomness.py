@@ -58,7 +58,7 @@ def make_contiguous(value: Any) -> Any:
 
 
 class KeyedNodeCopier:
-    """Copies a program's nodes, adding the operations that make their random numbers keyed.
+    """Copier of a program's nodes that adds the operations which key their random numbers.
 
     ``cuts`` are the positions of legal cuts, ascending. The first placeholder of the target graph,
     the keys, is created here.

@@ -20,7 +20,7 @@ Code = Callable[..., tuple[Any, ...]]
 
 
 class Segment(nn.Module):
-    """Runs its layers: flat tensors in, a tuple of tensors out.
+    """Module that runs its layers: flat tensors in, a tuple of tensors out.
 
     Its parameters and buffers are the model's own objects, under the model's own names.
     """

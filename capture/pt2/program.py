@@ -317,7 +317,7 @@ def _check_layout(value: Any) -> None:
         raise InvalidInput("an argument asks for a layout that is not strided")
 
 
-def _typed(kind: type[T], what: str) -> Callable[[Any], T]:
+def _make_type_check(kind: type[T], what: str) -> Callable[[Any], T]:
     def check(value: Any) -> T:
         if type(value) is not kind:  # not isinstance: a bool is an int too
             raise TypeError(f"{str(value)[:40]!r} is not {what}")
@@ -326,9 +326,9 @@ def _typed(kind: type[T], what: str) -> Callable[[Any], T]:
     return check
 
 
-_integer = _typed(int, "an integer")
-_boolean = _typed(bool, "a boolean")
-_text = _typed(str, "a string")
+_integer = _make_type_check(int, "an integer")
+_boolean = _make_type_check(bool, "a boolean")
+_text = _make_type_check(str, "a string")
 
 
 _SCALARS: dict[str, Callable[[Any], TensorUse | Element]] = {

@@ -14,11 +14,11 @@ from torch import Tensor, fx, nn
 from ..program.mutation import is_region, mutated_inputs
 from ..program.program import CALL, Program, path_of, resolve, value_of
 
-_FAMILIES = """
-    activation batchnorm channelshuffle conv dropout flatten instancenorm linear normalization
-    padding pixelshuffle pooling sparse upsampling
-"""
-ONE_TENSOR_FAMILIES = tuple(f"torch.nn.modules.{family}" for family in _FAMILIES.split())
+_FAMILIES = (
+    "activation", "batchnorm", "channelshuffle", "conv", "dropout", "flatten", "instancenorm",
+    "linear", "normalization", "padding", "pixelshuffle", "pooling", "sparse", "upsampling",
+)  # fmt: skip
+ONE_TENSOR_FAMILIES = tuple(f"torch.nn.modules.{family}" for family in _FAMILIES)
 """Files of ``torch.nn`` whose modules map one tensor to one tensor, except `OTHER_SIGNATURES`."""
 
 OTHER_SIGNATURES = (

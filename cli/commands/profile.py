@@ -82,7 +82,8 @@ def command(
         return
     refuse_options("a model; it requires --links", {"--ranks": ranks})
     check_token(server, token)
-    check_writable(output := output or DEFAULT_OUTPUT)
+    output = output or DEFAULT_OUTPUT
+    check_writable(output)
     request = read_named_request(model, family, config, inputs, target, sample=sample, loss=loss)
     options = _build_options(context.params, request)
     if server is not None:
@@ -91,13 +92,7 @@ def command(
             quiet=as_json, loss=loss, target=target,
         )  # fmt: skip
     else:
-        from ...profiler.measure_worker import measure
-
-        with progress_bar(quiet=as_json) as progress:
-            if request is not None:
-                profile = measure(request.model_copy(update={"profiling": options}), progress)
-            else:
-                profile = _measure_objects(model, sample, loss, target, options, progress)
+        profile = _measure_here(request, model, sample, loss, target, options, quiet=as_json)
     finish_profile(profile, output, as_json=as_json)
 
 
@@ -122,6 +117,25 @@ def _give_up(error: RankFailed, *, as_json: bool) -> None:
     report(error, as_json=as_json)
     sys.stderr.flush()
     os._exit(exit_code(error))
+
+
+def _measure_here(
+    request: MeasureRequest | None,
+    model: str | None,
+    sample: str | None,
+    loss: str | None,
+    target: str | None,
+    options: ProfilingOptions,
+    *,
+    quiet: bool,
+) -> Profile:
+    """Measure the requested model, or else the user's objects, in this process."""
+    from ...profiler.measure_worker import measure
+
+    with progress_bar(quiet=quiet) as progress:
+        if request is None:
+            return _measure_objects(model, sample, loss, target, options, progress)
+        return measure(request.model_copy(update={"profiling": options}), progress)
 
 
 def _measure_objects(

@@ -101,6 +101,10 @@ def train(
     With equal seeds, split and ``whole`` losses are comparable. Whatever ends a process is raised
     here with its rank, as `MemoryError` if memory ran out; a rank waits ``timeout_s`` for another.
     With ``records``, an additional step is recorded.
+
+    Raises:
+        PlanMismatch: Processes cannot run the plan, or it is for another model.
+        RankFailed: A process died; the message names its rank.
     """
     check_trainable(plan)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:

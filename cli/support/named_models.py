@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
 def find_model_name(arguments: Sequence[str]) -> str | None:
     """Return the model's name if one was given; `None` if all arguments are files."""
-    # Anything with a path or a file's ending is a file, whether it exists or not.
-    names = [
-        text
-        for text in arguments
-        if Path(text).suffix not in (".json", ".pt2")
-        and "/" not in text
-        and not Path(text).exists()
-    ]
+    names = [text for text in arguments if not _is_file(text)]
     if not names:
         return None
     if len(arguments) > 1:
         raise InvalidInput(f"{names[0]!r} is not a file; give either one model name or profiles")
     return names[0]
+
+
+def _is_file(text: str) -> bool:
+    # Anything with a path or a file's ending is a file, whether it exists or not.
+    path = Path(text)
+    return path.suffix in (".json", ".pt2") or "/" in text or path.exists()
 
 
 def is_stored_id(name: str) -> bool:

@@ -63,6 +63,7 @@ def _gpu(
     name: str,
     full_name: str,
     pattern: str,
+    *,
     tera: tuple[float, float, float | None, float],
     memory_gb: int,
     gb_per_s: float,
@@ -93,55 +94,65 @@ A100_SHEET = "NVIDIA A100 Tensor Core GPU data sheet, June 2021"
 H100_SHEET = "NVIDIA H100 Tensor Core GPU data sheet, March 2023; sparse rates halved"
 
 CATALOGUE: tuple[Accelerator, ...] = (
+    # tera: TFLOP/s of float32, tf32, bfloat16 (None: not supported) and float16
     _gpu(
-        "A100-40GB", "NVIDIA A100 SXM 40 GB", r"a100.*40gb", (19.5, 156, 312, 312), 40, 1555,
-        "NVLink 3", "NVIDIA A100 Tensor Core GPU data sheet, 2020",
+        "A100-40GB", "NVIDIA A100 SXM 40 GB", r"a100.*40gb", tera=(19.5, 156, 312, 312),
+        memory_gb=40, gb_per_s=1555, link="NVLink 3",
+        source="NVIDIA A100 Tensor Core GPU data sheet, 2020",
     ),
     _gpu(
-        "A100-80GB", "NVIDIA A100 SXM 80 GB", r"a100(?!.*(40gb|pcie))", (19.5, 156, 312, 312),
-        80, 2039, "NVLink 3", A100_SHEET, ("a100",),
+        "A100-80GB", "NVIDIA A100 SXM 80 GB", r"a100(?!.*(40gb|pcie))", tera=(19.5, 156, 312, 312),
+        memory_gb=80, gb_per_s=2039, link="NVLink 3", source=A100_SHEET, aliases=("a100",),
     ),
     _gpu(
-        "A100-PCIe", "NVIDIA A100 PCIe 80 GB", r"a100.*pcie", (19.5, 156, 312, 312), 80, 1935,
-        "PCIe 4.0 x16", A100_SHEET,
+        "A100-PCIe", "NVIDIA A100 PCIe 80 GB", r"a100.*pcie", tera=(19.5, 156, 312, 312),
+        memory_gb=80, gb_per_s=1935, link="PCIe 4.0 x16", source=A100_SHEET,
     ),
     _gpu(
-        "H100", "NVIDIA H100 SXM", r"h100(?!.*(pcie|nvl))", (67, 494.5, 989.5, 989.5), 80, 3350,
-        "NVLink 4", H100_SHEET, ("h100-sxm", "h100-80gb"),
+        "H100", "NVIDIA H100 SXM", r"h100(?!.*(pcie|nvl))", tera=(67, 494.5, 989.5, 989.5),
+        memory_gb=80, gb_per_s=3350, link="NVLink 4",
+        source=H100_SHEET, aliases=("h100-sxm", "h100-80gb"),
     ),
     _gpu(
-        "H100-PCIe", "NVIDIA H100 PCIe", r"h100.*pcie", (51, 378, 756.5, 756.5), 80, 2000,
-        "PCIe 5.0 x16", H100_SHEET,
+        "H100-PCIe", "NVIDIA H100 PCIe", r"h100.*pcie", tera=(51, 378, 756.5, 756.5),
+        memory_gb=80, gb_per_s=2000, link="PCIe 5.0 x16", source=H100_SHEET,
     ),
     _gpu(
-        "H200", "NVIDIA H200 SXM", r"h200", (67, 494.5, 989.5, 989.5), 141, 4800, "NVLink 4",
-        "NVIDIA H200 Tensor Core GPU data sheet, November 2023; sparse rates halved",
+        "H200", "NVIDIA H200 SXM", r"h200", tera=(67, 494.5, 989.5, 989.5),
+        memory_gb=141, gb_per_s=4800, link="NVLink 4",
+        source="NVIDIA H200 Tensor Core GPU data sheet, November 2023; sparse rates halved",
     ),
     _gpu(
-        "B200", "NVIDIA B200 (HGX, 1,000 W)", r"b200", (80, 1100, 2250, 2250), 180, 8000,
-        "NVLink 5", "NVIDIA Blackwell Architecture Technical Brief, 2024, and HGX B200 data sheet",
+        "B200", "NVIDIA B200 (HGX, 1,000 W)", r"b200", tera=(80, 1100, 2250, 2250),
+        memory_gb=180, gb_per_s=8000, link="NVLink 5",
+        source="NVIDIA Blackwell Architecture Technical Brief, 2024, and HGX B200 data sheet",
     ),
     _gpu(
-        "RTX4090", "NVIDIA GeForce RTX 4090", r"rtx 4090", (82.6, 82.6, 165.2, 165.2), 24, 1008,
-        "PCIe 4.0 x16", "NVIDIA Ada GPU Architecture white paper 2.0, table 2, 2022; "
-        "16-bit products summed in float32", ("rtx-4090", "4090"),
+        "RTX4090", "NVIDIA GeForce RTX 4090", r"rtx 4090", tera=(82.6, 82.6, 165.2, 165.2),
+        memory_gb=24, gb_per_s=1008, link="PCIe 4.0 x16",
+        source="NVIDIA Ada GPU Architecture white paper 2.0, table 2, 2022; "
+        "16-bit products summed in float32", aliases=("rtx-4090", "4090"),
     ),
     _gpu(
-        "L4", "NVIDIA L4", r"l4$", (30.3, 60, 121, 121), 24, 300, "PCIe 4.0 x16",
-        "NVIDIA L4 Tensor Core GPU data sheet, March 2023; sparse rates halved",
+        "L4", "NVIDIA L4", r"l4$", tera=(30.3, 60, 121, 121),
+        memory_gb=24, gb_per_s=300, link="PCIe 4.0 x16",
+        source="NVIDIA L4 Tensor Core GPU data sheet, March 2023; sparse rates halved",
     ),
     _gpu(
-        "L40S", "NVIDIA L40S", r"l40s", (91.6, 183, 362.05, 362.05), 48, 864, "PCIe 4.0 x16",
-        "NVIDIA L40S data sheet, August 2023",
+        "L40S", "NVIDIA L40S", r"l40s", tera=(91.6, 183, 362.05, 362.05),
+        memory_gb=48, gb_per_s=864, link="PCIe 4.0 x16",
+        source="NVIDIA L40S data sheet, August 2023",
     ),
     _gpu(
-        "V100", "NVIDIA V100 SXM2 16 GB", r"v100", (15.7, 15.7, None, 125), 16, 900, "NVLink 2",
-        "NVIDIA V100 Tensor Core GPU data sheet, January 2020; "
-        "no tf32 or bfloat16 products, 125 TFLOP/s in float16", ("v100-16gb",),
+        "V100", "NVIDIA V100 SXM2 16 GB", r"v100", tera=(15.7, 15.7, None, 125),
+        memory_gb=16, gb_per_s=900, link="NVLink 2",
+        source="NVIDIA V100 Tensor Core GPU data sheet, January 2020; "
+        "no tf32 or bfloat16 products, 125 TFLOP/s in float16", aliases=("v100-16gb",),
     ),
     _gpu(
-        "MI300X", "AMD Instinct MI300X", r"mi300x", (163.4, 653.7, 1307.4, 1307.4), 192, 5300,
-        "Infinity Fabric", "AMD Instinct MI300X data sheet, December 2023", backend="rocm",
+        "MI300X", "AMD Instinct MI300X", r"mi300x", tera=(163.4, 653.7, 1307.4, 1307.4),
+        memory_gb=192, gb_per_s=5300, link="Infinity Fabric",
+        source="AMD Instinct MI300X data sheet, December 2023", backend="rocm",
     ),
     Accelerator(
         name="CPU",

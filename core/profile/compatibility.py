@@ -29,7 +29,7 @@ Difference = tuple[str, str, str]
 def compare(
     what: str, describe: Callable[[Profile], str], one: Profile, other: Profile
 ) -> list[Difference]:
-    """Return what two profiles' descriptions say, if they differ."""
+    """Return the difference between two profiles' descriptions, or an empty list."""
     before, after = describe(one), describe(other)
     return [(what, before, after)] if before != after else []
 

@@ -77,7 +77,8 @@ def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     if len(sizes) == 1:
         found = scale_profile(measured[sizes[0]], Fraction(samples, sizes[0]))
         note = f"EXTRAPOLATED to {samples} samples from a profile at {sizes[0]}"
-        return _labelled(found, note + GROWTH * (samples > sizes[0]), own)
+        growth = GROWTH if samples > sizes[0] else ""
+        return _labelled(found, note + growth, own)
     # The two measured sizes around it, or the nearest two. The first pair that ends above serves
     # sizes below all measured ones, too.
     pairs = list(pairwise(sizes))
@@ -89,7 +90,8 @@ def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     # The error of interpolation was measured between sizes; beyond them it says nothing. Errors of
     # successive steps add up, assuming the worst.
     bands = [band for band in (own, _band(measured) if inside else None) if band is not None]
-    return _labelled(found, note + GROWTH * (samples > high), sum(bands) if bands else None)
+    growth = GROWTH if samples > high else ""
+    return _labelled(found, note + growth, sum(bands) if bands else None)
 
 
 def _pooled(profiles: Sequence[Profile]) -> Profile:

@@ -132,7 +132,7 @@ def map_costs(
 def pair(
     what: str, profiles: Sequence[Profile], sequences: Sequence[Sequence[T]]
 ) -> list[tuple[T, ...]]:
-    """Pair what profiles have in one place, which must be equally many.
+    """Pair the entries of several profiles by position, where each has equally many.
 
     Raises:
         InvalidInput: Some profile has another number than the first.

@@ -28,7 +28,7 @@ class LayerTotals:
 
 
 class ProfileTotals:
-    """Computes totals over any set of one profile's layers."""
+    """Totals over any set of one profile's layers."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile

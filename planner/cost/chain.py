@@ -284,7 +284,7 @@ def saved_items(profile: Profile) -> Items:
 
 
 def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> HeldFields:
-    """Return the columns in which a stage counts everything it holds once; without the loss."""
+    """Return the columns that count everything a stage holds once; the loss is left out."""
     parameters = list_parameters(profile)
     learned = [entry for entry in parameters if is_learned(entry)]
     return {
@@ -307,7 +307,7 @@ def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds, Byt
 
 
 def crossing_columns(profile: Profile, edges: Positions) -> CrossingFields:
-    """Return the bytes that cross each position, zero at both ends, and what begins there reads."""
+    """Return, per position, bytes crossing it (none at the ends) and those a stage there reads."""
     inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
     arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
     returning = np.array([0, *(gap.backward_bytes for gap in inner), 0], dtype=np.int64)

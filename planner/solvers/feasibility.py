@@ -98,7 +98,11 @@ def _describe_stage(request: PlanningRequest, found: InfeasiblePlan) -> str:
 
 
 def find_any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
-    """Return some plan that fits these devices; `None` if there is none."""
+    """Return some plan that fits these devices; `None` if there is none.
+
+    Raises:
+        DeadlineExceeded: The search was given up.
+    """
     effort = Effort(request.deadline)
     schedule = request.options.schedule
     measure: Measure = (

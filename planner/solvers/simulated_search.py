@@ -337,6 +337,10 @@ def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
     Candidates are cut by even times, equal layer counts, or each device's speed and memory, for
     every shape and layout of a pipeline; if none fits, those that nearly do have their cuts moved.
     Then the fastest ones are varied while that helps.
+
+    Raises:
+        Infeasible: No candidate fits.
+        DeadlineExceeded: No candidate tried by then fits.
     """
     source = CandidateSource(request)
     if source.shapes and request.deadline == math.inf:

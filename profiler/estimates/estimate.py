@@ -118,7 +118,8 @@ def estimate_spec(
 ) -> Profile:
     """Estimate a model of a named family with its usual loss, built on the meta device.
 
-    Arguments and errors are those of `estimate`; the loss is left out of a sample without a target.
+    Arguments and errors are those of `estimate`, except that a layer which fails on the meta device
+    raises `MeasurementError`. The loss is left out of a sample without a target.
     """
     wanted = target(device, precision, num_threads)
     work = spec_work(spec, sample or default_sample(spec), wanted)
@@ -152,8 +153,11 @@ def _observed(profile: Profile, wanted: EstimateTarget) -> CalibrationPoint:
             "is itself estimated",
             field="/calibrate_by",
         )
-    entry = None if found.device == "cpu" else find_by_driver_name(found.device_name)
-    kind = "CPU" if found.device == "cpu" else entry.name if entry else found.device_name
+    if found.device == "cpu":
+        kind = "CPU"
+    else:
+        entry = find_by_driver_name(found.device_name)
+        kind = entry.name if entry else found.device_name
     if kind != wanted.device.name:
         raise InvalidInput(
             f"the profile of {profile.model} was measured on {found.device_name or found.device}, "

@@ -30,7 +30,7 @@ MAX_HELD_BYTES = 2**32
 
 
 class BoundaryValues:
-    """Makes up what each layer reads.
+    """Source of made-up values that each layer reads.
 
     The values computed and the model's inputs take at most ``budget_bytes`` at once; what does not
     fit is made up when a layer reads it.

@@ -90,7 +90,7 @@ def tensor_places(
 
 
 @contextmanager
-def replaced(
+def replace_tensors(
     roots: Iterable[nn.Module], value: Callable[[Tensor], Tensor], *, plain: bool = True
 ) -> Iterator[list[Tensor]]:
     """Put other tensors in the place of the modules' own for a while."""
@@ -115,7 +115,7 @@ def materialised(
     """Give a segment memory and made-up values for a while; tied tensors stay tied."""
     value = cache(lambda meta: made_up(state[id(meta)], device, generator))
     constants = dict(get_constants(segment))
-    with replaced([segment], value, plain=False):
+    with replace_tensors([segment], value, plain=False):
         try:
             segment.apply_to_constants(value)
             yield

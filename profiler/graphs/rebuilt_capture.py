@@ -24,7 +24,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Graph, Parameter
 from ...core.graph.tensors import StateTensor
 from .graph_module import Skeleton, in_one_line, skeleton
-from .random_values import replaced
+from .random_values import replace_tensors
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset
         ]
         # Tensors that say they are on the device stand in for those on the meta device.
         stand_in = cache(lambda tensor: _stand_in(tensor, device))
-        with replaced((parts.model, parts.holder), stand_in) as state:
+        with replace_tensors((parts.model, parts.holder), stand_in) as state:
             recorder = _Recorder(parts.module())
             try:
                 recorder.run(*inputs)

@@ -33,7 +33,7 @@ class Kept:
 
 
 class LayerTable(StorageTable):
-    """Remembers which copies were made of what a layer is given."""
+    """Storage table that remembers which copies were made of a layer's inputs."""
 
     def __init__(self, segment: nn.Module) -> None:
         super().__init__(segment, ())

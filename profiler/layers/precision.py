@@ -41,7 +41,7 @@ def _autocast(device: torch.device, dtype: torch.dtype, cached: bool) -> Iterato
 
 @contextmanager
 def as_in_training(device: torch.device) -> Iterator[None]:
-    """Gradients on and autocast off, whatever the caller has around the measurement."""
+    """Turn gradients on and autocast off in the block, whatever the caller has set."""
     if torch.is_inference_mode_enabled():
         raise InvalidInput(
             "a model cannot be profiled in inference mode, which has no backward; call it outside "

@@ -89,7 +89,7 @@ class StorageTable:
 
 
 class GraphWatch:
-    """Tells what one layer's graph keeps alive from what is alive for other reasons.
+    """Observer of what one layer's graph keeps alive, apart from what is alive for other reasons.
 
     Made when nothing but the graph is left of a run (its inputs and outputs may live on
     elsewhere); `kept` is asked when the graph is gone too. What is gone then, or has fewer users,

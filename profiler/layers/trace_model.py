@@ -48,7 +48,7 @@ def _name_the_layer(
     tracing: Context,
     error: StagewrightError,
 ) -> NoReturn:
-    """Run layer by layer what did not fit as a whole."""
+    """Find the layer where memory runs out in a model too large as a whole; raise `OutOfMemory`."""
     try:
         with tracing():
             # Unchecked: the check runs the whole model, which is what ran out of memory.
@@ -70,7 +70,7 @@ def _name_the_layer(
 
 
 def make_gradients(runs: Sequence[LayerRun]) -> None:
-    """Zeros for every trainable parameter, to be accumulated into as in training."""
+    """Give every trainable parameter a gradient of zeros, to be added to as in training."""
     for run in runs:
         with blamed(run):
             for parameter in run.parameters:

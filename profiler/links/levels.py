@@ -131,7 +131,7 @@ def find_group_sizes(count: int, times_s: Mapping[Pair, float]) -> list[int]:
 
 
 SCATTERED = 1.5
-"""Medians so many times above the fastest run are remarked upon."""
+"""Ratio of the median to the fastest run from which a remark is made."""
 
 
 def describe_devices(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:

@@ -30,7 +30,7 @@ class Mark:
 
 
 class Clock:
-    """Marks points in a device's work and measures between them.
+    """Timer that marks points in a device's work and measures between them.
 
     On CUDA a mark is an event in the current stream: nothing is synchronised until `seconds`
     is asked for. On the CPU it is the wall clock, but no more than the processor time this process

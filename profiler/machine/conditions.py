@@ -65,7 +65,7 @@ From nvml.h, "NvmlClocksThrottleReasons", as pynvml names them.
 
 
 class ClockWatch:
-    """Gathers what there is to report; everything stays unknown on the CPU or without NVML."""
+    """Monitor of a GPU's clock and throttling; all stays unknown on the CPU or without NVML."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

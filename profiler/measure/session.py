@@ -51,7 +51,7 @@ def worth_repeating(
     """Choose the layers to measure again; none once the total is certain enough.
 
     The errors of layers add up as their squares; that of a layer that stands for ``count`` equal
-    ones counts so many times. Those with the largest share are chosen until what the others
+    ones counts ``count`` times. Those with the largest share are chosen until what the others
     contribute is at most half of the allowed standard error, which is relative to the total.
     """
     # Variances of independent layers add up; a layer that stands for `count` equal ones has one
@@ -88,7 +88,7 @@ def representative(members: Sequence[int], turn: int) -> int:
 
 
 class WholeModel:
-    """Runs a model forwards and backwards, loss included if there is one.
+    """Runner of a model forwards and backwards, loss included if there is one.
 
     Without a ``call`` there is nothing to hold the layers against, and nothing is run. Inputs are
     copied for every run, which may change them in place.
@@ -147,7 +147,7 @@ MIN_SPLIT_PASSES = 2
 """With gradients of inputs and of parameters apart."""
 
 SPLIT_EVERY = 3
-"""Of the passes made because the total is uncertain, one in so many takes the gradients apart."""
+"""Number of passes, made because the total is uncertain, per one that splits the gradients."""
 
 MAX_PASSES = 60
 WHOLE_RUNS = 5

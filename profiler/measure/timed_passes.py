@@ -58,7 +58,7 @@ class _Span:
 
 
 class Passes:
-    """Runs passes over layers and gathers samples; layers that share a list of them are one.
+    """Runner of passes that gathers samples; layers that share a list of them are one.
 
     A layer whose producer is left out of a pass reads the producer's entry in ``values``.
     """

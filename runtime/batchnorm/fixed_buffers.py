@@ -43,7 +43,7 @@ class _Snapshot:
 
 
 class FixedBuffers:
-    """Checks that forwards in training leave the buffers of a stage with replicas unchanged."""
+    """Check that forwards in training leave the buffers of a stage with replicas unchanged."""
 
     def __init__(self, stage: nn.Module) -> None:
         self._buffers = [
@@ -72,7 +72,7 @@ class FixedBuffers:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Check the forward inside, before anything uses its outputs."""
+        """Check that the block's forward changes no buffer, before anything uses its outputs."""
         # Values are compared at the first forward only: copies of all buffers cost time, and a
         # module that changes a buffer without being counted does so every time.
         before = [

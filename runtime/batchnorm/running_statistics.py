@@ -120,7 +120,7 @@ class _NormLayer:
 
 
 class RunningStatistics:
-    """Moves the running statistics of one stage at the end of a step.
+    """Running statistics of one stage, moved at the end of a step.
 
     Buffers are zeroed before each forward. A forward sets them to (1 - momentum) * old + momentum *
     new, so afterwards they hold exactly ``momentum * new``, the micro-batch's share, whatever the

@@ -13,7 +13,7 @@ from ...capture.capture import default_device
 from ...capture.program.keyed_randomness import RandomKeys
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from ..random_state import preserved_random_state
+from ..random_state import preserve_random_state
 
 # Threads of one process share the generators of the CPU and of Python.
 _lock = threading.RLock()
@@ -60,7 +60,7 @@ def keyed_dropout(
         )
     where = default_device(module) if device is None else device
     keys = RandomKeys(seed, step, microbatch, where)
-    with _lock, preserved_random_state(where), ExitStack() as stack:
+    with _lock, preserve_random_state(where), ExitStack() as stack:
         for stage in stages:
             stack.enter_context(stage.keyed(keys))
         yield

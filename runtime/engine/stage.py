@@ -15,7 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
-from ..random_state import RandomState, replayed_random_state
+from ..random_state import RandomState, replay_random_state
 from .keyed_dropout import keyed_dropout
 from .split_backward import SplitBackward
 
@@ -48,7 +48,7 @@ class _InFlight:
 
 
 class StageRunner:
-    """Runs the actions of one stage.
+    """Runner of the actions of one stage.
 
     Gradients of inputs marked ``requires_grad`` are sent back. On the last stage, which sends
     nothing, ``loss`` computes a micro-batch's share of the loss. ``statistics`` moves running
@@ -137,7 +137,7 @@ class StageRunner:
         kept = self._in_flight[microbatch]
         if kept.random is not None:
             with (
-                replayed_random_state(self.module, kept.random, self._device),
+                replay_random_state(self.module, kept.random, self._device),
                 self.statistics.again(microbatch) if self.statistics else nullcontext(),
                 autocast_to(self._device, self._autocast),
             ):

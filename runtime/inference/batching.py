@@ -47,7 +47,7 @@ class BatchSplit:
 
 
 class BatchSplitter:
-    """Splits batches along their first dimension into micro-batches of at most the planned size.
+    """Splitter of batches by first dimension into micro-batches of at most the planned size.
 
     A model captured by ``torch.export``, for training or for evaluation, accepts micro-batches of a
     single shape only; ``pad`` fills them up. ``specs`` are its inputs at the plan's micro-batch

@@ -20,7 +20,7 @@ POLL_INTERVAL_S = 0.25
 
 
 class RankWorker:
-    """Runs a rank's threads: one per stage, one per incoming connection, and one for sending.
+    """Owner of a rank's threads: one per stage, one per incoming connection, and one for sending.
 
     A single sending thread keeps the messages of a connection in order, and stages never wait for
     the network.

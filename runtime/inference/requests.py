@@ -45,7 +45,7 @@ class PendingRequest:
 
 
 class RequestDispatcher:
-    """Numbers micro-batches, bounds how many are in flight, and delivers results.
+    """Dispatcher that numbers micro-batches, bounds those in flight, and delivers results.
 
     Micro-batches return in the order of their numbers, so that requests complete in the order in
     which they were submitted.

@@ -57,7 +57,7 @@ def start_thread(
 
 
 class InferenceStage:
-    """Runs one stage on micro-batches, in inference mode and optionally under autocast.
+    """Runner of one stage on micro-batches, in inference mode and optionally under autocast.
 
     An error of the stage fails its micro-batch only; the next one runs as usual.
     """

@@ -40,7 +40,7 @@ class WireMessage:
 
 
 class MicrobatchTransport:
-    """Sends and receives messages; one thread sends, and one receives per sender.
+    """Sender and receiver of messages; one thread sends, and one receives per sender.
 
     Tensors travel through CPU memory. Everything else is pickled, since ranks of one job trust
     each other.

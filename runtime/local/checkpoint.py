@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from ..random_state import RandomState
-from .checkpoint_state import raised
+from .checkpoint_state import set_flag
 from .dependency import first_differentiable
 from .thread_modes import ThreadModes
 
@@ -178,7 +178,7 @@ class Recomputation:
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._modes = dataclasses.replace(ThreadModes.current(), grad=True)
         before, versions = RandomState.now(self._device), _versions(inputs)
-        with raised("checkpointing"):
+        with set_flag("checkpointing"):
             outputs = self._function(inputs)
         self._generators = _drop_unused(before, self._device)
         # Inputs changed in place: a second run would start from the changed values.
@@ -196,7 +196,7 @@ class Recomputation:
             self._modes.activate(),
             restore_generators(self._generators, self._device),
             use_buffer_copies(self._module),
-            raised("recomputing"),
+            set_flag("recomputing"),
         ):
             outputs = self._function(leaves)
         # A change that has no effect when repeated, such as `relu_`, is allowed.

@@ -38,7 +38,7 @@ def is_recomputing() -> bool:
 
 
 @contextmanager
-def raised(flag: Literal["checkpointing", "recomputing"]) -> Iterator[None]:
+def set_flag(flag: Literal["checkpointing", "recomputing"]) -> Iterator[None]:
     """Make `is_checkpointing` or `is_recomputing` return True inside the block."""
     before = getattr(_flags, flag)
     setattr(_flags, flag, True)

@@ -157,7 +157,7 @@ def clock_order(num_microbatches: int, num_stages: int) -> Iterator[list[tuple[i
 
 
 class DeviceThreads:
-    """Runs tasks on the threads of their devices, inside a ``with`` block.
+    """Thread pool that runs tasks on the threads of their devices, inside a ``with`` block.
 
     Stages on one device share a thread, since they share its random number generator and would
     otherwise draw from it in an order that changes between runs. With a single device, the

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...capture.program.program import storage_key
 from ...core.errors import InvalidInput
 from ...core.units import list_some
-from ..random_state import preserved_random_state
+from ..random_state import preserve_random_state
 from .tensor_slots import ModelTensor
 from .weights import Init
 
@@ -51,7 +51,7 @@ def initialise(
     # Only modules that hold something here, or contain one that does: others would be initialised
     # on the meta device for nothing.
     needed = {ancestor for each in wanted for ancestor in _ancestors(each.home.path)}
-    with preserved_random_state(device), torch.no_grad(), device:
+    with preserve_random_state(device), torch.no_grad(), device:
         for path, module in _children_first(model):
             if path in needed:
                 mode.module = path

@@ -83,6 +83,9 @@ def find_routes(
     """Return the routes between stages with the given numbers of layers.
 
     ``direct`` lets values skip the stages that do not use them. All cuts must be legal.
+
+    Raises:
+        PlanMismatch: The model's evaluation graph would need other routes than training.
     """
     found = list(_routes(captured, balance, direct))
     if direct and captured.evaluation is not None:

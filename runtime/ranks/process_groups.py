@@ -23,7 +23,7 @@ RankSet = tuple[int, ...]
 
 
 class ProcessGroups:
-    """Creates the groups that a pipeline on some ranks, or on the default group, needs.
+    """Factory of the groups that a pipeline on some ranks, or on the default group, needs.
 
     Every rank of the pipeline must ask for the same groups in the same order.
     """

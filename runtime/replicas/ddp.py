@@ -17,7 +17,7 @@ from .sharded import has_gradient_anywhere
 
 
 class DdpStage(StageStrategy):
-    """Lets DistributedDataParallel reduce the gradients of a stage's last backward in a step.
+    """Stage whose gradients DistributedDataParallel reduces in a step's last backward.
 
     DistributedDataParallel wraps the weights alone and never runs a forward. Its reducer is armed
     before the last backward, as ``torch.distributed.pipelining`` does it too.

@@ -82,7 +82,7 @@ class _Bucket:
 
 
 class GradientSync:
-    """Sums the gradients of one rank's shared weights over their ranks.
+    """Summation of the gradients of one rank's shared weights over their ranks.
 
     Weights may be frozen and unfrozen between steps, provided that all ranks that hold them do so.
 

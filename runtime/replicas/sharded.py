@@ -63,7 +63,7 @@ class _Unit(nn.Module):
 
 
 class ShardedStage(StageStrategy):
-    """Gathers a stage's weights when they are needed and shards them again.
+    """Stage whose weights are gathered when they are needed and sharded again.
 
     Gradients are reduced in every step, even within ``no_sync``, so that no whole gradient remains
     between steps.

@@ -98,7 +98,7 @@ def send(
 
 
 def call_method(owner: rpc.RRef[Any], method: str, *args: Any) -> Any:
-    """Call a method of an object of this process, for another one."""
+    """Call a method of an object that this process holds, on behalf of another process."""
     return getattr(owner.local_value(), method)(*args)
 
 

@@ -12,7 +12,7 @@ from .calls import RemoteFailure
 
 
 class OutputCollector:
-    """Collects the outputs of the current step; stages deliver them on RPC threads."""
+    """Collector of the outputs of the current step; stages deliver them on RPC threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

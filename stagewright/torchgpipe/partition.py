@@ -35,7 +35,7 @@ class Form:
 
 @dataclass(frozen=True)
 class PartitionRun:
-    """Runs a partition on the micro-batches of one batch; its name is for messages.
+    """Runner of a partition on the micro-batches of one batch; its name is for messages.
 
     It takes skip tensors stashed in earlier partitions, in the order they are passed, and leaves
     those stashed here for later ones.

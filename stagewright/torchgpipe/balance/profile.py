@@ -85,7 +85,7 @@ def profile_sizes(
 
 
 class _LeftBehind(TorchDispatchMode):
-    """Counts the memory that operations made and that is still held afterwards.
+    """Counter of the memory that operations made and that is still held afterwards.
 
     By autograd or by anything else; on a GPU in the blocks its allocator hands out.
     """
