@@ -75,7 +75,7 @@ class JobSpec(Record):
     plan_digest: str | None = None
     plan_deadline_s: float = 20.0
 
-    @field_validator("measure", mode="before")
+    @field_validator("measure", "plan", mode="before")
     @classmethod
     def _without_code(cls, given: Any) -> Any:
         # Rows of releases that could measure code have a null there.

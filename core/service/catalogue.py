@@ -9,7 +9,8 @@ from ..document import Record
 from ..graph.tensors import Sample
 from ..models.families import ModelSpec
 
-CodeOf = Literal["nobody", "this release's own families", "the administrator's"]
+# The last is said by servers of earlier releases only, which newer clients must be able to read.
+CodeOf = Literal["nobody", "this release's own families", "the administrator's", "the sender's"]
 """The party whose code runs on the service."""
 
 

@@ -253,9 +253,10 @@ def test_a_restart_resubmits_what_is_queued(found):
 
 def test_rows_of_releases_that_could_measure_code_are_read():
     body = {name: value for name, value in measure_example().items() if name != "cluster"}
-    spec = JobSpec.model_validate({"measure": body, "measure_digest": "x"})
-    row = spec.model_dump(mode="json")
-    row["measure"]["code"] = None
+    plan = {**body, "cluster": "2x24GB"}
+    spec = JobSpec.model_validate({"measure": body, "plan": plan, "measure_digest": "x"})
+    row = spec.model_dump(mode="json", exclude_unset=True)
+    row["measure"]["code"] = row["plan"]["code"] = None
     assert read_job_spec(json.dumps(row)) == spec
 
 

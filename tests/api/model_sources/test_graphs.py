@@ -40,10 +40,7 @@ def estimating(make_client, child):
     )
 
 
-def test_a_graph_is_estimated_in_a_child_and_planned_as_the_library_does(
-    make_client, forked_children, graph
-):
-    client = make_client(**forked_children)
+def test_a_graph_is_estimated_in_a_sandboxed_child_and_planned_as_the_library_does(client, graph):
     request = {"graph": graph, "cluster": "2xH100"}
     response = client.post("/v1/plans", json=request)
     assert response.status_code == 201, response.text
