@@ -36,7 +36,13 @@ def live_service(**settings: Any) -> Iterator[str]:
         **settings,
     }
     server = uvicorn.Server(
-        uvicorn.Config(create_app(ServerSettings(**given)), port=0, log_level="critical", ws="none")
+        uvicorn.Config(
+            create_app(ServerSettings(**given)),
+            port=0,
+            log_level="critical",
+            log_config=None,  # uvicorn's own would keep later tests' lines from the root logger
+            ws="none",
+        )
     )
     thread = threading.Thread(target=server.run)
     with patch.object(Estimator, "estimate", _estimate):

@@ -124,8 +124,9 @@ def own_logging() -> Iterator[None]:
     uvicorn = ("uvicorn", "uvicorn.error", "uvicorn.access")  # a server in a thread sets theirs
     loggers = [logging.getLogger(), *map(logging.getLogger, (*NOISY, *uvicorn))]
     levels = [log.level for log in loggers]
-    for name in uvicorn:
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    for log in map(logging.getLogger, uvicorn):
+        log.setLevel(logging.NOTSET)
+        log.propagate, log.handlers = True, []
     handlers, showwarning = loggers[0].handlers, warnings.showwarning
     loggers[0].handlers = []
     yield
