@@ -1,4 +1,4 @@
-"""What profiles say of memory, held against what the allocator handed out.
+"""Compare the memory that profiles predict with what the allocator handed out.
 
 Three comparisons over six small models: what autograd keeps for random runs of consecutive layers
 against the profile's storage table; the same for whole models; and the peak of stages at their
@@ -286,7 +286,7 @@ def _relative(predicted: int, measured: int) -> float:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """Which limits were missed."""
+    """Return the limits that were missed."""
     found = {
         "interval": result["worst_interval"],
         "whole": result["worst_whole"],

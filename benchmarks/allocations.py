@@ -1,4 +1,4 @@
-"""What the allocator handed out while something ran: on the CPU its own events, on CUDA its counts.
+"""Measure allocations while something runs: by events on the CPU, by counts on CUDA.
 
 Nothing here knows of autograd: it is what predictions of memory are held against.
 """

@@ -1,4 +1,4 @@
-"""Which architectures are captured, how, and whether what comes out is the model.
+"""Capture many architectures and compare each captured model with the original.
 
     python benchmarks/capture.py --write docs/capture.md
 

@@ -1,4 +1,4 @@
-"""Which models run under which schedules with the numbers of the unsplit model, ours and torch's.
+"""Compare pipelines with the unsplit model, by model and schedule, ours and torch's.
 
     python benchmarks/conformance.py --write docs/conformance.md
 

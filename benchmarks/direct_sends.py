@@ -1,4 +1,4 @@
-"""What it gains to send values past the stages that have no use for them, by the simulator.
+"""Simulate the gain of sending values past the stages that do not use them.
 
     python benchmarks/direct_sends.py [--microbatches 16] [--json]
 

@@ -86,7 +86,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of a cell."""
+    """Measurements of a cell."""
 
     name: str
     ranks: int
@@ -252,7 +252,7 @@ HEAD = """| schedule | ranks | simulated | measured, median | prediction off by 
 
 
 def gain(found: Sequence[Found]) -> tuple[float, float]:
-    """How many times as long the step of equal layers takes as the plan's: predicted, measured."""
+    """Return the step time of equal layer counts over the plan's: predicted, measured."""
     even, planned = (next(f for f in found if f.name == f"skewed, {name}")
                      for name in ("equal layers", "planned"))  # fmt: skip
     return even.predicted_s / planned.predicted_s, even.measured_s / planned.measured_s

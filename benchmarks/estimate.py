@@ -1,4 +1,4 @@
-"""How far estimates are off: on this CPU, and on the GPU of PipeDream's published profiles.
+"""Measure the error of estimates, on this CPU and on the GPU of PipeDream's published profiles.
 
 Every model is estimated without its own profile: uncalibrated, and calibrated by the profiles of
 all the others. ``--measure`` profiles the models here first (minutes); ``--pipedream FOLDER`` adds

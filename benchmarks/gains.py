@@ -1,4 +1,4 @@
-"""What planning gains over equal layers, torchgpipe's balance and PipeDream's plan.
+"""Compare plans with equal layers, torchgpipe's balance and PipeDream's plan.
 
     python benchmarks/gains.py [--profiles FOLDER] [--write docs/gains.md] [--json]
 
@@ -109,7 +109,7 @@ class Row:
     plan_free: Way
 
     def gain(self, ours: Way, other: Way) -> float | None:
-        """How much faster ours is: 0.1 where the other's step takes 10 % longer."""
+        """Return the relative gain: 0.1 where the other plan's step takes 10 % longer."""
         if ours.step_time_s is None or other.step_time_s is None:
             return None
         return other.step_time_s / ours.step_time_s - 1

@@ -40,7 +40,7 @@ IN_FLIGHT = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Setting:
-    """What serves.
+    """Configuration of a serving run.
 
     Attributes:
         name: For the table.

@@ -220,7 +220,7 @@ def _end(jobs: list[Launched], folder: Path, row: dict[str, Any], timeout_s: flo
 
 
 def _trains(job: Launched) -> bool:
-    """Whether a step was printed since a rank of it last began."""
+    """Return True if a step was printed since one of its ranks last began."""
     lines = list(job.lines)
     last = max((i for i, line in enumerate(lines) if STARTED.search(line)), default=len(lines))
     return any(line.startswith("step ") for line in lines[last:])

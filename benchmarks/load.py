@@ -60,7 +60,7 @@ PAUSE_S = 1.25
 
 @dataclass
 class Result:
-    """What one database was measured at; see the top of this file."""
+    """Measurements of one database; see the top of this file."""
 
     database: str
     clients: int

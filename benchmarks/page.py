@@ -1,4 +1,4 @@
-"""How fast the page is: first paint, a what-if, the largest plans; in Debian's Chromium.
+"""Time the page in Debian's Chromium: first paint, a what-if, the largest plans.
 
 A server of its own answers; the browser is driven by playwright. Exits 1 if a limit is exceeded.
 """

@@ -158,7 +158,7 @@ def read_expected(path: Path | None) -> Expected:
 
 
 def differences(results: Sequence[Result], expected: Expected) -> list[str]:
-    """Where the values are not the expected ones, among those that are expected."""
+    """Return the expected values that were not obtained."""
     compared, faults = 0, []
     for result in results:
         wanted = wanted_s(expected, result)

@@ -1,4 +1,4 @@
-"""How long planning takes: uneven transformer-like layers on nodes of eight devices.
+"""Time the planner: uneven transformer-like layers on nodes of eight devices.
 
     python benchmarks/planner.py --layers 200 --devices 4096 --json
 

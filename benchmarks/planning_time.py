@@ -1,4 +1,4 @@
-"""How long planning takes, from 8 to 131,072 devices and 100 to 10,000 layers, against targets.
+"""Time the planner from 8 to 131,072 devices and 100 to 10,000 layers, against targets.
 
     python benchmarks/planning_time.py --write docs/planning-time.md
 
@@ -75,7 +75,7 @@ def measured(row: Row, repeats: int) -> dict[str, Any]:
 
 
 def is_kept(row: Row, found: dict[str, Any]) -> bool:
-    """Whether the gap is proven and every target met."""
+    """Return True if the gap is proven and every target met."""
     limits = {"solve_s": row.solve_s, "first_plan_s": row.first_plan_s, "what_if_s": row.what_if_s}
     in_time = all(found[key] <= limit for key, limit in limits.items() if limit is not None)
     return in_time and found["gap"] <= row.gap * (1 + 1e-6)

@@ -1,4 +1,4 @@
-"""How close the demo's predicted step times come to the measured ones.
+"""Compare the demo's predicted step times with the measured ones.
 
 Runs ``stagewright demo`` several times and exits 1 when the median error of a model exceeds
 25 %. Needs a quiet machine: whatever else runs is measured too.

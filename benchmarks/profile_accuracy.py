@@ -1,4 +1,4 @@
-"""How far profiles can be trusted: their error, the balances made of them, and deduplication.
+"""Measure the accuracy of profiles: their error, the balances made of them, and deduplication.
 
 Profiles GPT-2 small and ResNet-50 several times on the CPU. Exits 1 when the sum of the layers is
 more than 5 % off the whole model (median over profiles), a balance is more than 3 % worse than the
@@ -93,7 +93,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {"gpt2": Subject.gpt2, "resnet50": 
 
 @dataclass(frozen=True)
 class Balances:
-    """What several tries at balancing for one number of stages came to.
+    """Results of several tries at balancing for one number of stages.
 
     Attributes:
         worst: Largest excess over the best balance, judged by the pooled medians.

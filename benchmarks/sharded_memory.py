@@ -1,4 +1,4 @@
-"""What a replica holds of a stage's weights, by strategy and optimizer: at its peak, and at rest.
+"""Measure a replica's share of a stage's weights, by strategy and optimizer: at peak, at rest.
 
 Two replicas of one stage of linear layers on this machine; memory is the process's resident bytes
 above those before the model was made, so activations of the small batch are in it too.

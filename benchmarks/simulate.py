@@ -1,4 +1,4 @@
-"""How long the simulator takes for one step, order of work and all.
+"""Time the simulator for one step, including its order of work.
 
     python benchmarks/simulate.py [--json PATH] [--repeats N]
 

@@ -89,7 +89,7 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage stands in a schedule: layers, micro-batches a step, most of them in flight.
+    """Position of a stage in a schedule: layers, micro-batches a step, most of them in flight.
 
     Attributes:
         recompute: Keep only what arrives, and run the forward again in the backward.

@@ -1,4 +1,4 @@
-"""How long people wait before anything happens: ``--help`` and ``import stagewright``.
+"""Time the start: ``--help`` and ``import stagewright``.
 
 Prints medians of fresh processes; exits 1 when ``--help`` takes half a second or torch is imported.
 """
@@ -48,7 +48,7 @@ def median_time_s(command: list[str]) -> float:
 
 
 def imports_torch() -> bool:
-    """Whether Python's own import trace of ``import stagewright`` names torch."""
+    """Return True if Python's import trace of ``import stagewright`` names torch."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import stagewright"],
         check=True,

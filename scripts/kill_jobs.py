@@ -38,7 +38,7 @@ JOB_S = 8.0
 
 @dataclass
 class Report:
-    """What happened, and what should not have."""
+    """Counts of what happened, and of what should not have."""
 
     kills: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)

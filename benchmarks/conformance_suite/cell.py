@@ -1,4 +1,4 @@
-"""What one cell of the conformance table is, and what came of it."""
+"""Cells of the conformance table and their outcomes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell on one side.
+    """Outcome of a cell on one side.
 
     Attributes:
         verdict: ``equal``, ``refused: ...``, ``wrong``, ``error`` or ``hang``; empty if not run.

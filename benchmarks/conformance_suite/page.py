@@ -32,7 +32,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many cells of each kind, side by side."""
+    """Return the numbers of cells of each kind, side by side."""
     return "; ".join(
         f"{side}: {_tally([getattr(row, side) for row in rows])}"
         for side in ("ours", "torch")

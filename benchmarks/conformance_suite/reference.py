@@ -22,7 +22,7 @@ BY_NAME = {model.name: model for model in MODELS}
 
 @dataclass
 class StepState:
-    """What a step left behind, on one rank or in the unsplit model.
+    """State after a step, on one rank or in the unsplit model.
 
     Attributes:
         loss: Mean over the batch; `None` on a rank that does not hold it.

@@ -109,7 +109,7 @@ def held_stages(cell: Cell, rank: int) -> list[int]:
 
 
 def _model_inputs(split: fx.GraphModule, stage: int) -> list[tuple[int, str]]:
-    """Which of the model's inputs a stage takes itself: their places, and its names for them."""
+    """Return positions of the model inputs that a stage takes itself, and its names for them."""
     places = {
         node: i for i, node in enumerate(n for n in split.graph.nodes if n.op == "placeholder")
     }

@@ -19,7 +19,7 @@ MAX_TOLD = 20
 
 @dataclass(frozen=True)
 class Task:
-    """What one process does.
+    """Work of one process of clients.
 
     Attributes:
         clients: Connections, each of which sends its next request when it has its answer.
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass
 class Told:
-    """What one process found.
+    """Findings of one process of clients.
 
     Attributes:
         latencies_s: Of every kind of request.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; header names are in lower case."""
+    """Response of the service; header names are in lower case."""
 
     status: int
     headers: dict[str, str]

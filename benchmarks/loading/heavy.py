@@ -94,7 +94,7 @@ class Heavy:
         self._thread.start()
 
     def end(self) -> int:
-        """How many were answered, the last one included, which is waited for."""
+        """Wait for the last answer; return the number of answers."""
         self._thread.join()
         return self._done
 

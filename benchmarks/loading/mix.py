@@ -1,4 +1,4 @@
-"""What clients ask, in what proportion, and what has to be true of each answer."""
+"""Mix of requests that clients send, and checks of their answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Made:
 
 @dataclass
 class Book:
-    """What one process of clients made, and is owed.
+    """Record of what one process of clients made, and of the answers it still expects.
 
     Attributes:
         profiles: Ids of stored profiles, with how many layers each has.

@@ -78,7 +78,7 @@ def how_placed(stages: Sequence[PipeDreamStage]) -> Placement:
 
 
 def holds_copies(stage: PipeDreamStage) -> bool:
-    """Whether several machines hold the same pipeline, at any level."""
+    """Return True if several machines hold the same pipeline at some level."""
     if stage.replicas > 1 and len(flat_stages(stage.inner)[0]) > 1:
         return True
     return any(holds_copies(inner) for inner in stage.inner)

@@ -1,4 +1,4 @@
-"""What `pipedream.py` asks for and what it finds, as its tables and its JSON have it."""
+"""Settings and results of `pipedream.py`, as in its tables and its JSON."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What our own objectives need beyond PipeDream's.
+    """Settings of our own objectives, beyond PipeDream's.
 
     Attributes:
         microbatches: A step; `None` for `MICROBATCHES_A_DEVICE` times the devices.
@@ -102,7 +102,7 @@ class PipeDreamsPlan:
 
 @dataclass(frozen=True)
 class Own:
-    """What only our own objectives have.
+    """Results that only our own objectives have.
 
     Attributes:
         microbatches: A step.
@@ -119,7 +119,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Result:
-    """What an objective's solver found for one profile on one cluster.
+    """Result of an objective's solver for one profile on one cluster.
 
     Attributes:
         time_s: PipeDream's objective; for ours the simulated step.

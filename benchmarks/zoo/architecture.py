@@ -1,4 +1,4 @@
-"""What a row of the capture table needs to know of a model."""
+"""Description of a model for a row of the capture table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model did with one input: outputs, gradients, buffers; and how far two of these differ.
+"""Outputs, gradients and buffers of a model for one input, and the difference of two of these.
 
 Written apart from the gate inside `stagewright.capture`, so that a mistake there is seen here.
 """
@@ -121,7 +121,7 @@ def _cotangent(output: Tensor) -> Tensor:
 
 
 def differences(found: Behaviour, expected: Behaviour) -> dict[str, float]:
-    """How far each quantity is off, relative to its norm; infinite if only one of the two has it.
+    """Return each quantity's error relative to its norm; infinite if only one of the two has it.
 
     A gradient that is `None` counts as zero: an optimizer's step is the same.
     """

@@ -1,4 +1,4 @@
-"""Whether a captured model does what the model does: the verdict of one row of the table."""
+"""Verdict of one row of the capture table: if the captured model does what the model does."""
 
 from __future__ import annotations
 

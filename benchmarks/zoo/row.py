@@ -13,7 +13,7 @@ Mode = Literal["equal", "refused", "WRONG", ""]
 
 @dataclass
 class Row:
-    """What became of one architecture.
+    """Result of one architecture.
 
     Attributes:
         verdict: ``equal in training`` refuses evaluation mode; ``refused`` is an error of the

@@ -59,7 +59,7 @@ def _equal(difference: float | None) -> str:
 
 
 def _remarks(row: Row) -> list[str]:
-    """Why modules are opaque, those with the same reason together; and what is not equal."""
+    """Return why modules are opaque, grouped by reason, and what is not equal."""
     names: dict[str, list[str]] = {}
     for name, why in row.opaque.items():
         names.setdefault(why, []).append(f"`{name or 'the whole model'}`")

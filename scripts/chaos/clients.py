@@ -1,4 +1,4 @@
-"""Who hands in jobs while things die, and who reads meanwhile."""
+"""Clients that submit jobs while things are killed, and clients that read meanwhile."""
 
 from __future__ import annotations
 

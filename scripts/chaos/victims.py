@@ -1,4 +1,4 @@
-"""What is killed: the server, its worker, and its database."""
+"""Processes to kill: the server, its worker, and its database."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def words_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is not collected yet does not."""
+    """Return True if a process runs; one that is not collected yet does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -1,4 +1,4 @@
-"""What schemathesis is told about the service: bodies that reach far, one more check, a count.
+"""Hooks for schemathesis: bodies that reach far, one more check, a count.
 
 Loaded by schemathesis itself, as ``SCHEMATHESIS_HOOKS`` says, in its own process.
 

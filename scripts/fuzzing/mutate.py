@@ -54,7 +54,7 @@ def _change(document: Any, path: tuple[int | str, ...], random: Random) -> None:
 
 
 def _paths(value: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
-    """Where every value of a document is."""
+    """Yield the path of every value of a document."""
     yield path
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -16,7 +16,7 @@ ARCHIVE = "application/octet-stream"
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back.
+    """Response of the service.
 
     Attributes:
         status: 0 if the connection was closed without an answer.
