@@ -14,7 +14,6 @@ from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from .. import __version__
-from .auth.access import OPEN_PATHS
 from .auth.middleware import AuthMiddleware
 from .http.problems import SCHEMA_REF, ProblemDocument, documented_paths, install_problems
 from .http.strict_requests import refuse_unknown_parameters
@@ -32,6 +31,7 @@ from .routes import (
     documents,
     jobs,
     keys,
+    moved,
     operations,
     plans,
 )
@@ -41,15 +41,17 @@ from .store.store import Store
 from .telemetry.tracing import fastapi_options
 
 ROUTERS = (
-    operations.health,
-    operations.operations,
+    operations.probes,
+    operations.audit,
     keys.router,
     plans.router,
     jobs.router,
     documents.profiles,
+    documents.archives,
     documents.graphs,
     plans.what_if,
     catalogue.router,
+    moved.router,
     plan_views.router,
     routes_sign_in.router,
     routes_pages.router,
@@ -87,6 +89,8 @@ def create_app(
         redirect_slashes=False,
         dependencies=[Depends(refuse_unknown_parameters)],
         middleware=build_middleware(services),
+        # Names of functions in generated clients: `create_plan`, not `create_plan_v1_plans_post`.
+        generate_unique_id_function=lambda route: route.name,
         **fastapi_options(),
     )
     include_routes(app, services)
@@ -133,15 +137,13 @@ def describe(app: FastAPI) -> dict[str, Any]:
         version=app.version,
         description=app.description,
         routes=app.routes,
+        servers=[{"url": "/", "description": "The server that this document came from"}],
     )
     components = document.setdefault("components", {})
     schema = ProblemDocument.model_json_schema(ref_template=SCHEMA_REF)
     components.setdefault("schemas", {}).update(schema.pop("$defs", {}), ProblemDocument=schema)
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
-    for path in OPEN_PATHS & document["paths"].keys():
-        for operation in document["paths"][path].values():
-            operation["security"] = []
     return document
 
 

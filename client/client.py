@@ -262,9 +262,6 @@ class Client:
     events = make_iterator(of_jobs.events)
 
     capabilities = make_blocking(of_resources.capabilities)
-    accelerators = make_blocking(of_resources.accelerators)
-    model_families = make_blocking(of_resources.model_families)
-    model_family = make_blocking(of_resources.model_family)
     cluster = make_blocking(of_resources.cluster)
 
     keys = make_blocking(of_resources.keys)
@@ -435,9 +432,6 @@ class AsyncClient:
     events = make_async_iterator(of_jobs.events)
 
     capabilities = make_coroutine(of_resources.capabilities)
-    accelerators = make_coroutine(of_resources.accelerators)
-    model_families = make_coroutine(of_resources.model_families)
-    model_family = make_coroutine(of_resources.model_family)
     cluster = make_coroutine(of_resources.cluster)
 
     keys = make_coroutine(of_resources.keys)

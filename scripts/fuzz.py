@@ -28,7 +28,7 @@ from scripts.fuzzing.server import Running, served  # noqa: E402
 FOLDER = Path(__file__).resolve().parent / "fuzzing"
 MAX_ROUNDS = 8
 
-DOCUMENTS = ("plans", "profiles", "graphs", "simulations", "profile-jobs", "views", "comparisons")
+DOCUMENTS = ("plans", "profiles", "graphs", "simulations", "profile-jobs", "comparisons")
 NOT_ENUMERATED = f"""
 [[operations]]
 include-name = {json.dumps([f"POST /v1/{name}" for name in DOCUMENTS])}

@@ -110,7 +110,7 @@ REF = "#/$defs/"
 
 CODE_IS_NOT_RUN = (
     "this service runs no code that it is sent: capture the model where its code is ('stagewright "
-    "capture', or the Python client), and send the graph, or its .pt2 file to /v1/graphs/pt2"
+    "capture', or the Python client), and send the graph, or its .pt2 file to /v1/graphs"
 )
 
 Schema = Mapping[str, Any]

@@ -73,14 +73,17 @@ class StrictRoute(APIRoute):
         takes_body = self.body_field is not None
         kind = None if self.body_field is None else self.body_field.field_info.annotation
         adapter: TypeAdapter[Any] | None = None if kind is None else TypeAdapter(kind)
+        # Other types, which another route of the path reads; this one documents them.
+        others = ((self.openapi_extra or {}).get("requestBody") or {}).get("content", {})
 
         async def handle_strictly(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
                 raise Problem(
                     415,
                     "unsupported-media-type",
-                    "Send the body as JSON with the header 'Content-Type: application/json'.",
-                    headers={"Accept": "application/json"},
+                    "Send the body as JSON with the header 'Content-Type: application/json'"
+                    + "".join(f", or as {other}" for other in others),
+                    headers={"Accept": ", ".join(("application/json", *others))},
                 )
             checked = StrictRequest(request.scope, request.receive)
             checked.adapter = adapter

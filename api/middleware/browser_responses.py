@@ -28,9 +28,10 @@ LEVEL = 1
 IN_THREAD_BYTES = 64 * 2**10
 """Larger responses take over half a millisecond, in which the event loop serves others."""
 
-VIEWS = frozenset({"/v1/views"})
-VIEW_SUFFIXES = ("/view", "/timeline", "/schedule", "/export")
-"""Ends of the paths of large responses; other responses of the API are left alone."""
+LARGE = frozenset({"/v1/views", "/v1/capabilities"})
+LARGE_SUFFIX = "/view"
+LARGE_QUERY = b"format="
+"""Signs of large responses of the API; its other responses are left alone."""
 
 COMPRESSED_TYPES = frozenset(
     {"text/html", "text/css", "text/csv", "text/javascript", "application/json", "image/svg+xml"}
@@ -49,7 +50,7 @@ class Compression:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and may_be_large(scope["path"]):
+        if scope["type"] == "http" and may_be_large(scope["path"], scope["query_string"]):
             headers = Headers(scope=scope)
             accepted = ",".join(headers.getlist("accept-encoding"))
             is_accepted = accepts_gzip(accepted) and scope["method"] != "HEAD"
@@ -57,13 +58,14 @@ class Compression:
         await self._app(scope, receive, send)
 
 
-def may_be_large(path: str) -> bool:
-    """Return True for paths whose responses are worth compressing."""
+def may_be_large(path: str, query: bytes) -> bool:
+    """Return True for requests whose responses are worth compressing."""
     return (
         is_page(path)
         or path.startswith(OPEN_FILES)
-        or path in VIEWS
-        or path.endswith(VIEW_SUFFIXES)
+        or path in LARGE
+        or path.endswith(LARGE_SUFFIX)
+        or query.startswith(LARGE_QUERY)
     )
 
 

@@ -20,13 +20,12 @@ from ...view.build_plan_view import MAX_ACTIONS, build_plan_view
 from ...view.html import data
 from ...view.plan_view import GraphView, LayerColumns, PlanView
 from ..auth.access import CurrentPrincipal, Principal
-from ..http.problems import PROBLEM_RESPONSE
 from ..http.strict_requests import StrictRoute
 from ..planning.exports import plan_of
 from ..planning.requests import ClusterInput
 from ..planning.service import Planning
 from ..planning.what_if import PricedSplit, SimulationRequest, price
-from ..routes.dependencies import TAGGED, TheReading, from_state
+from ..routes.dependencies import TheReading, from_state
 from ..store.store import Store
 from .slider_choices import choices_of
 
@@ -194,28 +193,19 @@ def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
     return answer.model_dump_json()
 
 
-EXAMPLES: dict[str, Any] = {
-    "cuts": {
-        "summary": "A stored plan with other cuts",
-        "value": {"plan_id": "plan_000000000000000000000001", "balance": [3, 1]},
-    }
-}
-
-router = APIRouter(prefix="/v1", tags=["page"], route_class=StrictRoute, responses=PROBLEM_RESPONSE)
+router = APIRouter(prefix="/v1", route_class=StrictRoute, include_in_schema=False)
 
 
-@router.get("/plans/{plan_id}/view", response_model=PlanView, responses=TAGGED)
+@router.get("/plans/{plan_id}/view")
 async def get_view(views: TheViews, plan_id: str, reading: TheReading) -> Response:
     """Return a plan's numbers, layers, boxes, memory curves and folded graph, ready to draw."""
     found = await views.stored(reading.principal, plan_id)
     return reading.respond(f"{plan_id}.view.{__version__}", found.text)
 
 
-@router.post("/views", response_model=ViewAnswer)
+@router.post("/views")
 async def change_view(
-    views: TheViews,
-    body: Annotated[ViewRequest, Body(openapi_examples=EXAMPLES)],
-    principal: CurrentPrincipal,
+    views: TheViews, body: Annotated[ViewRequest, Body()], principal: CurrentPrincipal
 ) -> Response:
     """Return the view of a stored plan with other cuts, devices or options; stores nothing."""
     return Response(await views.changed(principal, body), media_type="application/json")

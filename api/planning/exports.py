@@ -17,14 +17,16 @@ from ...planner.simulator.plan_timeline import plan_timeline
 from ...schedules.plan_schedule import schedule_of
 from ..errors import NoPlan
 
-PlanFormat = Literal["plan", "svg", "chrome_trace"]
-PlanForm = Literal[PlanFormat, "schedule", "timeline"]
-MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
+PlanFormat = Literal["plan", "svg", "chrome_trace", "schedule", "timeline", "balance"]
+MEDIA_TYPES: dict[PlanFormat, tuple[str, str | None]] = {
     "plan": ("application/json", "json"),
     "svg": ("image/svg+xml", "svg"),
     "chrome_trace": ("application/json", "trace.json"),
+    "schedule": ("application/json", None),
+    "timeline": ("application/json", None),
+    "balance": ("text/plain", None),
 }
-"""Media type and file name extension of each format."""
+"""Media type of each format, and the file name extension of those that are files."""
 
 
 class TraceFile(Record):
@@ -48,13 +50,13 @@ def plan_of(record: StoredPlan) -> Plan:
     """Return the plan of a record. Raises: NoPlan."""
     if record.plan is None:
         raise NoPlan(
-            f"{record.id} is infeasible, so it has no schedule; its field 'infeasible' says why "
-            "and what would help"
+            f"{record.id} is infeasible, so it has neither balance nor schedule: "
+            f"{record.infeasible.message if record.infeasible else ''}"
         )
     return record.plan
 
 
-def plan_text(record_json: str, form: PlanForm) -> str:
+def plan_text(record_json: str, form: PlanFormat) -> str:
     """Convert a `StoredPlan`; the largest take seconds, so this runs in a solver process.
 
     Raises: NoPlan, InvalidInput.
@@ -62,6 +64,8 @@ def plan_text(record_json: str, form: PlanForm) -> str:
     plan = plan_of(StoredPlan.model_validate_json(record_json))
     if form == "plan":
         return plan.to_json()
+    if form == "balance":
+        return f"{list(plan.balance)}\n"
     actions = 2 * plan.num_stages * plan.num_microbatches
     if actions > MAX_ACTIONS:
         raise InvalidInput(

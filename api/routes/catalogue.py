@@ -1,4 +1,4 @@
-"""Catalogue of accelerators, clusters and model families, and this server's capabilities."""
+"""This server's capabilities, with its catalogue of models and devices, and cluster shorthand."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from ...core.plan.schedule import TrainingSchedule
 from ...core.requests.default_samples import default_sample
 from ...core.requests.presets import PRESETS
 from ...core.service.catalogue import (
-    AcceleratorList,
     Capabilities,
     CodeOf,
     FactoryEntry,
     Limits,
     ModelFamily,
-    ModelFamilyList,
     Published,
     Tier,
 )
@@ -37,16 +35,9 @@ from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS
 from ..model_sources.measure import choose_sandbox
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
-from ..store.errors import RecordNotFound
 from .dependencies import TheSettings, from_state, strict_router
 
 router = strict_router("/v1", "catalogue")
-
-
-@router.get("/accelerators")
-def list_accelerators() -> AcceleratorList:
-    """List the devices that estimates exist for, with their data sheets."""
-    return AcceleratorList(accelerators=CATALOGUE)
 
 
 @router.get("/clusters")
@@ -65,27 +56,11 @@ def read_cluster(
         return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
 
 
-@router.get("/model-families")
-def list_model_families(settings: TheSettings) -> ModelFamilyList:
-    """List the models that can be requested by name."""
-    families = _families(is_local(settings.scheduler))
-    return ModelFamilyList(model_families=tuple(families.values()))
-
-
-@router.get("/model-families/{family}")
-def get_model_family(settings: TheSettings, family: str) -> ModelFamily:
-    """Return one model family."""
-    found = _families(is_local(settings.scheduler)).get(family)
-    if found is None:
-        raise RecordNotFound("model family", family)
-    return found
-
-
 @router.get("/capabilities")
 def get_capabilities(
     settings: TheSettings, registered: Annotated[Factories, from_state("factories")]
 ) -> Capabilities:
-    """Return what this server accepts, its limits and its formats."""
+    """Return what this server accepts: models, devices, formats and limits."""
     try:
         sandbox = choose_sandbox(settings.sandbox)
     except Refused:  # required, and not available: measuring is refused, the rest works
@@ -101,6 +76,8 @@ def get_capabilities(
             )
             for name, factory in sorted(registered.items())
         ),
+        model_families=tuple(_families(is_local(settings.scheduler)).values()),
+        accelerators=CATALOGUE,
         sandbox="none" if sandbox is None else "bubblewrap",
         objectives=get_args(Objective),
         schedules=get_args(TrainingSchedule),
@@ -159,7 +136,7 @@ def _tiers(registered: Factories, scheduler: str) -> tuple[Tier, ...]:
         ("profile", "numbers, inline or by profile_id", "nobody", ""),
         ("model", "a family and its configuration", "this release's own families", torch),
         ("graph", "operations and shapes, inline or by graph_id", "nobody", torch),
-        ("POST /v1/graphs/pt2", pt2, "nobody", ""),
+        ("POST /v1/graphs", pt2, "nobody", ""),
         ("factory", "a registered name and its arguments", "the administrator's", factories),
     )
     return tuple(

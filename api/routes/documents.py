@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Body, Response
+from fastapi import APIRouter, Body, Response
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.routing import Match
+from starlette.types import Scope
 
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
@@ -13,7 +17,6 @@ from ...core.service.documents import GraphList, ProfileList, StoredGraph, Store
 from ..auth.access import CurrentPrincipal
 from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
 from ..http.pagination import Cursor, Limit, blame_parameter
-from ..http.problems import Problem
 from ..model_sources.pt2_upload import ProgramReader
 from ..planning.exports import ProfileFormat, profile_text
 from ..planning.service import Planning
@@ -35,9 +38,8 @@ ARCHIVES = ("application/octet-stream", "application/zip")
 
 PT2_BODY = {
     "requestBody": {
-        "required": True,
-        "description": "A file written by torch.export.save. Only its program's JSON is read; "
-        "weights can be left out (zip -d model.pt2 '*/data/*').",
+        "description": "A graph, or a file written by torch.export.save, of which only the "
+        "program's JSON is read; weights can be left out (zip -d model.pt2 '*/data/*').",
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ARCHIVES},
     }
 }
@@ -72,28 +74,24 @@ def list_profiles(
     return ProfileList(profiles=page.items, next_cursor=page.next_cursor)
 
 
-@profiles.get("/{profile_id}", response_model=StoredProfile, responses=TAGGED)
-def get_profile(profile_id: str, reading: TheReading) -> Response:
-    """Return a profile."""
-    return reading.respond(profile_id, reading.document("profile", profile_id))
-
-
 @profiles.get(
-    "/{profile_id}/export",
-    response_model=Profile,
+    "/{profile_id}",
+    response_model=StoredProfile | Profile,
     responses={
         **TAGGED,
         200: {
-            "description": "The file; JSON unless it is CSV.",
+            "description": "The profile, or the file that `format` asks for.",
             "content": {"text/csv": {"schema": {"type": "string"}}},
         },
     },
 )
-async def export_profile(
-    planning: ThePlanning, profile_id: str, format: ProfileFormat, reading: TheReading
+async def get_profile(
+    planning: ThePlanning, profile_id: str, reading: TheReading, format: ProfileFormat | None = None
 ) -> Response:
-    """Export the profile as a file: JSON for the command line, or CSV with one row per layer."""
+    """Return a profile, or a file of it: for the command line, or CSV with one row per layer."""
     stored = await run_in_threadpool(reading.document, "profile", profile_id)
+    if format is None:
+        return reading.respond(profile_id, stored)
     media_type, ending = ("text/csv", "csv") if format == "csv" else ("application/json", "json")
     return await reading.respond_derived(
         f"{profile_id}.{format}",
@@ -103,37 +101,45 @@ async def export_profile(
     )
 
 
-@graphs.post("", status_code=201, response_model=Stored)
-async def create_graph(
-    planning: ThePlanning,
-    graph: Annotated[Graph, Body(openapi_examples=GRAPH_EXAMPLES)],
-    creation: TheCreation,
-) -> Response:
-    """Store a graph written by ``stagewright capture``; plans can then name it by its id."""
-    return await creation.once(lambda: _create(planning, creation, graph))
+class ArchiveRoute(APIRoute):
+    """A route that takes archives only, whatever other routes take at its path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+        return super().matches(scope) if kind in ARCHIVES else (Match.NONE, {})
 
 
-@graphs.post("/pt2", status_code=201, response_model=Stored, openapi_extra=PT2_BODY)
+archives = APIRouter(prefix="/v1/graphs", route_class=ArchiveRoute, include_in_schema=False)
+"""Comes before `graphs`, whose ``POST`` documents it."""
+
+
+@archives.post("", status_code=201)
 async def create_graph_from_pt2(
     planning: ThePlanning,
     reader: Annotated[ProgramReader, from_state("program_reader")],
     creation: TheCreation,
 ) -> Response:
-    """Store the graph of an exported program (``.pt2``). No code in the file is run."""
-    request = creation.request
-    if request.headers.get("content-type", "").partition(";")[0].strip() not in ARCHIVES:
-        raise Problem(
-            415,
-            "unsupported-media-type",
-            "send the .pt2 file itself, with the header 'Content-Type: application/octet-stream'",
-            headers={"Accept": ", ".join(ARCHIVES)},
-        )
-    body = await request.body()
+    """Store the graph of an exported program."""
+    body = await creation.request.body()
 
     async def make() -> Response:
         return await _create(planning, creation, await reader.read(body))
 
     return await creation.once(make)
+
+
+@graphs.post("", status_code=201, response_model=Stored, openapi_extra=PT2_BODY)
+async def create_graph(
+    planning: ThePlanning,
+    graph: Annotated[Graph, Body(openapi_examples=GRAPH_EXAMPLES)],
+    creation: TheCreation,
+) -> Response:
+    """Store the graph that ``stagewright capture`` or ``torch.export.save`` wrote, to plan from it.
+
+    A graph is sent as JSON, an exported program (``.pt2``) as ``application/octet-stream``. No code
+    in the file is run.
+    """
+    return await creation.once(lambda: _create(planning, creation, graph))
 
 
 @graphs.get("")

@@ -44,8 +44,10 @@ CAUSES = {
 
 _log = logging.getLogger(__name__)
 
-health = APIRouter(tags=["health"], responses=PROBLEM_RESPONSE)
-operations = APIRouter(tags=["operations"], responses=PROBLEM_RESPONSE)
+probes = APIRouter(include_in_schema=False)
+"""For load balancers and Prometheus, which read no OpenAPI document."""
+
+audit = APIRouter(tags=["operations"], responses=PROBLEM_RESPONSE)
 
 
 class Health(Record):
@@ -105,13 +107,13 @@ def _fails(cause: str, check: Callable[[], None]) -> bool:
     return False
 
 
-@health.get("/healthz")
+@probes.get("/healthz")
 async def healthz() -> Health:
     """Return 200 while this process lives; its database is not checked."""
     return Health(version=__version__)
 
 
-@health.get("/readyz")
+@probes.get("/readyz")
 async def readyz(check: Annotated[ReadinessCheck, from_state("readiness")]) -> Readiness:
     """Return 200 if requests may be sent to this server; a 503 names what is not ready.
 
@@ -127,16 +129,7 @@ async def readyz(check: Annotated[ReadinessCheck, from_state("readiness")]) -> R
     raise problem
 
 
-@operations.get(
-    METRICS,
-    response_class=Response,
-    responses={
-        200: {
-            "description": "Prometheus's text format",
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        }
-    },
-)
+@probes.get(METRICS, response_class=Response)
 def get_metrics(metrics: Annotated[Metrics, from_state("metrics")]) -> Response:
     """Return the server's metrics: requests, searches, jobs, and its own process."""
     return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -188,7 +181,7 @@ class AuditList(Record):
     next_cursor: str | None = None
 
 
-@operations.get(AUDIT)
+@audit.get(AUDIT)
 def list_audit(
     store: TheStore, principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
 ) -> AuditList:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Annotated, TypeVar
 
 from anyio import CancelScope
-from fastapi import Body, Depends, Header, Response
+from fastapi import Body, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive
 
@@ -24,14 +24,13 @@ from ..http.examples import COMPARISON_EXAMPLES, PLAN_EXAMPLES, SIMULATION_EXAMP
 from ..http.pagination import Cursor, Limit, Search, blame_parameter
 from ..http.problems import Problem, rebuild_problem
 from ..jobs.outcome import read_problem
-from ..planning.exports import MEDIA_TYPES, PlanForm, PlanFormat, TraceFile, plan_text
+from ..planning.exports import MEDIA_TYPES, PlanFormat, TraceFile, plan_text
 from ..planning.requests import PlanRequest
-from ..planning.service import Planning, PlanResult
+from ..planning.service import PlanResult
 from ..planning.what_if import Comparison, ComparisonRequest, Simulation, SimulationRequest
 from .dependencies import (
     REUSED,
     TAGGED,
-    Reading,
     TheCreation,
     TheJobs,
     ThePlanning,
@@ -44,6 +43,7 @@ from .dependencies import (
 from .jobs import ACCEPTED, job_response
 
 CREATED = {
+    "content": {"text/plain": {"schema": {"type": "string", "examples": ["[7, 8]\n"]}}},
     "headers": {
         "Location": {"schema": {"type": "string"}, "description": "The plan's address."},
         REUSED: {
@@ -51,7 +51,7 @@ CREATED = {
             "description": "Computed earlier: this very plan, or the model's costs. "
             "Send 'Cache-Control: no-cache' to have everything computed again.",
         },
-    }
+    },
 }
 
 DEFAULT_WAIT_S = 60.0
@@ -115,6 +115,9 @@ async def create_plan(
     deadline passes before any plan is found or infeasibility is proven, the response is a problem
     of type ``deadline-exceeded``: status 422 if the request set ``deadline_s``, 504 otherwise. Ask
     for less, or allow more time.
+
+    With ``Accept: text/plain`` the response is the balance alone, such as ``[7, 8]``, and a problem
+    of type ``no-plan`` if nothing fits.
     """
     principal, (wait_s, applied) = creation.principal, waiting
 
@@ -140,7 +143,23 @@ async def create_plan(
         text = await run_in_threadpool(store.documents.json, "plan", project, plan_id)
         return _plan_response(plan_id, text, None, headers)
 
-    return await creation.once(make)
+    answer = await creation.once(make)
+    if answer.status_code != 201 or not _wants_text(creation.request):
+        return answer
+    # Made from the answer in JSON, which is what was stored for the idempotency key.
+    balance = await planning.run_in_solver(plan_text, bytes(answer.body).decode(), "balance")
+    headers = {name: text for name, text in answer.headers.items() if name not in OF_BODY}
+    return Response(balance, 201, headers, "text/plain")
+
+
+OF_BODY = ("content-length", "content-type")
+
+
+def _wants_text(request: Request) -> bool:
+    """Return True if the client asks for plain text and would not take JSON."""
+    accepted = ",".join(request.headers.getlist("accept")).lower().split(",")
+    kinds = {entry.partition(";")[0].strip() for entry in accepted}
+    return "text/plain" in kinds and "application/json" not in kinds
 
 
 def _plan_response(
@@ -166,59 +185,38 @@ def list_plans(
     return PlanList(plans=page.items, next_cursor=page.next_cursor)
 
 
-@router.get("/{plan_id}", response_model=StoredPlan, responses=TAGGED)
-def get_plan(plan_id: str, reading: TheReading) -> Response:
-    """Return a plan with the request that it answers."""
-    return reading.respond(plan_id, reading.document("plan", plan_id))
-
-
-@router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
-async def get_schedule(planning: ThePlanning, plan_id: str, reading: TheReading) -> Response:
-    """Return the order of actions of every rank."""
-    return await _convert(planning, plan_id, "schedule", reading)
-
-
-@router.get("/{plan_id}/timeline", response_model=Timeline, responses=TAGGED)
-async def get_timeline(planning: ThePlanning, plan_id: str, reading: TheReading) -> Response:
-    """Return the simulated start and end of every action of a step."""
-    return await _convert(planning, plan_id, "timeline", reading)
-
-
 @router.get(
-    "/{plan_id}/export",
-    response_model=Plan | TraceFile,
+    "/{plan_id}",
+    response_model=StoredPlan | Plan | Schedule | Timeline | TraceFile,
     responses={
         **TAGGED,
         200: {
-            "description": "The file; JSON unless it is SVG.",
-            "content": {"image/svg+xml": {"schema": {"type": "string"}}},
+            "description": "The plan, or what `format` asks for.",
+            "content": {
+                kind: {"schema": {"type": "string"}} for kind in ("image/svg+xml", "text/plain")
+            },
         },
     },
 )
-async def export_plan(
-    planning: ThePlanning, plan_id: str, format: PlanFormat, reading: TheReading
+async def get_plan(
+    planning: ThePlanning, plan_id: str, reading: TheReading, format: PlanFormat | None = None
 ) -> Response:
-    """Export the plan as a file: for the command line, as a drawing, or as a trace for a viewer."""
-    media_type, ending = MEDIA_TYPES[format]
-    return await _convert(planning, plan_id, format, reading, media_type, f"{plan_id}.{ending}")
+    """Return a plan with the request that it answers, or the plan in another form.
 
-
-async def _convert(
-    planning: Planning,
-    plan_id: str,
-    form: PlanForm,
-    reading: Reading,
-    media_type: str = "application/json",
-    filename: str | None = None,
-) -> Response:
-    """Return a stored plan in another form, converted in a solver process."""
+    ``schedule`` is the order of actions of every rank, ``timeline`` the simulated start and end of
+    every action of a step, ``balance`` the number of layers of every stage. ``plan`` (for the
+    command line), ``svg`` and ``chrome_trace`` are files.
+    """
     # Read first, even for a client that has the document: it may have lost the right to see it.
     record = await run_in_threadpool(reading.document, "plan", plan_id)
+    if format is None:
+        return reading.respond(plan_id, record)
+    media_type, ending = MEDIA_TYPES[format]
     return await reading.respond_derived(
-        f"{plan_id}.{form}",
-        lambda: planning.run_in_solver(plan_text, record, form),
+        f"{plan_id}.{format}",
+        lambda: planning.run_in_solver(plan_text, record, format),
         media_type,
-        filename,
+        ending and f"{plan_id}.{ending}",
     )
 
 

@@ -107,7 +107,7 @@ def schedule(plan_id: str) -> Steps[Schedule]:
     Raises:
         InvalidInput: The request was infeasible, so there is no schedule.
     """
-    return (yield from ask(build_get("plans", plan_id, "schedule"), Schedule))
+    return (yield from ask(build_get("plans", plan_id, format="schedule"), Schedule))
 
 
 def timeline(plan_id: str) -> Steps[Timeline]:
@@ -116,12 +116,12 @@ def timeline(plan_id: str) -> Steps[Timeline]:
     Raises:
         InvalidInput: The request was infeasible, so there is no timeline.
     """
-    return (yield from ask(build_get("plans", plan_id, "timeline"), Timeline))
+    return (yield from ask(build_get("plans", plan_id, format="timeline"), Timeline))
 
 
 def export(plan_id: str, format: Literal["plan", "svg", "chrome_trace"] = "plan") -> Steps[str]:
     """Return a plan as the text of a file: its JSON document, a drawing, or a Chrome trace."""
-    call = build_get("plans", plan_id, "export", format=format)
+    call = build_get("plans", plan_id, format=format)
     return (yield from send_with_retries(call)).body.decode()
 
 

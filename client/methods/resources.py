@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...core.cluster.cluster import Cluster
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
-from ...core.service.catalogue import AcceleratorList, Capabilities, ModelFamily, ModelFamilyList
+from ...core.service.catalogue import Capabilities
 from ...core.service.documents import GraphList, ProfileList, Stored, StoredGraph, StoredProfile
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
 from ..model_sources import ModelLike, Upload, describe_model, read_pt2_without_weights
@@ -40,7 +40,7 @@ def upload_pt2(path: str | Path) -> Steps[Stored]:
     Raises:
         InvalidInput: The file is not an exported program, or contains unsupported operations.
     """
-    call = build_upload("graphs", "pt2", content=read_pt2_without_weights(Path(path)))
+    call = build_upload("graphs", content=read_pt2_without_weights(Path(path)))
     return (yield from ask(call, Stored))
 
 
@@ -76,28 +76,13 @@ def profiles(*, limit: int | None = None, cursor: str | None = None) -> Steps[Pr
 
 def export_profile(profile_id: str, format: Literal["profile", "csv"] = "profile") -> Steps[str]:
     """Return a profile as the text of a file: its JSON document, or CSV with a row per layer."""
-    call = build_get("profiles", profile_id, "export", format=format)
+    call = build_get("profiles", profile_id, format=format)
     return (yield from send_with_retries(call)).body.decode()
 
 
 def capabilities() -> Steps[Capabilities]:
-    """Return the service's features and limits."""
+    """Return what the service accepts: models, devices, formats and limits."""
     return (yield from ask(build_get("capabilities"), Capabilities))
-
-
-def accelerators() -> Steps[AcceleratorList]:
-    """Return the accelerators for which costs can be estimated."""
-    return (yield from ask(build_get("accelerators"), AcceleratorList))
-
-
-def model_families() -> Steps[ModelFamilyList]:
-    """Return the model families that can be named instead of sent."""
-    return (yield from ask(build_get("model-families"), ModelFamilyList))
-
-
-def model_family(family: str) -> Steps[ModelFamily]:
-    """Return one model family, with the schema of its configuration."""
-    return (yield from ask(build_get("model-families", family), ModelFamily))
 
 
 def cluster(devices: str) -> Steps[Cluster]:

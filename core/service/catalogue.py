@@ -14,12 +14,6 @@ CodeOf = Literal["nobody", "this release's own families", "the administrator's",
 """The party whose code runs on the service."""
 
 
-class AcceleratorList(Record):
-    """The accelerators for which costs can be estimated."""
-
-    accelerators: tuple[Accelerator, ...]
-
-
 class Published(Record):
     """A published model of a family.
 
@@ -53,12 +47,6 @@ class ModelFamily(Record):
     published: tuple[Published, ...] = ()
     available: bool = True
     reason: str = ""
-
-
-class ModelFamilyList(Record):
-    """All model families."""
-
-    model_families: tuple[ModelFamily, ...]
 
 
 class Tier(Record):
@@ -109,12 +97,17 @@ class Capabilities(Record):
     Attributes:
         models: Forms in which a model can be given.
         factories: Registered model factories.
+        model_families: Families of models that can be named instead of sent; empty from servers of
+            earlier releases, as are the accelerators.
+        accelerators: Devices for which costs can be estimated, with their data sheets.
         sandbox: Sandbox of the child processes that estimate and measure on this machine.
     """
 
     version: str
     models: tuple[Tier, ...]
     factories: tuple[FactoryEntry, ...] = ()
+    model_families: tuple[ModelFamily, ...] = ()
+    accelerators: tuple[Accelerator, ...] = ()
     sandbox: Literal["bubblewrap", "none"] = "none"
     objectives: tuple[str, ...]
     schedules: tuple[str, ...]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .attack import ARCHIVE, REFUSED, Attack, Reply, Target, posting
 
-PT2 = "/v1/graphs/pt2"
+PT2 = "/v1/graphs"
 PROGRAM = "archive/models/model.json"
 
 
@@ -101,7 +101,7 @@ def _pickles() -> Iterator[Attack]:
         )
     yield Attack(
         "pickle",
-        "as the body of /v1/graphs/pt2",
+        "as the body of /v1/graphs",
         lambda target: target.ask("POST", PT2, poison(target.markers, "pt2"), kind=ARCHIVE),
         words="not an archive",
     )

@@ -139,8 +139,8 @@ def _kinds() -> Iterator[Attack]:
         "application/octet-stream", "application/python-pickle", "application/xml",
     ):  # fmt: skip
         yield Attack("kind", kind, posting("/v1/plans", body, kind))
-    yield Attack("kind", "JSON as an archive", posting("/v1/graphs/pt2", body, ARCHIVE))
-    yield Attack("kind", "an archive as JSON", posting("/v1/graphs/pt2", b"PK\x05\x06", JSON))
+    yield Attack("kind", "JSON as an archive", posting("/v1/graphs", body, ARCHIVE))
+    yield Attack("kind", "an archive as JSON", posting("/v1/graphs", b"PK\x05\x06", JSON))
 
 
 def _code() -> Iterator[Attack]:

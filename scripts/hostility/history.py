@@ -26,9 +26,9 @@ def _others() -> Iterator[Attack]:
         )
 
     for method, path, make in (
-        ("GET", "/v1/plans/{}", plan), ("GET", "/v1/plans/{}/schedule", plan),
-        ("GET", "/v1/plans/{}/timeline", plan), ("GET", "/v1/plans/{}/export?format=svg", plan),
-        ("GET", "/v1/profiles/{}", profile), ("GET", "/v1/profiles/{}/export?format=csv", profile),
+        ("GET", "/v1/plans/{}", plan), ("GET", "/v1/plans/{}?format=schedule", plan),
+        ("GET", "/v1/plans/{}?format=timeline", plan), ("GET", "/v1/plans/{}?format=svg", plan),
+        ("GET", "/v1/profiles/{}", profile), ("GET", "/v1/profiles/{}?format=csv", profile),
         ("GET", "/v1/graphs/{}", graph), ("GET", "/v1/jobs/{}", job),
         ("GET", "/v1/jobs/{}/events", job), ("POST", "/v1/jobs/{}/cancel", job),
         ("DELETE", "/v1/api-keys/{}", key),

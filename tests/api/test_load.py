@@ -97,8 +97,8 @@ HEAVY = uneven_profile(3).content_id()
 ACTIONS = [{}] * heavy.DRAWN_ACTIONS
 HEAVY_RIGHT = {
     "POST /v1/profiles": {"id": HEAVY},
-    f"GET /v1/plans/{HEAVY}/timeline": {"events": ACTIONS},
-    f"GET /v1/plans/{HEAVY}/export?format=chrome_trace": {"traceEvents": ACTIONS},
+    f"GET /v1/plans/{HEAVY}?format=timeline": {"events": ACTIONS},
+    f"GET /v1/plans/{HEAVY}?format=chrome_trace": {"traceEvents": ACTIONS},
     "POST /v1/plans": {"id": HEAVY, "status": "planned"},
 }
 HEAVY_WRONG = ({"id": ""}, {"events": ACTIONS[1:]}, {"traceEvents": []}, {"status": "infeasible"})

@@ -239,7 +239,7 @@ def test_a_measurement_is_watched_until_its_plan_can_be_opened(signed_in, served
     assert "progress" in events.all_text_contents()
     family = page.get_by_role("heading", level=1).text_content().split()[1]
     assert family in [
-        one["family"] for one in served.client().get("/v1/model-families").json()["model_families"]
+        one["family"] for one in served.client().get("/v1/capabilities").json()["model_families"]
     ]
     told = page.locator("#events").inner_text()
     assert "measuring" in told
@@ -255,7 +255,7 @@ def test_a_measurement_is_watched_until_its_plan_can_be_opened(signed_in, served
 def test_a_measured_step_is_put_beside_the_planned_one(plan_page, plan_id, served, tmp_path):
     client = served.client()
     plan = Plan.model_validate(client.get(f"/v1/plans/{plan_id}").json()["plan"])
-    planned = Timeline.model_validate(client.get(f"/v1/plans/{plan_id}/timeline").json())
+    planned = Timeline.model_validate(client.get(f"/v1/plans/{plan_id}?format=timeline").json())
     late = [
         event.model_copy(update={"end_s": event.end_s + 0.3 * (event.end_s - event.start_s)})
         if (event.stage, event.kind) == (1, "B")

@@ -128,7 +128,7 @@ def test_planning_shows_its_time_and_can_be_stopped(signed_in):
 def test_what_is_chosen_before_the_program_comes_is_in_the_address(signed_in):
     page = signed_in.page
     held = []
-    page.route("**/v1/model-families", lambda route: held.append(route))
+    page.route("**/v1/capabilities", lambda route: held.append(route))
     page.goto(f"{signed_in.url}/new")
     page.locator("#source").select_option("file")
     while not held:

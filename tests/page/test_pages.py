@@ -128,8 +128,8 @@ def test_a_drawing_somebody_opens_is_nobodys_document(program):
     body = {"profile": example_profile(), "cluster": "2xcpu"}
     made = program.post("/v1/plans", json=body).json()
     for path in (
-        *(f"/v1/plans/{made['id']}/export?format={name}" for name in ("svg", "plan")),
-        f"/v1/profiles/{made['profile_id']}/export?format=csv",
+        *(f"/v1/plans/{made['id']}?format={name}" for name in ("svg", "plan")),
+        f"/v1/profiles/{made['profile_id']}?format=csv",
     ):
         policy = program.get(path).headers["Content-Security-Policy"]
         assert policy == "default-src 'none'; sandbox"

@@ -14,15 +14,12 @@ import { takenFor } from "./taken.js";
 const READ_MS = 300;
 
 const find = (id) => document.getElementById(id);
-const [families, capabilities, catalogue] = await Promise.all([
-  ask("/v1/model-families").then(([found]) => found.model_families),
-  ask("/v1/capabilities").then(([found]) => found),
-  ask("/v1/accelerators").then(([found]) => found.accelerators),
-]).catch((error) => {
+const [capabilities] = await ask("/v1/capabilities").catch((error) => {
   say(`${error.message} Load this page again.`, true);
   find("submit").disabled = true;
   throw error;
 });
+const { model_families: families, accelerators: catalogue } = capabilities;
 let upload = null;
 let uploadName = "";
 
@@ -182,7 +179,7 @@ async function take(file) {
   uploadName = file.name;
   try {
     if (file.name.endsWith(".pt2")) {
-      const [{ id }] = await ask("/v1/graphs/pt2", { method: "POST", body: file });
+      const [{ id }] = await ask("/v1/graphs", { method: "POST", body: file });
       upload = { graph_id: id };
     } else {
       const document = JSON.parse(await file.text());

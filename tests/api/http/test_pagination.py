@@ -57,8 +57,8 @@ def test_what_is_held_already_is_not_sent_again(client, request_body):
     plan = client.post("/v1/plans", json=request_body).json()
     for path in (
         f"/v1/plans/{plan['id']}",
-        f"/v1/plans/{plan['id']}/schedule",
-        f"/v1/plans/{plan['id']}/export?format=svg",
+        f"/v1/plans/{plan['id']}?format=schedule",
+        f"/v1/plans/{plan['id']}?format=svg",
         f"/v1/profiles/{plan['profile_id']}",
     ):
         first = client.get(path)
@@ -195,9 +195,9 @@ def test_drawings_are_made_where_plans_are_searched_for_and_not_for_who_has_them
 
     plan = client.post("/v1/plans", json=request_body).json()
     monkeypatch.setattr(Solver, "run", watched)
-    forms = [f"/v1/plans/{plan['id']}/{form}" for form in ("schedule", "timeline")]
-    forms += [f"/v1/plans/{plan['id']}/export?format={form}" for form in ("svg", "chrome_trace")]
-    for path in [*forms, f"/v1/profiles/{plan['profile_id']}/export?format=csv"]:
+    names = ("schedule", "timeline", "svg", "chrome_trace")
+    forms = [f"/v1/plans/{plan['id']}?format={form}" for form in names]
+    for path in [*forms, f"/v1/profiles/{plan['profile_id']}?format=csv"]:
         first = client.get(path)
         assert first.status_code == 200, first.text
         assert made.pop() in ("plan_text", "profile_text")

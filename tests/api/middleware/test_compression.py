@@ -83,7 +83,11 @@ def test_a_drawing_is_asked_again_by_its_weak_tag(client, make_client, profile):
     service = make_client()
     body = {"profile": profile, "cluster": "2xcpu", "options": {"num_microbatches": 64}}
     plan_id = service.post("/v1/plans", json=body).json()["id"]
-    for path in (f"/v1/plans/{plan_id}/view", f"/v1/plans/{plan_id}/timeline", "/static/plan.js"):
+    for path in (
+        f"/v1/plans/{plan_id}/view",
+        f"/v1/plans/{plan_id}?format=timeline",
+        "/static/plan.js",
+    ):
         first = service.get(path)
         assert first.headers["Content-Encoding"] == "gzip"
         assert first.headers["ETag"].startswith('W/"')

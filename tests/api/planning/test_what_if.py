@@ -92,31 +92,59 @@ def test_the_field_at_fault_is_named(client, profile, change, pointer, words, mo
 
 def test_a_plan_is_shown_as_schedule_timeline_and_files(client, planned):
     base = f"/v1/plans/{planned['id']}"
-    schedule = client.get(f"{base}/schedule").json()
+    schedule = client.get(f"{base}?format=schedule").json()
     assert schedule["num_microbatches"] == planned["plan"]["num_microbatches"]
-    timeline = client.get(f"{base}/timeline").json()
+    timeline = client.get(f"{base}?format=timeline").json()
     assert timeline["step_time_s"] == pytest.approx(planned["plan"]["step_time_s"])
-    assert client.get(f"{base}/export?format=plan").json() == planned["plan"]
-    drawing = client.get(f"{base}/export?format=svg")
+    assert client.get(f"{base}?format=plan").json() == planned["plan"]
+    drawing = client.get(f"{base}?format=svg")
     assert drawing.headers["Content-Type"].startswith("image/svg+xml")
     assert drawing.text.startswith("<svg")
-    assert client.get(f"{base}/export?format=chrome_trace").json()["traceEvents"]
-    assert client.get(f"{base}/export?format=pickle").status_code == 422
-    rows = client.get(f"/v1/profiles/{planned['profile_id']}/export?format=csv").text
+    assert client.get(f"{base}?format=chrome_trace").json()["traceEvents"]
+    assert client.get(f"{base}?format=pickle").status_code == 422
+    balance = client.get(f"{base}?format=balance")
+    assert balance.headers["Content-Type"].startswith("text/plain")
+    assert balance.text == f"{planned['plan']['balance']}\n"
+    rows = client.get(f"/v1/profiles/{planned['profile_id']}?format=csv").text
     assert len(rows.strip().splitlines()) == 5
+
+
+TEXT = {"Accept": "text/plain", "Idempotency-Key": "text"}
+
+
+def test_a_client_that_wants_text_gets_the_balance_alone(client, profile):
+    body = {"profile": profile, "cluster": "2xcpu"}
+    planned = client.post("/v1/plans", json=body).json()
+    for replayed in (None, "true"):
+        answer = client.post("/v1/plans", json=body, headers=TEXT)
+        assert answer.status_code == 201
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        assert answer.text == f"{planned['plan']['balance']}\n"
+        assert answer.headers["Location"] == f"/v1/plans/{planned['id']}"
+        assert answer.headers.get("Idempotency-Replayed") == replayed
+    both = client.post("/v1/plans", json=body, headers={"Accept": "application/json, text/plain"})
+    assert both.json()["id"] == planned["id"]
+
+
+def test_where_nothing_fits_text_is_refused_with_the_reason(client, profile):
+    body = {"profile": profile, "cluster": "2x0.001GB"}
+    answer = client.post("/v1/plans", json=body, headers={"Accept": "text/plain"})
+    assert answer.status_code == 409
+    assert answer.json()["type"].endswith(":no-plan")
+    assert "needs" in answer.json()["detail"]
 
 
 def test_an_infeasible_request_has_no_schedule_and_says_so(client, profile):
     record = client.post("/v1/plans", json={"profile": profile, "cluster": "2x0.001GB"}).json()
-    response = client.get(f"/v1/plans/{record['id']}/schedule")
+    response = client.get(f"/v1/plans/{record['id']}?format=schedule")
     assert response.status_code == 409
     assert response.json()["type"].endswith(":no-plan")
 
 
 def test_what_nobody_could_look_at_is_not_written_out(client, planned, monkeypatch):
     monkeypatch.setattr("stagewright.api.planning.exports.MAX_ACTIONS", 10)
-    for what in ("schedule", "timeline", "export?format=svg"):
-        response = client.get(f"/v1/plans/{planned['id']}/{what}")
+    for form in ("schedule", "timeline", "svg"):
+        response = client.get(f"/v1/plans/{planned['id']}?format={form}")
         assert response.status_code == 422
         assert "at most 10 are exported" in response.json()["detail"]
-    assert client.get(f"/v1/plans/{planned['id']}/export?format=plan").status_code == 200
+    assert client.get(f"/v1/plans/{planned['id']}?format=plan").status_code == 200
