@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +31,10 @@ from .report import CaptureRecipe, choose_reason
 from .sample import check_module, get_integer_ranges, read_sample
 from .tracers.frontier import propose_mode_suspects, trace_around
 from .tracers.registry import Mode, Tracer, build_captured, select_tracers
+
+_TURN = threading.RLock()
+"""Held while a model is observed and traced: functions of torch are replaced meanwhile, for all
+threads of the process, and must be restored in the reverse order."""
 
 REMEDIES = (
     "Move the part that cannot be traced, such as a data-dependent branch, into a submodule (it is "
@@ -78,6 +83,7 @@ def trace(
     structure, flat = read_sample(model, sample)
     attempts: list[tuple[str, CaptureError]] = []
     with (
+        _TURN,
         preserve_model(model, training=None if model.training else True),
         warnings.catch_warnings(),
     ):

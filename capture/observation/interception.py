@@ -5,6 +5,7 @@ Only classes and torch's functions are changed, and only meanwhile; the model it
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -136,17 +137,24 @@ def disable_checkpoints() -> Iterator[None]:
 
 @contextmanager
 def watch_gradients(seen: Callable[[str], None]) -> Iterator[None]:
-    """Call ``seen`` with a description at every tensor hook and gradient, which tracers lose."""
-    # Every gradient, also torch.autograd.grad and Tensor.backward, passes _engine_run_backward.
+    """Call ``seen`` at this thread's tensor hooks and gradients, which tracers lose.
+
+    ``seen`` gets a description.
+    """
+    # Every gradient, also torch.autograd.grad and Tensor.backward, passes _engine_run_backward. The
+    # functions are replaced for all threads, and another may be training a model of its own.
+    watching = threading.get_ident()
     hook: Any = Tensor.register_hook
     run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def register_hook(tensor: Tensor, function: Any) -> Any:
-        seen("hooks a tensor's gradient")
+        if threading.get_ident() == watching:
+            seen("hooks a tensor's gradient")
         return hook(tensor, function)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        seen("takes a gradient inside its forward")
+        if threading.get_ident() == watching:
+            seen("takes a gradient inside its forward")
         return run(*args, **kwargs)
 
     with (

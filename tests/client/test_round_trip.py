@@ -94,9 +94,10 @@ def test_by_graph_spec_profile_and_id(said: Said, client: Client):
 
 @pytest.mark.parametrize("said", ["gpt2"], indirect=True)
 def test_a_module_and_its_tensors_in_one_line(said: Said, client: Client):
+    first = client.plan(said.graph, cluster=DEVICES, options=OPTIONS)
     made = client.plan(said.module, said.tensors, cluster=DEVICES, options=OPTIONS)
     assert made.require() == said.by_graph
-    assert made.reused == "plan", "it is the graph that was sent before"
+    assert (made.id, made.reused) == (first.id, "plan"), "it is the graph that was sent before"
     assert str(made) == f"{made.id}\n\n{said.by_graph}"
     short = client.plan(said.profile, cluster="2x1MB", options={"memory_fraction": 0.001})
     assert short.infeasible is not None
