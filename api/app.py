@@ -34,6 +34,7 @@ from .routes import (
     moved,
     operations,
     plans,
+    projects,
 )
 from .services import Services, build_services
 from .settings.settings import ServerSettings
@@ -43,6 +44,7 @@ from .telemetry.tracing import fastapi_options
 ROUTERS = (
     operations.probes,
     operations.audit,
+    projects.router,
     keys.router,
     plans.router,
     jobs.router,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -33,9 +34,19 @@ def build_create(
     return _post(path, fields, {"Idempotency-Key": uuid4().hex, **freshly, **(headers or {})})
 
 
-def build_query(*path: str, fields: object) -> HttpRequest:
-    """Build a POST that creates nothing."""
-    return _post(path, fields, {})
+def build_query(*path: str, fields: object, method: str = "POST") -> HttpRequest:
+    """Build a request with a body that creates nothing."""
+    return replace(_post(path, fields, {}), method=method)
+
+
+def build_once(*path: str, fields: object) -> HttpRequest:
+    """Build a POST that must not be repeated: the service could not give its answer again."""
+    return replace(_post(path, fields, {}), is_repeatable=False)
+
+
+def build_delete(*path: str, **params: object) -> HttpRequest:
+    """Build a DELETE; parameters that are `None` are left out."""
+    return replace(build_get(*path, **params), method="DELETE")
 
 
 def build_upload(*path: str, content: bytes) -> HttpRequest:

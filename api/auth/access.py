@@ -28,6 +28,7 @@ DOCUMENTATION = frozenset({"/openapi.json", "/docs"})
 API = "/v1/"
 KEYS = "/v1/api-keys"
 AUDIT = "/v1/audit"
+PROJECTS = "/v1/projects"
 METRICS = "/metrics"
 PLANNED = ("/v1/plans", "/v1/profiles", "/v1/graphs")
 """Collections that ``plan`` adds to and changes, with all paths below them."""
@@ -63,6 +64,22 @@ class Principal(Record):
                 scope=scope,
             )
 
+    @property
+    def is_operator(self) -> bool:
+        """Return True for the holder of the server's own token."""
+        return self.id is None
+
+    def require_operator(self, action: str) -> None:
+        """Raise `Forbidden` unless this is the operator, for an action in words."""
+        if not self.is_operator:
+            raise Forbidden(f"{action} needs the server's own token; keys belong to one project.")
+
+    def choose_project(self, project_id: str | None) -> str:
+        """Return the project asked for; only the operator may ask for another than its own."""
+        if project_id is not None and project_id != self.project_id:
+            self.require_operator(f"managing keys of {project_id[:80]!r}")
+        return project_id or self.project_id
+
 
 OPERATOR = Principal(scopes=frozenset(SCOPES))
 """The holder of the server's own token."""
@@ -83,7 +100,7 @@ CurrentPrincipal = Annotated[Principal, Depends(principal_of)]
 def needed_scope(method: str, path: str) -> Scope:
     """Return the scope a request needs; its body may need a further one, which routes check."""
     # Most privileged first, and "admin" for all that is not listed.
-    if is_below(path, KEYS) or is_below(path, AUDIT):
+    if is_below(path, KEYS) or is_below(path, AUDIT) or (path == PROJECTS and method == "POST"):
         return "admin"
     if path == METRICS and method in SAFE_METHODS:
         return "metrics"

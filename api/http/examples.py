@@ -233,3 +233,14 @@ KEY_EXAMPLES: dict[str, Any] = {
     }
 }
 """Examples for ``POST /v1/api-keys``."""
+
+LABEL_EXAMPLES: dict[str, Any] = {
+    "labels": {
+        "summary": "Name and tag a plan",
+        "value": {"name": "nightly run", "tags": ["team-a", "h100"], "notes": "Replaces May's."},
+    }
+}
+
+PROJECT_EXAMPLES: dict[str, Any] = {
+    "project": {"summary": "A project for a team", "value": {"name": "team-a"}}
+}

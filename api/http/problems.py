@@ -43,7 +43,14 @@ from ..errors import (
     WorkerGaveOut,
     WorkersUnavailable,
 )
-from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
+from ..store.errors import (
+    AnswerPending,
+    KeyReused,
+    ProfileInUse,
+    RecordNotFound,
+    StoreUnavailable,
+    TooManyJobs,
+)
 from ..telemetry.tracing import request_id
 from .field_errors import FieldError, clip, field_errors, suggest_field
 
@@ -73,6 +80,7 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (KeyReused, 422, "idempotency-key-reused"),
     (AnswerPending, 409, "answer-pending"),
     (TooManyJobs, 429, "too-many-jobs"),
+    (ProfileInUse, 409, "profile-in-use"),
     (InvalidInput, 422, "invalid-input"),
     (CaptureError, 422, "capture-failed"),
     (OutOfMemory, 422, "out-of-memory"),

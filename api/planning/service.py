@@ -279,13 +279,19 @@ class Planning:
         found = self._store.reuse.recall(project, "plan", digest)
         if found is None:
             return None
-        return PlanResult(found, self._store.documents.json("plan", project, found), "plan")
+        try:
+            return PlanResult(found, self._store.documents.json("plan", project, found), "plan")
+        except RecordNotFound:  # deleted since
+            return None
 
     def _put_plan(
         self, project: str, digest: str, record: PlanRecord, reused: Reused
     ) -> PlanResult:
         known_by = digest if is_final(record) else None
-        stored = self._store.documents.put_plan(project, record, request_digest=known_by)
+        try:
+            stored = self._store.documents.put_plan(project, record, request_digest=known_by)
+        except RecordNotFound as error:
+            raise InvalidInput(f"{error}: it was deleted during the search; ask again") from None
         return PlanResult(stored.id, stored.model_dump_json(), reused)
 
     async def _get_profiles(

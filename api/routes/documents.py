@@ -101,6 +101,12 @@ async def get_profile(
     )
 
 
+@profiles.delete("/{profile_id}", status_code=204)
+def delete_profile(store: TheStore, profile_id: str, principal: CurrentPrincipal) -> None:
+    """Delete a profile that no plan names; 409 if one does."""
+    store.documents.delete("profile", principal.project_id, profile_id)
+
+
 class ArchiveRoute(APIRoute):
     """A route that takes archives only, whatever other routes take at its path."""
 
@@ -156,3 +162,9 @@ def list_graphs(
 def get_graph(graph_id: str, reading: TheReading) -> Response:
     """Return a graph."""
     return reading.respond(graph_id, reading.document("graph", graph_id))
+
+
+@graphs.delete("/{graph_id}", status_code=204)
+def delete_graph(store: TheStore, graph_id: str, principal: CurrentPrincipal) -> None:
+    """Delete a graph; profiles and plans made from it stay."""
+    store.documents.delete("graph", principal.project_id, graph_id)

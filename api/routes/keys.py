@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import Body, Response
+from fastapi import Body, Query, Response
 from pydantic import AwareDatetime, Field
 
 from ...core.document import Record
@@ -15,10 +15,19 @@ from ..auth.access import KEYS, CurrentPrincipal
 from ..auth.scopes import Scope
 from ..http.examples import KEY_EXAMPLES
 from ..http.problems import Problem
+from ..planning.service import pointing_at
 from .dependencies import TheStore, strict_router
 
 MAX_LIVE_KEYS = 1000
 """Per project, so that a runaway program cannot fill the database."""
+
+OfProject = Annotated[
+    str | None,
+    Query(
+        max_length=80,
+        description="Another project's keys, for the server's own token only.",
+    ),
+]
 
 router = strict_router(KEYS, "keys")
 
@@ -27,12 +36,15 @@ class KeyRequest(Record):
     """A request for a new API key.
 
     Attributes:
+        project_id: The project it is for; the caller's if not given, and another only with the
+            server's own token.
         name: A label for people, to tell keys apart when one has to be revoked.
         scopes: What the key allows; only scopes that the caller has.
         quotas: Limits of the key; unlimited if not given.
         expires_at: When the key expires, with its offset from UTC.
     """
 
+    project_id: str | None = Field(None, max_length=80)
     name: str = Field(min_length=1, max_length=200)
     scopes: tuple[Scope, ...] = Field(min_length=1)
     quotas: Quotas = Quotas()
@@ -55,15 +67,18 @@ def create_key(
             f"{request.expires_at.isoformat()} is in the past; give a later time, or none",
             field="/expires_at",
         )
-    keys = store.keys.list(principal.project_id)
+    project_id = principal.choose_project(request.project_id)
+    with pointing_at("/project_id"):
+        store.projects.get(project_id)
+    keys = store.keys.list(project_id)
     if sum(key.revoked_at is None for key in keys) >= MAX_LIVE_KEYS:
         raise Problem(
             409,
             "too-many-keys",
-            f"this project has {MAX_LIVE_KEYS} keys, which is the limit; revoke one",
+            f"the project has {MAX_LIVE_KEYS} keys, which is the limit; revoke one",
         )
     made = store.keys.create(
-        principal.project_id,
+        project_id,
         name=request.name,
         scopes=request.scopes,
         quotas=request.quotas,
@@ -75,12 +90,16 @@ def create_key(
 
 
 @router.get("")
-def list_keys(store: TheStore, principal: CurrentPrincipal) -> KeyList:
+def list_keys(
+    store: TheStore, principal: CurrentPrincipal, project_id: OfProject = None
+) -> KeyList:
     """List the project's keys, without their secrets."""
-    return KeyList(keys=tuple(store.keys.list(principal.project_id)))
+    return KeyList(keys=tuple(store.keys.list(principal.choose_project(project_id))))
 
 
 @router.delete("/{key_id}")
-def revoke_key(store: TheStore, key_id: str, principal: CurrentPrincipal) -> ApiKey:
+def revoke_key(
+    store: TheStore, key_id: str, principal: CurrentPrincipal, project_id: OfProject = None
+) -> ApiKey:
     """Revoke a key, effective with the next request. It stays in the list."""
-    return store.keys.revoke(principal.project_id, key_id)
+    return store.keys.revoke(principal.choose_project(project_id), key_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
+from hashlib import sha256
 from typing import Annotated, TypeVar
 
 from anyio import CancelScope
@@ -18,9 +19,14 @@ from starlette.types import Receive
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
-from ...core.service.documents import PlanList, StoredPlan
+from ...core.service.documents import PlanLabels, PlanList, PlanSummary, StoredPlan
 from ..auth.access import CurrentPrincipal
-from ..http.examples import COMPARISON_EXAMPLES, PLAN_EXAMPLES, SIMULATION_EXAMPLES
+from ..http.examples import (
+    COMPARISON_EXAMPLES,
+    LABEL_EXAMPLES,
+    PLAN_EXAMPLES,
+    SIMULATION_EXAMPLES,
+)
 from ..http.pagination import Cursor, Limit, Search, blame_parameter
 from ..http.problems import Problem, rebuild_problem
 from ..jobs.outcome import read_problem
@@ -210,7 +216,8 @@ async def get_plan(
     # Read first, even for a client that has the document: it may have lost the right to see it.
     record = await run_in_threadpool(reading.document, "plan", plan_id)
     if format is None:
-        return reading.respond(plan_id, record)
+        # By content and not by id: labels change.
+        return reading.respond(f"{plan_id}.{sha256(record.encode()).hexdigest()[:16]}", record)
     media_type, ending = MEDIA_TYPES[format]
     return await reading.respond_derived(
         f"{plan_id}.{format}",
@@ -218,6 +225,24 @@ async def get_plan(
         media_type,
         ending and f"{plan_id}.{ending}",
     )
+
+
+@router.patch("/{plan_id}")
+def label_plan(
+    store: TheStore,
+    plan_id: str,
+    labels: Annotated[PlanLabels, Body(openapi_examples=LABEL_EXAMPLES)],
+    principal: CurrentPrincipal,
+) -> PlanSummary:
+    """Name a plan, tag it or note something about it; labels not given stay as they are."""
+    changes = labels.model_dump(include=labels.model_fields_set)
+    return store.documents.label_plan(principal.project_id, plan_id, changes)
+
+
+@router.delete("/{plan_id}", status_code=204)
+def delete_plan(store: TheStore, plan_id: str, principal: CurrentPrincipal) -> None:
+    """Delete a plan; its profile stays."""
+    store.documents.delete("plan", principal.project_id, plan_id)
 
 
 R = TypeVar("R")

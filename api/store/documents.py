@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from ...core.cluster.shorthand import format_devices
 from ...core.document import Record
@@ -14,6 +27,7 @@ from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
     GraphSummary,
+    PlanLabels,
     PlanRecord,
     PlanSummary,
     ProfileSummary,
@@ -22,13 +36,20 @@ from ...core.service.documents import (
     StoredProfile,
 )
 from .database import Database
-from .errors import RecordNotFound
+from .errors import ProfileInUse, RecordNotFound
 from .idempotency import ReuseStore
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 
 Summary = TypeVar("Summary", bound=Record)
 Kind = Literal["profile", "graph", "plan"]
+
+
+class PlanHead(PlanLabels, Stored):
+    """What a `StoredPlan` begins with; its record follows."""
+
+
+PLAN_HEAD = tuple(PlanHead.model_fields)
 
 CACHED_CHARACTERS = 16 * 2**20
 """JSON length of the profiles kept parsed; in memory they take several times as much."""
@@ -45,16 +66,17 @@ SUMMARY_COLUMNS = {
     for name in PlanSummary.model_fields
 }
 TABLES = {"profile": PROFILES, "graph": GRAPHS, "plan": PLANS}
-SEARCHED = ("id", "model", "family", "devices", "schedule", "status")
+SEARCHED = ("id", "model", "family", "devices", "schedule", "status", "name", "tags")
 
 
 class DocumentStore:
     """Profiles, graphs and plan records, each stored under the id derived from its content.
 
-    Documents never change. Storing equal content again in one project returns the existing row,
-    its ``created_at`` included; in another project it becomes a row of its own under the same id.
-    Lists are newest first, and rows added while a client pages through are neither repeated nor
-    do they hide others. Lists raise `InvalidInput` for a cursor of any other list.
+    Documents never change; plans have labels beside them, which may. Storing equal content again in
+    one project returns the existing row, its ``created_at`` and labels included; in another project
+    it becomes a row of its own under the same id. Lists are newest first, and rows added while a
+    client pages through are neither repeated nor do they hide others. Lists raise `InvalidInput`
+    for a cursor of any other list.
     """
 
     def __init__(self, database: Database, reuse: ReuseStore) -> None:
@@ -80,7 +102,7 @@ class DocumentStore:
             row = self.insert(connection, project_id, record)
             if request_digest is not None:
                 self._reuse.note(connection, project_id, "plan", request_digest, row.id)
-        return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))
+        return StoredPlan(**_plan_head(row), **dict(record))
 
     def profile(self, project_id: str, profile_id: str) -> StoredProfile:
         """Return a profile. Raises: RecordNotFound."""
@@ -102,19 +124,24 @@ class DocumentStore:
 
     def plan(self, project_id: str, plan_id: str) -> StoredPlan:
         """Return a plan record. Raises: RecordNotFound."""
-        row = self._row(PLANS, project_id, plan_id)
+        row = self._row(PLANS, project_id, plan_id, *PLAN_HEAD, "document")
         record = PlanRecord.model_validate_json(row.document)
-        return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))
+        return StoredPlan(**_plan_head(row), **dict(record))
 
     def json(self, kind: Kind, project_id: str, identifier: str) -> str:
         """Return the JSON of `profile`, `graph` or `plan` as it was stored. Raises: RecordNotFound.
 
         Stored text is joined instead of parsed and dumped, which takes seconds for a large
-        document. A `Stored` document begins with its id and time; then follows the rest.
+        document. A `Stored` document begins with its id and time, a plan also with its labels;
+        then follows the rest.
         """
-        row = self._row(TABLES[kind], project_id, identifier)
-        rest = row.document[1:] if kind == "plan" else f'"{kind}":{row.document}}}'
-        return f"{_stored(row).model_dump_json()[:-1]},{rest}"
+        if kind == "plan":
+            row = self._row(PLANS, project_id, identifier, *PLAN_HEAD, "document")
+            head, rest = PlanHead(**_plan_head(row)).model_dump_json(), row.document[1:]
+        else:
+            row = self._row(TABLES[kind], project_id, identifier)
+            head, rest = _stored(row).model_dump_json(), f'"{kind}":{row.document}}}'
+        return f"{head[:-1]},{rest}"
 
     def profile_summary(self, project_id: str, profile_id: str) -> ProfileSummary:
         """Return a profile's line in lists. Raises: RecordNotFound."""
@@ -129,6 +156,40 @@ class DocumentStore:
         if row is None:
             raise RecordNotFound("plan", plan_id)
         return _plan_summary(row)
+
+    def label_plan(self, project_id: str, plan_id: str, changes: Mapping[str, Any]) -> PlanSummary:
+        """Change the given `PlanLabels` of a plan, by name. Raises: RecordNotFound."""
+        values = {**changes}
+        if "tags" in values:
+            values["tags"] = " ".join(values["tags"])
+        if values:
+            with self._database.write() as connection:
+                connection.execute(
+                    update(PLANS).where(_is_row(PLANS, project_id, plan_id)).values(**values)
+                )
+        return self.plan_summary(project_id, plan_id)
+
+    def delete(self, kind: Kind, project_id: str, identifier: str) -> None:
+        """Delete a document.
+
+        Raises:
+            RecordNotFound: There is none.
+            ProfileInUse: It is a profile that plans name.
+        """
+        table = TABLES[kind]
+        this = _is_row(table, project_id, identifier)
+        with self._database.write() as connection:
+            # The lock comes before the plans are counted: whoever stores one locks its profile,
+            # too (see `insert`), and has ended or not begun once this transaction has the row.
+            if connection.execute(select(table.c.id).where(this).with_for_update()).first() is None:
+                raise RecordNotFound(kind, identifier)
+            if table is PROFILES:
+                named = (PLANS.c.project_id == project_id) & (PLANS.c.profile_id == identifier)
+                plans = select(func.count(), func.max(PLANS.c.id)).where(named)
+                num_plans, plan_id = connection.execute(plans).one()
+                if num_plans:
+                    raise ProfileInUse(identifier, num_plans, plan_id)
+            connection.execute(delete(table).where(this))
 
     def profiles(
         self, project_id: str, *, limit: int, cursor: str | None = None
@@ -148,7 +209,7 @@ class DocumentStore:
         """Return at most ``limit`` plan records.
 
         A search selects records that contain each of its words, in either case, in their id,
-        model, family, devices, schedule or status.
+        name, tags, model, family, devices, schedule or status.
         """
         rows = select_plan_summaries(project_id, search)
         return self._database.fetch_page(rows, PLANS, _plan_summary, limit=limit, cursor=cursor)
@@ -183,7 +244,8 @@ class DocumentStore:
             project_id=project_id, created_at=self._database.now(), **values
         )
         connection.execute(insert.on_conflict_do_nothing(index_elements=["project_id", "id"]))
-        stored: Select[Any] = select(table.c.id, table.c.created_at)
+        names = PLAN_HEAD if table is PLANS else ("id", "created_at")
+        stored: Select[Any] = select(*(table.c[name] for name in names))
         return connection.execute(stored.where(_is_row(table, project_id, values["id"]))).one()
 
     def _row(self, table: Table, project_id: str, identifier: str, *columns: str) -> Row[Any]:
@@ -255,6 +317,11 @@ def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[boo
     return and_(table.c.project_id == project_id, table.c.id == identifier)
 
 
+def _plan_head(row: Row[Any]) -> dict[str, Any]:
+    values = {name: row._mapping[name] for name in PLAN_HEAD}
+    return {**values, "tags": tuple((row.tags or "").split())}
+
+
 def _stored(row: Row[Any]) -> Stored:
     return Stored(id=row.id, created_at=row.created_at)
 
@@ -276,8 +343,10 @@ def select_plan_summaries(project_id: str, search: str) -> Select[Any]:
 
 
 def _plan_summary(row: Row[Any]) -> PlanSummary:
-    values = row[1:]  # the first column is the position
-    return PlanSummary.model_validate(dict(zip(SUMMARY_COLUMNS, values, strict=True)))
+    columns = row[1:]  # the first column is the position
+    values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, columns, strict=True))
+    values["tags"] = tuple((values["tags"] or "").split())
+    return PlanSummary.model_validate(values)
 
 
 class ProfileCache:

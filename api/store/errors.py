@@ -17,6 +17,16 @@ class StoreUnavailable(StagewrightError, ConnectionError):
     """The database does not answer and nothing was written; a retry may succeed."""
 
 
+class ProfileInUse(Refused):
+    """Plans name the profile, so it cannot be deleted."""
+
+    def __init__(self, profile_id: str, num_plans: int, plan_id: str) -> None:
+        super().__init__(
+            f"{profile_id} is the profile of {num_plans} plan{'s' * (num_plans > 1)}, such as "
+            f"{plan_id}; delete the plans first"
+        )
+
+
 class KeyReused(InvalidInput):
     """An idempotency key was reused for another request."""
 

@@ -11,6 +11,7 @@ from ...core.document import Record
 from ...core.service.documents import Stored as Stored
 from ...core.service.keys import ApiKey as ApiKey
 from ...core.service.keys import NewApiKey as NewApiKey
+from ...core.service.keys import Project as Project
 from ...core.service.keys import Quotas as Quotas
 
 DEFAULT_PROJECT = "project_default"
@@ -24,12 +25,6 @@ class Page(Record, Generic[Item]):
 
     items: tuple[Item, ...]
     next_cursor: str | None = None
-
-
-class Project(Stored):
-    """Owner of keys, documents and jobs, which no other project can see."""
-
-    name: str
 
 
 class Answer(Record):

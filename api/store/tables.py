@@ -20,7 +20,7 @@ from sqlalchemy.sql.schema import SchemaItem
 
 from .database import NAMING, Instant, Words, position
 
-REVISION = "0004"
+REVISION = "0005"
 """The migration that creates these tables; a database must be at the same revision."""
 
 METADATA = MetaData(naming_convention=NAMING)
@@ -91,7 +91,7 @@ GRAPHS = _documents("graphs", *_texts("model"), Column("num_layers", Integer, nu
 PLANS = _documents(
     "plans",
     *_texts("profile_id", "status"),
-    *_texts("model", "devices", "schedule", nullable=True),
+    *_texts("model", "devices", "schedule", "name", "tags", "notes", nullable=True),
     Column("num_stages", Integer),
     Column("step_time_s", Float),
     ForeignKeyConstraint(["project_id", "profile_id"], ["profiles.project_id", "profiles.id"]),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from ...core.cluster.cluster import Cluster
 from ...core.plan.plan import PlanOptions
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.requests.requests import EstimateOptions, ProfilingOptions
-from ...core.service.documents import Comparison, PlanList, Simulation, StoredPlan
+from ...core.service.documents import Comparison, PlanList, PlanSummary, Simulation, StoredPlan
 from ...core.service.jobs import JobView
 from ..model_sources import ModelLike
 from ..progress import Progress
-from ..request_builders import build_create, build_get, build_query, drop_none
+from ..request_builders import build_create, build_delete, build_get, build_query, drop_none
 from ..retry import ask, send_with_retries
 from ..sans_io import HttpReply, Steps
 from .jobs import wait
@@ -99,6 +99,25 @@ def get_plan(plan_id: str) -> Steps[StoredPlan]:
 def plans(*, limit: int | None = None, cursor: str | None = None) -> Steps[PlanList]:
     """List stored plans, newest first; pass ``next_cursor`` as ``cursor`` for the next page."""
     return (yield from ask(build_get("plans", limit=limit, cursor=cursor), PlanList))
+
+
+class LabelChanges(TypedDict, total=False):
+    """Labels of a plan to be changed."""
+
+    name: str | None
+    tags: Sequence[str]
+    notes: str | None
+
+
+def label_plan(plan_id: str, **labels: Unpack[LabelChanges]) -> Steps[PlanSummary]:
+    """Change a plan's ``name``, ``tags`` or ``notes``; labels not given stay as they are."""
+    call = build_query("plans", plan_id, fields=labels, method="PATCH")
+    return (yield from ask(call, PlanSummary))
+
+
+def delete_plan(plan_id: str) -> Steps[None]:
+    """Delete a plan; its profile stays."""
+    yield from send_with_retries(build_delete("plans", plan_id))
 
 
 def schedule(plan_id: str) -> Steps[Schedule]:

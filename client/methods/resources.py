@@ -12,18 +12,19 @@ from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.catalogue import Capabilities
 from ...core.service.documents import GraphList, ProfileList, Stored, StoredGraph, StoredProfile
-from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
+from ...core.service.keys import ApiKey, KeyList, NewApiKey, Project, ProjectList, Quotas
 from ..model_sources import ModelLike, Upload, describe_model, read_pt2_without_weights
 from ..request_builders import (
     build_create,
+    build_delete,
     build_get,
+    build_once,
     build_upload,
     drop_none,
-    json_bytes,
     to_json_value,
 )
 from ..retry import ask, send_with_retries
-from ..sans_io import HttpRequest, Steps
+from ..sans_io import Steps
 
 
 def model_fields(model: ModelLike, sample: Any) -> Steps[dict[str, Any]]:
@@ -59,6 +60,11 @@ def graphs(*, limit: int | None = None, cursor: str | None = None) -> Steps[Grap
     return (yield from ask(build_get("graphs", limit=limit, cursor=cursor), GraphList))
 
 
+def delete_graph(graph_id: str) -> Steps[None]:
+    """Delete a graph; profiles and plans made from it stay."""
+    yield from send_with_retries(build_delete("graphs", graph_id))
+
+
 def put_profile(profile: Profile) -> Steps[Stored]:
     """Store a profile, to plan from it by its id."""
     return (yield from ask(build_create("profiles", fields=to_json_value(profile)), Stored))
@@ -80,6 +86,15 @@ def export_profile(profile_id: str, format: Literal["profile", "csv"] = "profile
     return (yield from send_with_retries(call)).body.decode()
 
 
+def delete_profile(profile_id: str) -> Steps[None]:
+    """Delete a profile.
+
+    Raises:
+        Refused: Plans name it.
+    """
+    yield from send_with_retries(build_delete("profiles", profile_id))
+
+
 def capabilities() -> Steps[Capabilities]:
     """Return what the service accepts: models, devices, formats and limits."""
     return (yield from ask(build_get("capabilities"), Capabilities))
@@ -90,9 +105,22 @@ def cluster(devices: str) -> Steps[Cluster]:
     return (yield from ask(build_get("clusters", devices=devices), Cluster))
 
 
-def keys() -> Steps[KeyList]:
-    """List the project's keys without their secrets, including revoked ones."""
-    return (yield from ask(build_get("api-keys"), KeyList))
+def projects() -> Steps[ProjectList]:
+    """List all projects for the server's own token, and for a key its own."""
+    return (yield from ask(build_get("projects"), ProjectList))
+
+
+def create_project(name: str) -> Steps[Project]:
+    """Create a project, with the server's own token; `create_key` makes its first key."""
+    return (yield from ask(build_once("projects", fields={"name": name}), Project))
+
+
+def keys(*, project_id: str | None = None) -> Steps[KeyList]:
+    """List the project's keys without their secrets, including revoked ones.
+
+    Only the server's own token may name another project, here and below.
+    """
+    return (yield from ask(build_get("api-keys", project_id=project_id), KeyList))
 
 
 def create_key(
@@ -101,23 +129,19 @@ def create_key(
     scopes: Sequence[str] = ("read", "plan"),
     quotas: Quotas | None = None,
     expires_at: datetime | None = None,
+    project_id: str | None = None,
 ) -> Steps[NewApiKey]:
     """Create a key. Its secret is in this answer and nowhere else.
 
     If the answer is lost, the request is not repeated; see `keys` for whether it was created.
     """
     expires = None if expires_at is None else expires_at.isoformat()
-    fields = drop_none(name=name, scopes=list(scopes), quotas=quotas, expires_at=expires)
-    call = HttpRequest(
-        "POST",
-        build_get("api-keys").path,
-        headers={"Content-Type": "application/json"},
-        body=json_bytes(fields),
-        is_repeatable=False,  # the service stores no secret, so it could not answer the same again
+    fields = drop_none(
+        name=name, scopes=list(scopes), quotas=quotas, expires_at=expires, project_id=project_id
     )
-    return (yield from ask(call, NewApiKey))
+    return (yield from ask(build_once("api-keys", fields=fields), NewApiKey))
 
 
-def revoke_key(key_id: str) -> Steps[ApiKey]:
+def revoke_key(key_id: str, *, project_id: str | None = None) -> Steps[ApiKey]:
     """Revoke a key, which takes effect with the next request."""
-    return (yield from ask(HttpRequest("DELETE", build_get("api-keys", key_id).path), ApiKey))
+    return (yield from ask(build_delete("api-keys", key_id, project_id=project_id), ApiKey))

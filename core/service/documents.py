@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from math import isfinite
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..cluster.cluster import Cluster
 from ..document import Record, content_digest
@@ -17,6 +17,7 @@ from ..plan.timeline import Timeline
 from ..profile.profile import Profile
 
 Status = Literal["planned", "infeasible"]
+Tag = Annotated[str, Field(pattern=r"^\S+$", max_length=50)]
 
 
 class Stored(Record):
@@ -24,6 +25,20 @@ class Stored(Record):
 
     id: str
     created_at: datetime
+
+
+class PlanLabels(Record):
+    """What people note about a plan; the rest of it never changes.
+
+    Attributes:
+        name: For people; several plans may have one name.
+        tags: Words without blanks, to find plans by.
+        notes: Any text.
+    """
+
+    name: str | None = Field(None, min_length=1, max_length=200)
+    tags: tuple[Tag, ...] = Field((), max_length=20)
+    notes: str | None = Field(None, max_length=4000)
 
 
 class StoredProfile(Stored):
@@ -62,7 +77,7 @@ class GraphSummary(Stored):
     num_layers: int
 
 
-class PlanSummary(Stored):
+class PlanSummary(PlanLabels, Stored):
     """An entry in a list of plans.
 
     Attributes:
@@ -205,7 +220,7 @@ class PlanRecord(Record):
         return f"plan_{content_digest(self)}"
 
 
-class StoredPlan(PlanRecord, Stored):
+class StoredPlan(PlanRecord, PlanLabels, Stored):
     """A stored plan record, which prints as its id and the plan's table."""
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""API keys of the service, without their secrets."""
+"""Projects of the service, and their API keys without secrets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from pydantic import Field
 
 from ..document import Record
 from .documents import Stored
+
+
+class Project(Stored):
+    """Owner of keys, documents and jobs, which no other project can see."""
+
+    name: str
+
+
+class ProjectList(Record):
+    """Projects, oldest first."""
+
+    projects: tuple[Project, ...]
 
 
 class Quotas(Record):

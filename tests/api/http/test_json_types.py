@@ -41,7 +41,7 @@ def test_allow_names_every_method_of_a_path(client):
     for path, allowed in (
         ("/v1/plans", "GET, POST"),
         ("/v1/api-keys/key_1", "DELETE"),
-        ("/v1/plans/plan_1", "GET"),
+        ("/v1/plans/plan_1", "DELETE, GET, PATCH"),
     ):
         response = client.request("PUT", path)
         assert (response.status_code, response.headers["allow"]) == (405, allowed)

@@ -193,6 +193,11 @@ def test_lists_say_the_same_of_what_was_stored_before_they_did(tmp_path, postgre
         assert (plan.model, plan.family) == (profile.model, "gpt2")
         assert (plan.num_layers, plan.num_parameters) == (4, 4 * 2**20)
         assert (plan.devices, plan.schedule) == ("2 x 80GB, 1 x 24GB", "1f1b")
+        # Revision 0005 added labels, which plans of before can be given, too.
+        kept = store.documents.plan(HERE, record.record_id())
+        assert (kept.name, kept.tags, kept.notes) == (None, (), None)
+        assert kept.infeasible == record.infeasible
+        assert store.documents.label_plan(HERE, kept.id, {"tags": ("old",)}).tags == ("old",)
         store.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
 from stagewright.api.store.documents import select_plan_summaries
-from stagewright.api.store.errors import RecordNotFound, StoreUnavailable
+from stagewright.api.store.errors import ProfileInUse, RecordNotFound, StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.store import Store
 from stagewright.api.store.tables import PLANS
@@ -21,7 +22,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
-from stagewright.core.service.documents import PlanRecord
+from stagewright.core.service.documents import PlanRecord, StoredPlan
 from stagewright.planner.plan import plan
 from tests.api.stored import a_graph, infeasible, planned
 
@@ -56,6 +57,68 @@ class TestContract:
         assert store.documents.profile(HERE, stored.id).profile == a_profile
         with pytest.raises(RecordNotFound):
             store.documents.profile(elsewhere, stored.id)
+
+    def test_labels_of_a_plan_change_beside_it(self, store, a_profile, a_plan):
+        profile_id = store.documents.put(HERE, a_profile).id
+        record = planned(profile_id, a_plan)
+        stored = store.documents.put_plan(HERE, record)
+        assert (stored.name, stored.tags, stored.notes) == (None, (), None)
+        changes = {"name": "nightly", "tags": ("team-a", "h100"), "notes": "two\nlines"}
+        assert store.documents.label_plan(HERE, stored.id, changes).name == "nightly"
+        store.documents.label_plan(HERE, stored.id, {"name": None})
+        kept = store.documents.plan(HERE, stored.id)
+        assert (kept.name, kept.tags, kept.notes) == (None, ("team-a", "h100"), "two\nlines")
+        assert kept.id == stored.id == record.record_id()
+        read = StoredPlan.model_validate_json(store.documents.json("plan", HERE, stored.id))
+        assert read == kept
+        assert store.documents.put_plan(HERE, record) == kept, "stored again, it keeps its labels"
+        found = store.documents.plans(HERE, limit=9, search="TEAM-A").items
+        assert [(row.id, row.tags) for row in found] == [(stored.id, ("team-a", "h100"))]
+
+    def test_what_is_deleted_is_gone_from_its_project_alone(
+        self, store, a_profile, a_plan, elsewhere
+    ):
+        ids = {}
+        for project in (HERE, elsewhere):
+            ids["profile"] = store.documents.put(project, a_profile).id
+            ids["graph"] = store.documents.put(project, a_graph()).id
+            ids["plan"] = store.documents.put_plan(
+                project, planned(ids["profile"], a_plan), request_digest="asked"
+            ).id
+        with pytest.raises(ProfileInUse, match=f"of 1 plan, such as {ids['plan']}; delete the"):
+            store.documents.delete("profile", HERE, ids["profile"])
+        for kind in ("plan", "graph", "profile"):
+            store.documents.delete(kind, HERE, ids[kind])
+            for gone in (store.documents.json, store.documents.delete):
+                with pytest.raises(RecordNotFound):
+                    gone(kind, HERE, ids[kind])
+            assert store.documents.json(kind, elsewhere, ids[kind])
+        assert store.reuse.recall(HERE, "plan", "asked") is None
+        assert store.reuse.recall(elsewhere, "plan", "asked") == ids["plan"]
+        again = store.documents.put(HERE, a_profile)
+        assert store.documents.profile(HERE, again.id).profile == a_profile
+
+    def test_a_profile_is_deleted_or_planned_from_but_not_both(self, store, a_profile, a_plan):
+        """Plans that are stored while their profile is deleted find it, or are refused."""
+        record = planned(a_profile.content_id(), a_plan)
+
+        def put():
+            with suppress(RecordNotFound):
+                store.documents.put_plan(HERE, record)
+                return True
+
+        def delete():
+            with suppress(ProfileInUse):
+                store.documents.delete("profile", HERE, record.profile_id)
+                return True
+
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(20):
+                store.documents.put(HERE, a_profile)
+                done = [task.result() for task in (threads.submit(put), threads.submit(delete))]
+                assert sorted(done, key=bool) == [None, True]
+                if done[0]:
+                    store.documents.delete("plan", HERE, record.record_id())
 
     def test_the_same_profile_twice_is_one_row(self, store, a_profile):
         again = Profile.from_json(a_profile.to_json())

@@ -1,0 +1,68 @@
+"""The forms in which a request may name a model: a family, a published model, a ``config.json``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, JsonValue, TypeAdapter, ValidationError
+
+from ..errors import InvalidInput
+from ..models.families import ModelSpec
+from .default_samples import default_sample
+from .hugging_face import read_hugging_face_config
+from .presets import find_preset
+
+_SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
+
+
+def is_shorthand(model: object) -> bool:
+    """Return True for the name of a published model, and for a Hugging Face ``config.json``."""
+    return isinstance(model, str) or (isinstance(model, dict) and "model_type" in model)
+
+
+def read_model(model: object) -> object:
+    """Return the family and configuration that shorthand stands for; anything else unchanged.
+
+    Raises:
+        InvalidInput: There is no such model, or this release does not build it.
+    """
+    if not is_shorthand(model):
+        return model
+    if isinstance(model, str):
+        return find_preset(model[:200]).spec
+    assert isinstance(model, dict), "shorthand is a name or a config.json"
+    try:
+        return _SPEC.validate_python(read_hugging_face_config(model))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][-1]
+        message = f"{name} of the Hugging Face config: {first['msg']}"
+        raise InvalidInput(message, field=f"/{name}") from None
+
+
+ModelInput = Annotated[
+    ModelSpec,
+    BeforeValidator(read_model, json_schema_input_type=ModelSpec | str | dict[str, JsonValue]),
+]
+"""A family and its configuration, the name of a published model such as ``gpt2-xl``, or a Hugging
+Face ``config.json``."""
+
+
+def expand_model(request: Any) -> Any:
+    """Return a request as parsed, with what a model in shorthand stands for.
+
+    It gets the usual sample, that of a published model with as many tokens as in its training.
+    What is no shorthand, or wrong, is left for validation.
+    """
+    if not isinstance(request, dict) or not is_shorthand(request.get("model")):
+        return request
+    model = request["model"]
+    try:
+        spec: Any = read_model(model)
+    except InvalidInput:
+        return request
+    expanded = {**request, "model": spec}
+    if request.get("sample") is None:
+        length = find_preset(model).sequence_length if isinstance(model, str) else None
+        expanded["sample"] = default_sample(spec, 1, length)
+    return expanded
