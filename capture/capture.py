@@ -94,6 +94,7 @@ def trace(
         except CaptureError as error:
             raise _capture_failed(model, [error]) from error
         wanted = CaptureRecipe.from_json(recipe) if recipe else None
+        seen.stateful.update(wanted.stateful if wanted else {})
         case = _Case(model, structure, flat, seen, expected, wanted)
         for name, tracer in select_tracers(model, flat, wanted.tracer if wanted else mode):
             try:
@@ -124,8 +125,10 @@ def _complete(
 ) -> Captured:
     """Add the recipe, the refused attempts and the check to a capture."""
     program = captured.program
-    recipe = CaptureRecipe(tracer, program.opaque, captured.evaluation is not None).to_json()
-    program.structure = replace(case.structure, recipe=recipe)
+    recipe = CaptureRecipe(
+        tracer, program.opaque, captured.evaluation is not None, dict(program.stateful)
+    )
+    program.structure = replace(case.structure, recipe=recipe.to_json())
     program.sample_ranges = get_integer_ranges(case.flat)
     program.notes += case.seen.remarks
     captured.attempts = attempts
@@ -181,7 +184,7 @@ def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
     fixed = program.fixed_mode
     try:
         with _as_capture_error(), preserve_model(case.model, training=False):
-            evaluation = build_captured(tracer(case, program.opaque))
+            evaluation = build_captured(tracer(case, program.opaque), case.seen)
     except CaptureError:
         return
     if not is_compatible(captured, evaluation):
@@ -201,7 +204,7 @@ def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> 
             if case.recipe is not None
             else trace_around(case.model, case.seen, partial(tracer, case), opaque)
         )
-        captured = build_captured(program)
+        captured = build_captured(program, case.seen)
     if case.expected is not None:
         with _as_capture_error():
             pieces = _split_at_cuts(captured)

@@ -134,6 +134,11 @@ _PLAIN = (
      "it branches on its data"),
     (r"extract specialized integer|number computed from data|data-dependent expression",
      "it computes a number from its data and goes on with it in Python"),
+    (r"with two micro-batches in flight",
+     "its forward changes what is still needed for the micro-batch before"),
+    (r"is not among its own weights", "a layer reads a weight that is not its own"),
+    (r"forward changes the global variable",
+     "its forward changes a global variable that layers may share"),
     (r"the traced model is not the model|the traced model fails where",
      "traced it would not be the same model: hooks, state kept in Python, random numbers or a "
      "custom derivative get lost"),
@@ -165,16 +170,18 @@ class CaptureRecipe:
     """The decisions of a capture, with which it can be repeated.
 
     ``opaque`` has the paths of the opaque modules, with the reasons; ``evaluation`` says whether
-    evaluation has a graph of its own.
+    evaluation has a graph of its own, ``stateful`` what modules change in every call, which takes
+    two forwards to find out.
     """
 
     tracer: str
     opaque: dict[str, str] = field(default_factory=dict)
     evaluation: bool = False
+    stateful: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         data = {"tracer": self.tracer, "opaque": self.opaque, "evaluation": self.evaluation}
-        return json.dumps(data)
+        return json.dumps(data | ({"stateful": self.stateful} if self.stateful else {}))
 
     @classmethod
     def from_json(cls, text: str) -> CaptureRecipe:
@@ -185,6 +192,11 @@ class CaptureRecipe:
         """
         try:
             data = json.loads(text)
-            return cls(str(data["tracer"]), dict(data["opaque"]), bool(data["evaluation"]))
+            return cls(
+                str(data["tracer"]),
+                dict(data["opaque"]),
+                bool(data["evaluation"]),
+                dict(data.get("stateful", {})),
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"not a capture recipe: {error!r}") from None

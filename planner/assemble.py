@@ -200,6 +200,7 @@ def _sent(request: PlanningRequest, costed: CostedPlan, *, is_reordered: bool) -
 def _notes(request: PlanningRequest) -> list[str]:
     """Return notes on what the planner assumed about the profile and searched."""
     profile, notes = request.profile, option_notes(request.options)
+    notes += [request.state_note] if request.state_note else []
     if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):
         notes.append(
             "the profile lists no parameters: each layer's parameter_bytes count as trainable "

@@ -67,6 +67,8 @@ def plan_from_balance(
         if allowed is not None and allowed < most:
             options = options.model_copy(update={"max_replicas": most})
     request = PlanningRequest(profile, cluster, options)
+    if most > 1 and request.state_note:
+        raise InvalidInput(f"{request.state_note}; give every stage one replica", field="/replicas")
     cuts = to_cuts(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)

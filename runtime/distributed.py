@@ -33,13 +33,14 @@ from .meta_init.materialise import materialise
 from .meta_init.meta_capture import check_weights
 from .meta_init.weights import Weights
 from .partition.cut import cut_for_plan
+from .partition.model_snapshot import ModelSnapshot
 from .ranks.pipeline_rank import PipelineRank
 from .ranks.process_groups import check_world, choose_device
 from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.strategy import Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
-from .supported_plans import check_runnable, check_schedule
+from .supported_plans import check_runnable, check_schedule, check_stateful_layers
 
 
 class DistributedPipeline(PipelineRank):
@@ -136,6 +137,7 @@ class DistributedPipeline(PipelineRank):
             with autocast_to(choose_device(model, group), autocast):
                 pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
             self.graph = pieces.captured.graph
+            check_stateful_layers(self.graph.layers, plan, schedule)
             self.stages = {i: pieces.stages[i] for i in schedule.stages_of(self.rank)}
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
@@ -155,6 +157,7 @@ class DistributedPipeline(PipelineRank):
             )
             self.module, self._holders = assembled.module, assembled.holders
             self._last, self._executor = assembled.outputs, assembled.executor
+            self._snapshot = ModelSnapshot(pieces.captured)
             undo.pop_all()
 
     def step(
@@ -175,6 +178,7 @@ class DistributedPipeline(PipelineRank):
 
         Raises:
             InvalidInput: The batch does not have the plan's shapes.
+            PlanMismatch: The model was changed after the pipeline was built.
             RankFailed: Another rank died or stopped answering; the message names it.
         """
         if not self._has_loss or self.plan.schedule == "forward_only":
@@ -184,6 +188,7 @@ class DistributedPipeline(PipelineRank):
             )
         # A batch may be wrong on this rank alone, while the others begin the step and wait for it.
         with self._detector.announce_errors():
+            self._snapshot.check()
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is None:
                 raise InvalidInput("the last stage computes the loss and needs target=")
@@ -226,6 +231,7 @@ class DistributedPipeline(PipelineRank):
         targets: list[Any] = []
         size = samples = self._first.size
         with self._detector.announce_errors():
+            self._snapshot.check()
             if pad:
                 check_evaluation_mode(self.module)
                 samples = self._samples(args, kwargs, target)

@@ -21,8 +21,9 @@ from .engine.microbatch import join_outputs, split_batch
 from .local.checkpoint_state import is_checkpointing, is_recomputing
 from .local.run import LocalStage, run_stages
 from .local.streams import CopyStreams, full_device
-from .partition.cut import CutModel, cut_for_plan
-from .supported_plans import check_runnable
+from .partition.cut import CutModel, check_no_references, cut_for_plan
+from .partition.model_snapshot import ModelSnapshot
+from .supported_plans import check_runnable, check_stateful_layers
 
 CheckpointMode = Literal["always", "except_last", "never"]
 """Selects the micro-batches that keep only their inputs and are recomputed in the backward."""
@@ -84,6 +85,10 @@ class Pipeline(nn.Module):
         self._num_microbatches = _choose_chunks(plan, chunks)
         self._checkpoint = _choose_modes(plan, checkpoint)
         pieces = cut_for_plan(model, plan, sample)
+        if spread:
+            check_no_references(pieces, "on another device")
+        again = [stage for stage, mode in enumerate(self._checkpoint) if mode != "never"]
+        check_stateful_layers(pieces.captured.graph.layers, plan, recomputed=again)
         # Not as a submodule: parameters would appear a second time, under the stages' names.
         object.__setattr__(self, "_pieces", pieces)
         fixed_size = pieces.captured.program.mode == "export"
@@ -102,6 +107,7 @@ class Pipeline(nn.Module):
         self._devices = _place_stages(pieces, devices, model)
         self._streams = CopyStreams()
         self._share_names(model)
+        self._snapshot = ModelSnapshot(pieces.captured)
         self.training = model.training
 
     _pieces: CutModel
@@ -143,9 +149,11 @@ class Pipeline(nn.Module):
             their first dimension, scalars averaged over samples.
 
         Raises:
+            PlanMismatch: The model was changed after the pipeline was built.
             InvalidInput: The batch does not split into micro-batches, or outputs cannot be joined
                 because their first dimension is not the micro-batch.
         """
+        self._snapshot.check()
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
         count = self._num_microbatches
@@ -186,6 +194,7 @@ class Pipeline(nn.Module):
         for stage in self._pieces.stages:
             stage.apply_to_constants(fn)
             stage.import_buffers(self)
+        self._snapshot.remember_tensors()
         return self
 
 

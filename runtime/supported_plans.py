@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from ..core.errors import PlanMismatch
+from ..core.graph.graph import Layer
 from ..core.plan.plan import Plan
-from ..core.plan.schedule import Schedule
+from ..core.plan.schedule import Schedule, Work
 from ..schedules.validate import validate
 
 Where = Literal["processes", "devices", "one device"]
@@ -55,6 +56,46 @@ def check_schedule(schedule: Schedule, plan: Plan) -> None:
         raise PlanMismatch(
             f"the schedule has {found[0]} stages and {found[1]} micro-batches, the plan "
             f"{expected[0]} and {expected[1]}; write the schedule for the plan's numbers"
+        )
+
+
+def check_stateful_layers(
+    layers: Sequence[Layer],
+    plan: Plan,
+    schedule: Schedule | None = None,
+    *,
+    recomputed: Collection[int] = (),
+) -> None:
+    """Check that each layer that keeps state sees all micro-batches, each once and in order.
+
+    ``layers`` are those of the model as captured here. A single process has no schedule and no
+    replicas; ``recomputed`` are its stages that are recomputed.
+
+    Raises:
+        PlanMismatch: A stage with such a layer has replicas, or runs a forward twice or in another
+            order.
+    """
+    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
+    for layer, stage in zip(layers, stage_of, strict=True):
+        if not layer.stateful:
+            continue
+        replicas = schedule.stage_ranks[stage] if schedule is not None else (0,)
+        actions = schedule.ranks[replicas[0]] if schedule is not None else ()
+        forwards = [a.microbatch for a in actions if a.stage == stage and a.work is Work.FORWARD]
+        if len(replicas) > 1:
+            problem = f"its stage {stage} has {len(replicas)} replicas, each with its own state"
+        elif stage in recomputed or any(
+            a.stage == stage and a.work is Work.RECOMPUTE for a in actions
+        ):
+            problem = f"its stage {stage} is recomputed, which would change the state once more"
+        elif forwards != sorted(forwards):
+            problem = f"its stage {stage} takes micro-batches in the order {forwards}"
+        else:
+            continue
+        raise PlanMismatch(
+            f"layer {layer.name!r} changes {layer.stateful!r} in every call and keeps it, but "
+            f"{problem}; plan with max_replicas=1 and recompute='never', or keep that state out of "
+            "the model"
         )
 
 

@@ -26,7 +26,7 @@ from .partition.cut import cut_for_plan
 from .random_state import RandomState
 from .replicas.strategy import choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
-from .supported_plans import check_runnable
+from .supported_plans import check_runnable, check_stateful_layers
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -118,6 +118,7 @@ def verify(
         batch, target = _convert(batch, dtype), _convert(target, dtype)
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
+    check_stateful_layers(pieces.captured.graph.layers, plan, schedule)
     outputs = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
     ranks = EmulatedRanks(pieces, plan, schedule, loss=outputs.compute_loss_share, device=device)
     args, kwargs = to_call_arguments(batch)

@@ -12,39 +12,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.errors import CaptureError
 from ...core.graph.graph import Boundary
+from ..observation.interception import AccessWatch
+from ..observation.preserve import save_random_state
+from ..program.program import storage_key
 
 
 class PiecewiseRun:
-    """One forward through pieces, ready for its backward.
+    """One micro-batch's way forward through the pieces of a model, and back.
 
     Pieces take flat tensors and return a tuple of them; the boundaries say which of the tensors
-    that cross a cut need a gradient. With ``copy`` each piece gets copies, since pieces may work in
-    place.
+    that cross a cut need a gradient. Each piece gets copies, since pieces may work in place. Random
+    numbers follow the micro-batch, whatever runs between two of its pieces.
     """
 
-    def __init__(
-        self,
-        pieces: Sequence[nn.Module],
-        boundaries: Sequence[Boundary],
-        flat: Sequence[Tensor],
-        *,
-        copy: bool = False,
-    ) -> None:
+    def __init__(self, boundaries: Sequence[Boundary], flat: Sequence[Tensor]) -> None:
+        self._boundaries = boundaries
         self._received: list[list[Tensor]] = []
         self._sent: list[tuple[Any, ...]] = []
-        values: list[Any] = list(flat)
-        for index, piece in enumerate(pieces):
-            if index:
-                specs = boundaries[index - 1].tensors
-                values = [
+        self._flat = [tensor.clone() for tensor in flat]
+        self._restore_random_state = save_random_state()
+
+    def run_piece(self, model: nn.Module, piece: nn.Module) -> None:
+        """Run the next piece.
+
+        Raises:
+            CaptureError: It reads a parameter or buffer of the model that it does not hold.
+        """
+        values: list[Any] = self._flat
+        if self._sent:
+            specs = self._boundaries[len(self._sent) - 1].tensors
+            self._received.append(
+                [
                     value.detach().requires_grad_(spec.requires_grad)
-                    for value, spec in zip(values, specs, strict=True)
+                    for value, spec in zip(self._sent[-1], specs, strict=True)
                 ]
-                self._received.append(values)
-                values = [value.clone() for value in values] if copy else values
-            values = list(piece(*values))
-            self._sent.append(tuple(values))
+            )
+            values = [value.clone() for value in self._received[-1]]
+        self._restore_random_state()
+        with _watch_accesses(model, piece):
+            self._sent.append(tuple(piece(*values)))
+        self._restore_random_state = save_random_state()
 
     @property
     def outputs(self) -> tuple[Any, ...]:
@@ -61,3 +70,15 @@ class PiecewiseRun:
             ]
             if pairs:
                 torch.autograd.backward([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+def _watch_accesses(model: nn.Module, piece: nn.Module) -> AccessWatch:
+    # All pieces share this process's objects, so a piece that reaches a weight of another one,
+    # through whatever reference, would compute the right values here and nowhere else.
+    held = {storage_key(tensor) for tensor in (*piece.parameters(), *piece.buffers())}
+
+    def check(key: int, name: str, written: bool) -> None:
+        if key not in held:
+            raise CaptureError(f"a layer reads {name!r}, which is not among its own weights")
+
+    return AccessWatch(model, check)

@@ -6,13 +6,15 @@ Only classes and torch's functions are changed, and only meanwhile; the model it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.errors import CaptureError
@@ -204,10 +206,7 @@ class ParameterGuard(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {
-            storage_key(parameter): name
-            for name, parameter in reversed(list(model.named_parameters()))
-        }
+        self._names = name_storages(model.named_parameters())
 
     def __torch_dispatch__(
         self,
@@ -222,6 +221,44 @@ class ParameterGuard(TorchDispatchMode):
             if name is not None:
                 raise changes_parameter(name)
         return func(*args, **given)
+
+
+class AccessWatch(TorchDispatchMode):
+    """Dispatch mode that reports every access to a parameter or buffer of a model.
+
+    ``seen`` is called with its storage, its name and whether the operation changes it. Unlike a
+    look at attributes, this finds tensors reached through lists, closures, globals and hooks.
+    """
+
+    def __init__(self, model: nn.Module, seen: Callable[[int, str, bool], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = name_storages([*model.named_parameters(), *model.named_buffers()])
+        self._seen = seen
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        written = {storage_key(tensor) for tensor in _written(func._schema, args, given)}
+        for leaf in pytree.arg_tree_leaves(*args, **given):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                key = storage_key(leaf)
+                if key in self._names:
+                    self._seen(key, self._names[key], key in written)
+        return func(*args, **given)
+
+
+def name_storages(tensors: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
+    """Return the first name of each storage."""
+    return {
+        storage_key(tensor): name
+        for name, tensor in reversed(list(tensors))
+        if tensor.layout is torch.strided and not is_lazy(tensor)
+    }
 
 
 def changes_parameter(name: str) -> CaptureError:

@@ -16,6 +16,7 @@ from ..program.program import storage_key
 from ..sample import CallStructure
 from .interception import (
     HOOKS,
+    AccessWatch,
     ModuleCall,
     ParameterGuard,
     watch_calls,
@@ -25,7 +26,7 @@ from .interception import (
 )
 from .nested_values import extract_tensors, is_representable
 from .preserve import copied, get_random_state
-from .python_state import ChangeKind, classify_change, find_iterators, read_contents
+from .python_state import ChangeKind, classify_change, find_iterators, read_contents, read_globals
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class ForwardObservation:
         checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
             checkpoints.
         changed: Attributes that the forward changed, by path and name.
+        stateful: Names of the state in Python that modules change in every call, by their paths.
+        references: Parameters and buffers that a module's calls read although they are not its
+            own, by name, with whether the calls changed them.
+        globals: Global variables that the forward changed.
         remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
@@ -105,6 +110,9 @@ class ForwardObservation:
     functions: dict[type, set[str]] = field(default_factory=dict)
     checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed: dict[tuple[str, str], AttributeChange] = field(default_factory=dict)
+    stateful: dict[str, str] = field(default_factory=dict)
+    references: dict[nn.Module, dict[str, bool]] = field(default_factory=dict)
+    globals: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def blame(self, path: str, reason: str) -> None:
@@ -131,15 +139,20 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
             found.blame(path, "has hooks, which run around it")
     _iterators(model, found)
     # Before anything runs: an iterator that cannot be copied must not be advanced.
-    watch = _ForwardWatcher(found, model)
+    watch, globals_before = _ForwardWatcher(found, model), read_globals(model)
     with ExitStack() as stack:
         watch.stack = stack.enter_context(watch_calls(model, watch.call))
         stack.enter_context(watch_checkpoints(watch.checkpoint))
         stack.enter_context(watch_gradients(watch.gradient))
         stack.enter_context(ParameterGuard(model))
+        stack.enter_context(AccessWatch(model, watch.access))
         found.mode_readers = stack.enter_context(watch_mode_reads(model))
         yield found, watch
     found.changed = watch.kept.finish()
+    now = read_globals(model)
+    found.globals = sorted(
+        k for k in now.keys() | globals_before if now.get(k) != globals_before.get(k)
+    )
     _blame_changes(found, found.changed)
 
 
@@ -162,6 +175,7 @@ class _ForwardWatcher:
         self._numbers: Counter[str] = Counter()
         self._random = get_random_state()[1:]
         self._seen: set[Any] = set()
+        self._own: dict[str, set[int]] = {}
 
     def call(
         self,
@@ -200,6 +214,17 @@ class _ForwardWatcher:
     def gradient(self, what: str) -> None:
         """Record a hook on a tensor, or a gradient taken inside forward."""
         self._found.blame(self.stack[-1].path if self.stack else "", what)
+
+    def access(self, key: int, name: str, written: bool) -> None:
+        """Record a tensor that is not the module's own for every module that is being called."""
+        for frame in self.stack:
+            own = self._own.get(frame.path)
+            if own is None:
+                tensors = (*frame.module.parameters(), *frame.module.buffers())
+                own = self._own[frame.path] = {storage_key(tensor) for tensor in tensors}
+            if key not in own:
+                read = self._found.references.setdefault(frame.module, {})
+                read[name] = written or read.get(name, False)
 
     def checkpoint(self, function: Any, options: dict[str, Any]) -> None:
         target = checkpointed_module(function)
@@ -325,6 +350,7 @@ def report_repeated_changes(
 ) -> None:
     """Blame changes that the second forward repeats; what is created once is a cache."""
     for (path, name), how in again.items():
+        seen.stateful.setdefault(path, name)
         first = seen.changed.get((path, name))
         if first is not None and how.kind != "object":
             _blame(seen, path, name, first)
@@ -333,6 +359,8 @@ def report_repeated_changes(
 def report_state_changes(seen: ForwardObservation) -> None:
     """Blame modules for numbers that a single forward changed."""
     for (path, name), how in seen.changed.items():
+        if how.kind in ("state", "drawn"):
+            seen.stateful.setdefault(path, name)
         if how.kind == "state":
             _blame(seen, path, name, how)
 
@@ -367,3 +395,4 @@ def _iterators(model: nn.Module, found: ForwardObservation) -> None:
                     module=path or type(module).__name__,
                 )
             found.blame(path, f"keeps the iterator {name!r}")
+            found.stateful.setdefault(path, name)

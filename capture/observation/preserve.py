@@ -168,20 +168,30 @@ def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
     """Restore the generators of torch, CUDA, Python, and numpy if it is loaded, on exit."""
+    restore = save_random_state()
+    try:
+        yield
+    finally:
+        restore()
+
+
+def save_random_state() -> Callable[[], None]:
+    """Return a function that puts these generators back to where they are now."""
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
     cpu_state = torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         random.setstate(python_state)
         if numpy:
             numpy.random.set_state(numpy_state)
         torch.set_rng_state(cpu_state)
         if cuda_states:
             torch.cuda.set_rng_state_all(cuda_states)
+
+    return restore
 
 
 def get_random_state() -> tuple[Any, ...]:

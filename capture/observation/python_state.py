@@ -42,8 +42,8 @@ TABLES = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 
 
@@ -126,18 +126,18 @@ def classify_change(was: Any, now: Any) -> ChangeKind:
 
 
 def _content(value: Any, depth: int) -> Any:
-    if isinstance(value, _CONSTANTS):
+    if isinstance(value, CONSTANTS):
         return ConstantValue((type(value), repr(value)))
     state = get_generator_state(value)
     if state is not None:
         return GeneratorState((repr(state),))
     if is_array(value):
         return ConstantValue((value.dtype.str, value.shape, value.tobytes()))
-    if depth and isinstance(value, _CONTAINERS):
+    if depth and isinstance(value, CONTAINERS):
         parts = {key: _content(part, depth - 1) for key, part in _parts(value)}
         return {"length": ContainerLength((len(value),)), **parts}
     if depth and is_plain_object(value):
-        parts = {name: _content(part, depth - 1) for name, part in _held(value).items()}
+        parts = {name: _content(part, depth - 1) for name, part in read_attributes(value).items()}
         return {"object": ObjectIdentity(value), **parts}
     return ObjectIdentity(value)
 
@@ -147,10 +147,10 @@ def _content(value: Any, depth: int) -> Any:
 def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(container, dict):
         for key, part in container.items():
-            yield ("key", key if isinstance(key, _CONSTANTS) else id(key)), part
+            yield ("key", key if isinstance(key, CONSTANTS) else id(key)), part
     elif isinstance(container, set | frozenset):
         for part in container:
-            yield ("element", part if isinstance(part, _CONSTANTS) else id(part)), part
+            yield ("element", part if isinstance(part, CONSTANTS) else id(part)), part
     else:
         for index, part in enumerate(container):
             yield ("item", index), part
@@ -197,6 +197,39 @@ def is_iterator(value: Any) -> bool:
     )
 
 
+def read_globals(model: nn.Module) -> dict[str, Contents]:
+    """Describe the global variables that the code of a model's own classes names.
+
+    Functions of the model's files are followed where that code names them, imported ones are not.
+    """
+    found: dict[str, Contents] = {}
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _OPAQUE_PACKAGES]
+    pending: list[Any] = [
+        function
+        for kind in own
+        for function in vars(kind).values()
+        if isinstance(function, types.FunctionType)
+    ]
+    followed = {id(function) for function in pending}
+    while pending:
+        function = pending.pop()
+        for name in _names_in(function.__code__) & function.__globals__.keys():
+            value = function.__globals__[name]
+            is_function = isinstance(value, types.FunctionType)
+            if is_function and value.__module__ == function.__module__:
+                pending += [] if id(value) in followed else [value]
+                followed.add(id(value))
+            elif not isinstance(value, type | types.ModuleType) and not callable(value):
+                found[f"{function.__module__}.{name}"] = _content(value, MAX_DEPTH)
+    return found
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
 def find_iterators(module: nn.Module) -> Iterator[tuple[str, Any, Replace | None]]:
     """Find iterators in a module's attributes and in containers there, but not inside objects.
 
@@ -207,7 +240,7 @@ def find_iterators(module: nn.Module) -> Iterator[tuple[str, Any, Replace | None
     def search(value: Any, put: Replace | None, depth: int) -> Iterator[tuple[Any, Replace | None]]:
         if is_iterator(value):
             yield value, put
-        elif depth and isinstance(value, _CONTAINERS):
+        elif depth and isinstance(value, CONTAINERS):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             changeable = isinstance(value, list | dict | deque)
             for key, part in list(items):
@@ -260,7 +293,7 @@ def restore_slots(value: Any, held: Mapping[types.MemberDescriptorType, Any]) ->
             slot.__set__(value, content)
 
 
-def _held(value: Any) -> dict[str, Any]:
+def read_attributes(value: Any) -> dict[str, Any]:
     """Return all attributes of a plain object, by name."""
     slots = {slot.__name__: content for slot, content in read_slots(value).items()}
     return {**slots, **getattr(value, "__dict__", {})}
@@ -271,14 +304,14 @@ def find_python_state(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
 
     def visit(value: Any, depth: int) -> None:
-        if id(value) in found or isinstance(value, _CONSTANTS):
+        if id(value) in found or isinstance(value, CONSTANTS):
             return
         found[id(value)] = value
-        if depth and isinstance(value, _CONTAINERS):
+        if depth and isinstance(value, CONTAINERS):
             for _, part in _parts(value):
                 visit(part, depth - 1)
         elif depth and is_plain_object(value):
-            for part in list(_held(value).values()):
+            for part in list(read_attributes(value).values()):
                 visit(part, depth - 1)
 
     for module in model.modules():

@@ -16,7 +16,14 @@ from ...core.graph.tensors import DIFFERENTIABLE
 from ..sample import dtype_name, tensor_spec
 from .layers import Layers
 from .mutation import mutated_inputs
-from .program import Program, modules_called, storage_key, tensors_of, value_of
+from .program import (
+    Program,
+    modules_called,
+    references_of,
+    storage_key,
+    tensors_of,
+    value_of,
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,11 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
                 touched.setdefault(storage_key(buffer), set()).add(layer)
                 # A module may update any of its buffers (batch statistics, counters).
                 changed.add(storage_key(buffer))
+        for name, is_changed in references_of(node, program).items():
+            reached = storage_key(program.attribute(name))
+            touched.setdefault(reached, set()).add(layer)
+            if is_changed:
+                changed.add(reached)
         for source in node.all_input_nodes:
             key = _buffer_key(source, program, names)
             if key is not None:
@@ -158,6 +170,7 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
             flows = str(node.target) in trainable
         elif called := modules_called(node, program):
             own = any(p.requires_grad for module in called for p in module.parameters())
+            own = own or not trainable.isdisjoint(references_of(node, program))
             flows = own or any(source in found for source in node.all_input_nodes)
         elif node.op in ("call_function", "call_method"):
             flows = not _stops_gradient(node) and any(

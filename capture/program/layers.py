@@ -16,6 +16,8 @@ from .program import (
     FUNCTION,
     OPAQUE,
     Program,
+    find_module,
+    modules_called,
     path_of,
     storage_key,
     tensors_of,
@@ -112,6 +114,25 @@ def explain_opaque(program: Program, layers: Layers, index: int) -> str:
     path = layers.paths[index]
     return "; ".join(
         reason if inner == path else f"{inner} {reason}" for inner, reason in reasons.items()
+    )
+
+
+def find_state(program: Program, layers: Layers, index: int) -> str:
+    """Return the state in Python that a layer's calls as written change; empty if none."""
+    called = [
+        inner
+        for node, layer in layers.layer_of.items()
+        if layer == index
+        for module in modules_called(node, program)
+        for inner in module.modules()
+    ]
+    return next(
+        (
+            f"{path}.{name}".lstrip(".")
+            for path, name in program.stateful.items()
+            if find_module(program.model, path) in called
+        ),
+        "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,9 @@ class Program:
         frozen_in: Modules of those operations.
         frozen_modules: Modules in evaluation mode while the model was captured in training mode.
         opaque: Paths of the opaque modules, with the reasons.
+        stateful: Names of the state in Python that modules change in every call, by their paths.
+        changed: Attributes that the model's forward changes, by path and name.
+        references: See `ForwardObservation.references`.
         sample_ranges: Least and largest value of every integer or boolean input, in order.
     """
 
@@ -63,6 +66,9 @@ class Program:
     frozen_in: tuple[str, ...] = ()
     frozen_modules: frozenset[nn.Module] = frozenset()
     opaque: dict[str, str] = field(default_factory=dict)
+    stateful: Mapping[str, str] = field(default_factory=dict)
+    changed: Collection[tuple[str, str]] = ()
+    references: Mapping[nn.Module, Mapping[str, bool]] = field(default_factory=dict)
     sample_ranges: tuple[tuple[int, int] | None, ...] = ()
     notes: list[str] = field(default_factory=list)
 
@@ -91,6 +97,15 @@ def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
         return []
     given = [program.attribute(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
     return [value for value in given if isinstance(value, nn.Module)]
+
+
+def references_of(node: fx.Node, program: Program) -> dict[str, bool]:
+    """Return the tensors that a node's modules reach without holding them, and whether changed."""
+    return {
+        name: changed
+        for module in modules_called(node, program)
+        for name, changed in program.references.get(module, {}).items()
+    }
 
 
 def resolve(root: nn.Module, target: str) -> Any:

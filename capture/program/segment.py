@@ -14,7 +14,16 @@ from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import mutated_inputs
-from .program import WHOLE, Program, find_module, path_of, storage_key, tensors_of, value_of
+from .program import (
+    WHOLE,
+    Program,
+    find_module,
+    path_of,
+    references_of,
+    storage_key,
+    tensors_of,
+    value_of,
+)
 
 Code = Callable[..., tuple[Any, ...]]
 
@@ -30,6 +39,7 @@ class Segment(nn.Module):
         self._fixed_mode = fixed_mode
         self._captured_training = training
         self._constants: dict[str, Tensor] = {}
+        self._references: frozenset[str] = frozenset()
         self._code: Code | None = None
         self._make_keyed_code: Callable[[], Code] | None = None
         self._keyed_code: Code | None = None
@@ -166,6 +176,12 @@ def get_constants(segment: Segment) -> Mapping[str, Tensor]:
     return MappingProxyType(segment._constants)
 
 
+def get_references(segment: Segment) -> frozenset[str]:
+    """Return the tensors that modules of a segment reach without holding them, by name."""
+    # Whatever replaces a tensor in its own module does not replace it there.
+    return segment._references
+
+
 def make_segment(
     program: Program,
     layers: Layers,
@@ -186,6 +202,7 @@ def make_segment(
     """
     piece = _Piece(program, layers, first, last, inputs, outputs, enter, leave)
     segment = _assemble(program, *piece.copied(fx.Graph()))
+    segment._references = frozenset(piece.references)
 
     # Compiled on first use: most segments are never run with keyed random numbers.
     def make_keyed_code() -> Code:
@@ -210,16 +227,26 @@ class _Piece:
     enter: Callable[[Any], Any] | None
     leave: Callable[[Any], Any] | None
 
+    @property
+    def nodes(self) -> list[fx.Node]:
+        layer_of = self.layers.layer_of
+        return [
+            node
+            for node in self.program.graph.nodes
+            if self.first <= layer_of.get(node, -1) < self.last
+        ]
+
+    @property
+    def references(self) -> list[str]:
+        return [name for node in self.nodes for name in references_of(node, self.program)]
+
     def copied(
         self,
         graph: fx.Graph,
         copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
     ) -> tuple[fx.Graph, dict[str, Any]]:
         """Copy the operations to a graph; return it and the attributes they read, by name."""
-        program, layer_of = self.program, self.layers.layer_of
-        wanted = [
-            node for node in program.graph.nodes if self.first <= layer_of.get(node, -1) < self.last
-        ]
+        program, wanted = self.program, self.nodes
         copies = {
             node: graph.placeholder(f"input_{position}")
             for position, node in enumerate(self.inputs)
@@ -244,6 +271,8 @@ class _Piece:
                     copy.target = target
                 attributes[target] = program.attribute(target)
             copies[node] = copy
+        # Modules read these by themselves; held, they are saved, tied and summed like any other.
+        attributes.update((name, program.attribute(name)) for name in self.references)
         results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
         if self.leave:
             results = [

@@ -7,8 +7,16 @@ from torch import Tensor, fx
 
 from ...core.graph.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from ..program.cuts import Cut, differentiable_nodes
-from ..program.layers import Layers, explain_opaque
-from ..program.program import Program, is_inside, modules_called, resolve, tensors_of, value_of
+from ..program.layers import Layers, explain_opaque, find_state
+from ..program.program import (
+    Program,
+    is_inside,
+    modules_called,
+    references_of,
+    resolve,
+    tensors_of,
+    value_of,
+)
 from ..sample import tensor_spec
 from .portable_graph import PortableGraph, iterate_state, write_portable_graph
 
@@ -91,6 +99,8 @@ def _readers(program: Program, layers: Layers) -> dict[int, set[int]]:
         for module in modules_called(node, program):
             for tensor in (*module.parameters(), *module.buffers()):
                 readers.setdefault(id(tensor), set()).add(layer)
+        for name in references_of(node, program):
+            readers.setdefault(id(program.attribute(name)), set()).add(layer)
         for source in node.all_input_nodes:
             if source.op == "get_attr":
                 value = program.attribute(str(source.target))
@@ -113,6 +123,7 @@ def _layer(
         module_fqns=tuple(sorted({name.rpartition(".")[0] for name in names})),
         parameter_bytes=sum(record.size_bytes for record in used if record.kind == "parameter"),
         opaque=explain_opaque(program, layers, index),
+        stateful=find_state(program, layers, index),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError, InvalidInput
 from ..captured import Captured
-from ..observation.observe import TracingTarget, explain_function_owners
+from ..observation.observe import ForwardObservation, TracingTarget, explain_function_owners
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
@@ -71,8 +71,15 @@ def _export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     return program
 
 
-def build_captured(program: Program) -> Captured:
+def build_captured(program: Program, seen: ForwardObservation) -> Captured:
     program.graph.lint()
+    program.references, program.stateful = seen.references, seen.stateful
+    program.changed = frozenset(seen.changed)
+    # Between traced layers a global is a tensor like any other. A module that is called as written
+    # reads it by itself, and finds what its own process has put there.
+    called = program.opaque or program.mode == "sequential"
+    if seen.globals and called and "" not in program.opaque:
+        raise CaptureError(f"forward changes the global variable {seen.globals[0]}")
     program.frozen_modules = frozenset(m for m in program.model.modules() if not m.training)
     layers = assign_layers(program)
     return Captured(program, layers, find_cuts(program, layers))

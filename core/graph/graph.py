@@ -113,6 +113,9 @@ class Layer(Record):
         parameter_bytes: Bytes of the distinct parameters used here.
         opaque: Why the module runs as its author wrote it instead of as traced operations; empty
             for a traced layer.
+        stateful: The state in Python that its calls change and keep, such as ``block.calls``, of a
+            layer that runs as its author wrote it; empty if none. Such a layer must see all
+            micro-batches, each once and in order: no replicas, no recomputation.
         cost_class: Equal for layers of one model that cost the same; empty if not known.
     """
 
@@ -121,6 +124,7 @@ class Layer(Record):
     module_fqns: LongTuple[str] = ()
     parameter_bytes: int = Field(0, ge=0, le=2**60)
     opaque: str = ""
+    stateful: str = ""
     cost_class: str = ""
 
 

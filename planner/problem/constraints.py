@@ -31,6 +31,30 @@ class SearchPart:
     tied_s: float
 
 
+def limit_to_state(profile: Profile, options: PlanOptions) -> tuple[PlanOptions, str]:
+    """Return options without replicas and recomputation if a layer keeps state, and a note.
+
+    Replicas would each count their own micro-batches, and a recomputation would count one twice.
+
+    Raises:
+        InvalidInput: The options ask to recompute every stage.
+    """
+    layer = next((entry.layer for entry in profile.layers if entry.layer.stateful), None)
+    if layer is None or options.objective == "latency":
+        return options, ""
+    why = f"layer {layer.name!r} changes {layer.stateful!r} in every call and keeps it"
+    if options.recompute == "always":
+        raise InvalidInput(
+            f"{why}, so it cannot run twice for one micro-batch; choose recompute='never', or "
+            "keep that state out of the model",
+            field="/options/recompute",
+        )
+    if options.max_replicas == 1 and options.recompute == "never":
+        return options, ""
+    limited = options.model_copy(update={"max_replicas": 1, "recompute": "never"})
+    return limited, f"planned without replicas and recomputation: {why}"
+
+
 def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
     """Return the layers in front of which a stage may begin, and the number of layers."""
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}

@@ -20,7 +20,14 @@ from ..dag.layer_graph import LayerGraph
 from ..dag.order_free_bound import OrderFreeBounds
 from ..dag.reorder import reorder_profile
 from ..search.arcs import coarse_positions
-from .constraints import SearchPart, allowed_positions, check_asked, keeps_constraints, search_parts
+from .constraints import (
+    SearchPart,
+    allowed_positions,
+    check_asked,
+    keeps_constraints,
+    limit_to_state,
+    search_parts,
+)
 from .input_checks import check_magnitude, check_options
 
 MAX_ATOMS = 1_100
@@ -56,6 +63,7 @@ class PlanningRequest:
         table_of: Looks up cost tables between given positions; `None` to build them.
         started: Start of planning on the clock of `time.monotonic`.
         deadline: Deadline on the same clock; infinite for none.
+        state_note: Why the options were limited, if a layer's state did so; else empty.
 
     Raises:
         InvalidInput: Numbers are out of range, options contradict each other, or a constraint
@@ -70,8 +78,13 @@ class PlanningRequest:
     started: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     progress: Callable[[Progress], None] | None = None
+    state_note: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
+        # Here, where every request passes, also those for remedies and of a batch's sizes.
+        options, note = limit_to_state(self.profile, self.options)
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "state_note", note)
         check_options(self.options)
         check_magnitude(self.profile, self.devices, self.options)
         nodes = self.branches.nodes.dag.num_nodes if self.branches else None

@@ -152,13 +152,22 @@ class EmulatedRanks:
 
 
 def _take_stages(pieces: CutModel, indices: Sequence[int], taken: set[int]) -> dict[int, Segment]:
-    """Return a rank's stages, as copies if an earlier rank has taken any of their tensors."""
+    """Return a rank's stages, copied if they could reach those of another rank.
+
+    That is if an earlier rank has taken any of their tensors, or if they run code of the author's,
+    which may refer to modules of other stages. Copies find only what was copied with them.
+    """
     stages = {index: pieces.stages[index] for index in indices}
     tensors = {id(tensor) for stage in stages.values() for tensor in _tensors(stage)}
-    if tensors & taken:
+    if tensors & taken or any(_runs_own_code(stage) for stage in stages.values()):
         stages = copy.deepcopy(stages)  # all at once: weights tied within the rank stay tied
     taken |= tensors
     return stages
+
+
+def _runs_own_code(stage: Segment) -> bool:
+    kinds = {type(module).__module__ for module in stage.modules()}
+    return any(not kind.startswith(("torch.nn.", "stagewright.")) for kind in kinds)
 
 
 def _tensors(stage: Segment) -> Iterator[Tensor]:

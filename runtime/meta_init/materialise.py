@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from ...capture.observation.python_state import get_python_attributes
 from ...capture.program.segment import Segment, get_constants
 from ...core.errors import InvalidInput
 from .initialise import initialise
@@ -77,10 +79,13 @@ def _check_constants(stage: Segment) -> None:
     lost = [name for name, tensor in get_constants(stage).items() if tensor.is_meta]
     for path, module in stage.named_modules():
         if module is not stage:
-            attributes = sorted(vars(module).items())
-            lost += [f"{path}.{k}" for k, v in attributes if isinstance(v, Tensor) and v.is_meta]
+            lost += [
+                f"{path}.{name}"
+                for name, value in sorted(get_python_attributes(module).items())
+                if any(isinstance(v, Tensor) and v.is_meta for v in pytree.tree_leaves(value))
+            ]
     if lost:
         raise InvalidInput(
-            f"{', '.join(lost)} is a tensor on the meta device that is neither a parameter nor a "
-            "buffer, so nothing gives it values; register it as a buffer"
+            f"{', '.join(lost)} holds a tensor on the meta device that is not registered there as "
+            "a parameter or buffer, so nothing gives it values; register it"
         )

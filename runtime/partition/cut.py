@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ...capture.capture import default_device, trace
 from ...capture.captured import Captured
-from ...capture.program.segment import Segment, adopt_unused
+from ...capture.program.segment import Segment, adopt_unused, get_references
 from ...capture.sample import CallStructure, check_module, dtype_name, synthetic_inputs
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ...core.graph.graph import Boundary, Parameter
@@ -107,6 +107,26 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
         routes=routes,
         tied=_tied_groups(captured.graph.parameters, stage_of),
     )
+
+
+def check_no_references(pieces: CutModel, where: str) -> None:
+    """Raise `PlanMismatch` if a stage reaches a weight of another one by a reference of its own.
+
+    Where stages work on copies of the weights they share, such a reference finds the original.
+    """
+    for index, stage in enumerate(pieces.stages):
+        others = {
+            name
+            for other in pieces.stages
+            if other is not stage
+            for name, _ in other.named_parameters(remove_duplicate=False)
+        }
+        for name in sorted(get_references(stage) & others):
+            raise PlanMismatch(
+                f"stage {index} reads {name!r} of another stage through a reference that is not "
+                f"registered, which would not find its copy {where}; register the module or "
+                "parameter where it is used, or run the plan with stagewright.DistributedPipeline"
+            )
 
 
 def cut_for_plan(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...capture.program.segment import Segment, get_segments
+from ...capture.program.segment import Segment, get_references, get_segments
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import BACKWARDS, Schedule, Work
@@ -158,6 +158,7 @@ def apply_strategies(
     found: dict[int, StageStrategy] = {}
     for index in sorted(chosen.keys() & stages.keys()):
         stage, asked, own = stages[index], chosen[index], placement.names_of(index)
+        own -= get_references(stage)  # a module would go on reading the weight before sharding
         names = [name for name, _ in stage.named_parameters() if name in own]
         group = groups[placement.stage_ranks[index]]
         if isinstance(asked, FullyShard):

@@ -17,7 +17,7 @@ from ...capture.observation.nested_values import TensorPosition
 from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ..partition.cut import CutModel, TiedGroup, cut_for_plan
+from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
 from .calls import call_safely, pickle_value, send
 from .liveness import LivenessCheck
 from .stage import StageServer
@@ -141,6 +141,7 @@ def build(
     """
     model = source.build()
     cut_model = cut_for_plan(model, plan, sample)
+    check_no_references(cut_model, "on another worker")
     program = cut_model.captured.program
     output = program.output
     if output is None:

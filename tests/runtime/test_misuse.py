@@ -83,6 +83,21 @@ def test_statistics_that_nothing_can_defer_are_not_lost(alone):
         DistributedPipeline(case.model, plan, loss_fn=torch.sum, batch_statistics="deferred")
 
 
+def test_a_model_changed_after_construction_is_named(alone):
+    case = make_case("mlp")
+    plan = make_plan(case, 1)
+    pipeline = DistributedPipeline(case.model, plan, loss_fn=case.loss_fn)
+    batch, target = make_batch(case, plan)
+    pipeline.step(*batch, target=target)
+    name, child = next(iter(case.model.named_children()))
+    case.model._modules[name] = nn.Sequential(child)
+    words = f"'{name}' was a {type(child).__name__}, now it is a Sequential"
+    with pytest.raises(PlanMismatch, match=words):
+        pipeline.step(*batch, target=target)
+    with pytest.raises(PlanMismatch, match=words):
+        pipeline.evaluate(*batch)
+
+
 def test_a_batch_must_be_the_plans_microbatches(alone):
     case = make_case("mlp")
     plan = make_plan(case, 1)

@@ -1,17 +1,21 @@
 """Plans that would run otherwise than planned are refused before anything runs."""
 
 import pytest
+import torch
+from torch import nn
 
+from stagewright.capture.capture import capture
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import PlanMismatch
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.pipeline import Pipeline
-from stagewright.runtime.supported_plans import check_runnable
+from stagewright.runtime.supported_plans import check_runnable, check_stateful_layers
 from stagewright.runtime.verify import verify
+from stagewright.schedules.plan_schedule import schedule_of
 from tests.builders import chain_profile
-from tests.torch_models import make_batch, make_case, make_plan
+from tests.torch_models import Case, make_batch, make_case, make_plan, traced_profile
 
 
 def planned(num_layers=4, num_devices=2, **asked):
@@ -89,6 +93,89 @@ def test_one_process_takes_schedules_and_on_one_device_more():
     with pytest.raises(PlanMismatch, match="--order given") as caught:
         check_runnable(reordered(planned()), "one device")
     assert "stagewright.Pipeline" not in str(caught.value)
+
+
+class Counting(nn.Module):
+    """Divides by the number of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x / self.calls
+
+
+def stateful_model():
+    return nn.Sequential(nn.Linear(4, 4), Counting(), nn.Linear(4, 4))
+
+
+def plan_for(model, num_devices=2, **asked):
+    """A plan by a profile that says nothing about state, as old ones do."""
+    profile = traced_profile(Case("own", None, model, torch.ones(2, 4), loss))
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"stateful": ""})})
+        for entry in profile.layers
+    )
+    options = PlanOptions(num_microbatches=4, **asked)
+    return plan(
+        profile.model_copy(update={"layers": layers}), Cluster.uniform(num_devices), options
+    )
+
+
+STATEFUL = {
+    "replicas": (dict(num_devices=3, max_replicas=3, num_stages=1), r"has \d replicas"),
+    "recomputation": (dict(recompute="always"), "is recomputed"),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_layer_that_keeps_state_is_not_run_by_replicas_or_twice(name):
+    """The counter went up in a recomputation too, and every replica had one of its own."""
+    asked, words = STATEFUL[name]
+    with pytest.raises(PlanMismatch, match=rf"layer '1' changes '1\.calls'.*{words}"):
+        verify(stateful_model(), plan_for(stateful_model(), **asked), torch.ones(8, 4), None, loss)
+
+
+def test_a_layer_that_keeps_state_takes_micro_batches_in_order():
+    made = plan_for(stateful_model(), 1, num_stages=1, schedule="gpipe")
+    layers, schedule = capture(stateful_model(), torch.ones(2, 4)).layers, schedule_of(made)
+    check_stateful_layers(layers, made, schedule)
+    ranks = tuple(tuple(reversed(actions)) for actions in schedule.ranks)
+    with pytest.raises(PlanMismatch, match=r"in the order \[3, 2, 1, 0\]"):
+        check_stateful_layers(layers, made, schedule.model_copy(update={"ranks": ranks}))
+
+
+def test_one_process_does_not_recompute_state_either():
+    made = plan_for(stateful_model())
+    Pipeline(stateful_model(), made)
+    with pytest.raises(PlanMismatch, match=r"'1\.calls'.*stage . is recomputed"):
+        Pipeline(stateful_model(), made, checkpoint="except_last")
+
+
+def loss(output, target):
+    return output.square().mean()
+
+
+class ReadsReference(nn.Module):
+    def __init__(self, other):
+        super().__init__()
+        self.other = [other]
+
+    def forward(self, x):
+        x = x / 2 if float(x.detach().sum()) > 1e6 else x
+        return nn.functional.linear(x, self.other[0].weight)
+
+
+def test_stages_on_other_devices_cannot_reach_each_other_by_reference():
+    first = nn.Linear(4, 4)
+    model = nn.Sequential(first, nn.Tanh(), ReadsReference(first))
+    words = r"stage 1 reads '0\.weight' of another stage through a reference.*another device"
+    made = plan_for(model, num_stages=2, no_cut_after=("0",))
+    Pipeline(model, made)
+    with pytest.raises(PlanMismatch, match=words):
+        Pipeline(model, made, devices=["cpu", "cpu"])
 
 
 def test_distributed_refuses_before_it_looks_for_other_processes():

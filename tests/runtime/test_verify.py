@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from stagewright.capture.observation.observe import _ForwardWatcher
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -127,6 +128,28 @@ def test_a_buffer_that_several_micro_batches_in_flight_cannot_share_is_told_of()
     plan = planned(model, [2, 2], schedule="gpipe")
     alone = plan.model_copy(update={"num_microbatches": 1})
     assert tried(model, alone).equal(EXACT)
+
+
+class ReadsReference(nn.Module):
+    """Called as written; reads the weight of a layer that it only refers to."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = [other]
+
+    def forward(self, x):
+        x = x / 2 if float(x.detach().sum()) > 1e6 else x
+        return nn.functional.linear(x, self.other[0].weight)
+
+
+def test_ranks_reach_no_weight_of_another_rank_by_reference(monkeypatch):
+    """The rehearsal shared one process's objects, and called equal what lost a gradient."""
+    model = model_with()
+    model.insert(1, ReadsReference(model[0]))
+    assert tried(model, planned(model, [1, 3])).equal(EXACT)
+    monkeypatch.setattr(_ForwardWatcher, "access", lambda *given: None)  # capture is blind
+    found = tried(model, planned(model, [1, 3]))
+    assert found.gradients["0.weight"] > 0.1, found
 
 
 def test_a_buffer_that_replicas_move_apart_is_refused():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.capture.capture import trace
 from stagewright.capture.equivalence.check import check_piecewise_run, run_eager_steps, vary_inputs
 from stagewright.capture.sample import read_sample
 from stagewright.core.errors import CaptureError
@@ -73,6 +74,91 @@ def test_the_model_itself_passes():
 def test_a_mistake_is_named(mistake, words):
     with pytest.raises(CaptureError, match=words):
         judge(mistake)
+
+
+def looks_at_data(x):
+    return float(x.detach().abs().amax()) > 1e6
+
+
+class MovesDataOfBuffer(nn.Module):
+    """Called as written; autograd does not see that the buffer of an earlier forward is gone."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        x = x / 2 if looks_at_data(x) else x
+        self.scale.data.mul_(0.9)
+        return x * self.scale
+
+
+def test_a_buffer_written_through_data_is_found_with_two_micro_batches_in_flight():
+    model = nn.Sequential(nn.Linear(4, 4), MovesDataOfBuffer(), nn.Linear(4, 4))
+    words = r"two micro-batches in flight.*the gradient of '0\.bias' differs by 0\.1 .*clone\(\)"
+    with pytest.raises(CaptureError, match=words):
+        trace(model, torch.randn(3, 4))
+
+
+def test_a_write_in_place_that_autograd_will_notice_is_left_to_it():
+    class Decaying(MovesDataOfBuffer):
+        def forward(self, x):
+            self.scale.mul_(0.9)
+            return x * self.scale
+
+    trace(nn.Sequential(nn.Linear(4, 4), Decaying()), torch.randn(3, 4))
+
+
+SHARED = {"scale": torch.ones(()), "factor": 1.0}
+
+
+class Leaves(nn.Module):
+    """Leaves a value in a global variable, of this micro-batch or always the same."""
+
+    def __init__(self, key):
+        super().__init__()
+        self.linear, self.key = nn.Linear(4, 4), key
+
+    def forward(self, x):
+        x = self.linear(x / 2 if looks_at_data(x) else x)
+        SHARED[self.key] = x.detach().mean() if self.key == "scale" else 2.0
+        return x
+
+
+class Takes(Leaves):
+    def forward(self, x):
+        x = x / 2 if looks_at_data(x) else x
+        return self.linear(x) * SHARED[self.key]
+
+
+@pytest.mark.parametrize("key", ["scale", "factor"])
+def test_layers_called_as_written_that_share_a_global_are_not_separated(key, monkeypatch):
+    monkeypatch.setitem(SHARED, key, SHARED[key])
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.between, self.last = Leaves(key), nn.Linear(4, 4), Takes(key)
+
+        def forward(self, x):
+            return self.last(self.between(self.first(x)))
+
+    graph = trace(Model(), torch.randn(3, 4)).graph
+    assert [layer.name for layer in graph.layers] == ["Model"]
+    assert "global variable" in graph.layers[0].opaque
+
+
+def test_an_alias_of_another_layers_weight_is_not_separated_from_it():
+    class Aliased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.alias = self.first.weight.detach()
+
+        def forward(self, x):
+            return self.last(self.first(x)) @ self.alias
+
+    assert len(trace(Aliased(), torch.randn(3, 4)).layers) == 1
 
 
 def test_what_the_sample_shows_alone_takes_the_second_step():

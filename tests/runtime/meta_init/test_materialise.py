@@ -319,7 +319,7 @@ def test_a_tensor_that_is_neither_parameter_nor_buffer_is_named():
     model = is_on_meta(Plain)
     plan = plan_for(Plain(), torch.randn(2, 4), [1])
     stages = cut_for_plan(model, plan, device=CPU).stages
-    with pytest.raises(InvalidInput, match=r"plain.*neither a parameter nor a buffer"):
+    with pytest.raises(InvalidInput, match=r"plain.*not registered there as a parameter or buffer"):
         materialise(model, stages, Weights(init=lambda module: fill(module)), CPU)
 
 

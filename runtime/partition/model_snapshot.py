@@ -1,0 +1,180 @@
+"""Snapshot of a model when it was cut, to refuse steps after the model was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...capture.captured import Captured
+from ...capture.observation.interception import HOOKS
+from ...capture.observation.python_state import (
+    CONSTANTS,
+    CONTAINERS,
+    MAX_DEPTH,
+    TABLES,
+    is_plain_object,
+    read_attributes,
+)
+from ...capture.program.program import modules_called
+from ...core.errors import PlanMismatch
+from ..replicas.sharded import is_sharded
+
+_OF_EVERY_MODULE = frozenset((*vars(nn.Module()), *TABLES))
+"""Attributes that torch keeps; hooks and modes among them are looked at by themselves."""
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A module, container or plain object with what it held, under the name of its place."""
+
+    name: str
+    value: Any
+    before: Mapping[Any, Any]
+    ignored: frozenset[str] = frozenset()
+
+
+class ModelSnapshot:
+    """The modules, weights, hooks and attributes of a model when it was cut.
+
+    Traced layers never run the model's Python again, so that a change there would be lost without
+    a word. Modules that are called as written may change their own attributes, as they run; but
+    neither they nor others may be replaced, since stages and optimizers hold them.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        program = captured.program
+        self._modules = list(program.model.named_modules())
+        self._kinds = [type(module) for _, module in self._modules]
+        self._children = [dict(module._modules) for _, module in self._modules]
+        called = _modules_called_in(captured)
+        if captured.evaluation is not None:
+            called &= _modules_called_in(captured.evaluation)
+        self._traced = [each for each in self._modules if each[1] not in called]
+        self._hooks = [_hooks_of(module) for _, module in self._traced]
+        # A forward of the whole model, run beside the pipeline, changes these: mostly caches.
+        self._holders = list(_find_holders(self._traced, {*program.changed}))
+        self.remember_tensors()
+
+    def remember_tensors(self) -> None:
+        """Take note of the model's parameters and buffers after they were moved or converted."""
+        self._parameters = [dict(module._parameters) for _, module in self._modules]
+        self._buffers = [dict(module._buffers) for _, module in self._traced]
+
+    def check(self) -> None:
+        """Check that the model is what it was.
+
+        Raises:
+            PlanMismatch: It was changed; the message names what was.
+        """
+        for change in self._changes():
+            raise PlanMismatch(
+                f"the model was changed after this pipeline was built: {change}. The stages are "
+                "those captured then; build the pipeline again, and its optimizer if weights are "
+                "new, or keep a number that changes in a buffer and change that in place"
+            )
+
+    def _changes(self) -> Iterator[str]:
+        entries = zip(self._modules, self._kinds, self._children, self._parameters, strict=True)
+        for (path, module), kind, children, parameters in entries:
+            if type(module) is not kind:
+                yield f"{path!r} was a {kind.__name__}, now it is a {type(module).__name__}"
+            yield from _differences(path, children, module._modules)
+            if not any(is_sharded(each) for each in parameters.values() if each is not None):
+                yield from _differences(path, parameters, module._parameters)
+        for (path, module), hooks, buffers in zip(
+            self._traced, self._hooks, self._buffers, strict=True
+        ):
+            yield from _differences(path, buffers, module._buffers)
+            if _hooks_of(module) != hooks:
+                place = repr(path) if path else "the model itself"
+                yield f"{place} was given a hook, which would not run, or lost one"
+        for holder in self._holders:
+            now = _entries(holder.value)
+            yield from _differences(holder.name, holder.before, now, holder.ignored)
+
+
+def _modules_called_in(captured: Captured) -> set[nn.Module]:
+    program = captured.program
+    return {
+        inner
+        for node in program.graph.nodes
+        for module in modules_called(node, program)
+        for inner in module.modules()
+    }
+
+
+def _hooks_of(module: nn.Module) -> list[list[int]]:
+    return [list(getattr(module, table)) for table in HOOKS]
+
+
+def _find_holders(
+    modules: list[tuple[str, nn.Module]], ignored: set[tuple[str, str]]
+) -> Iterator[_Holder]:
+    """Yield the modules, with the containers and plain objects in their attributes, each once."""
+    seen: set[int] = set()
+
+    def visit(name: str, value: Any, depth: int) -> Iterator[_Holder]:
+        inspected = isinstance(value, CONTAINERS) or is_plain_object(value)
+        if not inspected or id(value) in seen or not depth:
+            return
+        seen.add(id(value))
+        held = _entries(value)
+        yield _Holder(name, value, held)
+        for key, part in held.items():
+            yield from visit(f"{name}.{key}", part, depth - 1)
+
+    for path, module in modules:
+        held = _entries(module)
+        own = frozenset(name for where, name in ignored if where == path)
+        yield _Holder(path, module, held, own)
+        for name in held.keys() - own:
+            yield from visit(f"{path}.{name}".lstrip("."), held[name], MAX_DEPTH)
+
+
+def _entries(value: Any) -> dict[Any, Any]:
+    if isinstance(value, nn.Module):
+        return {k: v for k, v in vars(value).items() if k not in _OF_EVERY_MODULE}
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return dict.fromkeys(value)
+    if isinstance(value, CONTAINERS):
+        return dict(enumerate(value))
+    return read_attributes(value)
+
+
+def _differences(
+    name: str,
+    before: Mapping[Any, Any],
+    now: Mapping[Any, Any],
+    ignored: frozenset[str] = frozenset(),
+) -> Iterator[str]:
+    if len(before) == len(now) and all(
+        key in before and _is_same(before[key], value) for key, value in now.items()
+    ):
+        return
+    for key in [*before, *(key for key in now if key not in before)]:
+        was, found = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        if key not in ignored and not _is_same(was, found):
+            place = f"{name}.{key}".lstrip(".")
+            yield f"{place!r} was {_describe(was)}, now it is {_describe(found, was)}"
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    return was is now or (
+        type(was) is type(now) and isinstance(was, CONSTANTS) and repr(was) == repr(now)
+    )
+
+
+def _describe(value: Any, before: Any = _ABSENT) -> str:
+    if value is _ABSENT:
+        return "missing"
+    if isinstance(value, CONSTANTS):
+        return repr(value)
+    article = "another" if type(before) is type(value) else "a"
+    return f"{article} {'tensor' if isinstance(value, Tensor) else type(value).__name__}"

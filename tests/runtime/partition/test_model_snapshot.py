@@ -1,0 +1,137 @@
+"""A model that is changed after its pipeline was built is followed, or refused by name."""
+
+import operator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.errors import PlanMismatch
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.runtime.pipeline import Pipeline
+from tests.torch_models import Case, traced_profile
+
+
+class Cache:
+    """A plain object that forward writes to."""
+
+    def __init__(self):
+        self.length = None
+
+
+class Annealed(nn.Module):
+    """Divides by a temperature; one of its layers runs as written."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.head = nn.Linear(4, 4), Gate(), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+        self.temperature, self.settings, self.cache = 2.0, {"power": [2, 3]}, Cache()
+        self.table = torch.ones(4)
+
+    def forward(self, x):
+        self.cache.length = x.shape[-1]
+        x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table
+        return self.head(self.gate(x)) ** self.settings["power"][0]
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x):
+        return x * (-self.factor if float(x.detach().sum()) > 0 else self.factor)
+
+
+@pytest.fixture
+def built():
+    torch.manual_seed(0)
+    model = Annealed()
+    profile = traced_profile(Case("own", None, model, torch.ones(2, 4), mse_loss))
+    balance = [1, len(profile.layers) - 1]
+    options = PlanOptions(num_microbatches=2)
+    plan = plan_from_balance(profile, Cluster.uniform(2), options, balance)
+    return model, Pipeline(model, plan)
+
+
+def check_equal(model, pipeline):
+    batch = torch.randn(4, 4)
+    expected = torch.cat([model(part) for part in batch.chunk(2)])
+    torch.testing.assert_close(pipeline(batch), expected)
+
+
+FOLLOWED = {
+    "a buffer, in place": lambda model: model.scale.mul_(3),
+    "a plain tensor, in place": lambda model: model.table.mul_(3),
+    "a weight, in place": lambda model: model.first.weight.data.mul_(3),
+    "loaded weights": lambda model: model.load_state_dict(Annealed().state_dict()),
+    "an attribute of a layer called as written": lambda model: setattr(model.gate, "factor", 3.0),
+    "frozen weights": lambda model: model.first.requires_grad_(False),
+    "a hook of a leaf": lambda model: model.head.register_forward_hook(lambda *_: torch.ones(2, 4)),
+    "what forward itself changes": lambda model: model(torch.ones(2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_change_is_followed(name, built):
+    model, pipeline = built
+    check_equal(model, pipeline)
+    FOLLOWED[name](model)
+    check_equal(model, pipeline)
+
+
+REFUSED = {
+    "'temperature' was 2.0, now it is 0.5": lambda model: setattr(model, "temperature", 0.5),
+    r"'settings\.power' was a list, now it is another": lambda model: model.settings.update(
+        power=[1, 3]
+    ),
+    r"'settings\.power\.0' was 2, now it is 1": lambda model: operator.setitem(
+        model.settings["power"], 0, 1
+    ),
+    "'head' was a Linear, now it is another Linear": lambda model: setattr(
+        model, "head", nn.Linear(4, 4)
+    ),
+    "'head' was a Linear, now it is a Sequential": lambda model: setattr(
+        model, "head", nn.Sequential(model.head)
+    ),
+    "'adapter' was missing, now it is a Linear": lambda model: setattr(
+        model, "adapter", nn.Linear(4, 4)
+    ),
+    "'first' was a Linear, now it is a Parametrized": lambda model: (
+        nn.utils.parametrizations.weight_norm(model.first)
+    ),
+    r"'first\.weight' was a tensor, now it is another": lambda model: model.load_state_dict(
+        Annealed().state_dict(), assign=True
+    ),
+    "'scale' was a tensor, now it is another": lambda model: setattr(
+        model, "scale", torch.full((4,), 3.0)
+    ),
+    "'table' was a tensor, now it is another": lambda model: setattr(
+        model, "table", torch.full((4,), 3.0)
+    ),
+    "'forward' was missing": lambda model: setattr(model, "forward", lambda x: x),
+    "the model itself was given a hook": lambda model: model.register_forward_hook(print),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_change_that_stages_would_miss_is_refused(words, built):
+    """An annealed temperature stayed what it was, and a new head was not used."""
+    model, pipeline = built
+    REFUSED[words](model)
+    with pytest.raises(PlanMismatch, match=words):
+        pipeline(torch.randn(4, 4))
+
+
+def test_a_pipeline_that_is_moved_knows_its_new_buffers(built):
+    model, pipeline = built
+    pipeline.double()
+    batch = torch.randn(4, 4, dtype=torch.float64)
+    pipeline(batch).sum().backward()
+    model.scale = torch.ones(4, dtype=torch.float64)
+    with pytest.raises(PlanMismatch, match="'scale' was a tensor"):
+        pipeline(batch)
