@@ -276,6 +276,62 @@ class MultipleOutputs(nn.Module):
         return x, early
 
 
+class ReadsByReference(nn.Module):
+    """A head that reads the weight of an embedding it only refers to, and has to run as written."""
+
+    def __init__(self, tokens: nn.Embedding) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.reference = [tokens]  # a list hides the embedding from nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if float(x.detach().abs().amax()) > 1e6:  # a look at the data, which no tracer follows
+            x = x / 2
+        return functional.linear(x, self.reference[0].weight)
+
+
+class UnregisteredTie(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([TransformerBlock(WIDTH, causal=True) for _ in range(7)])
+        self.head = ReadsByReference(self.tokens)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(x)
+        return y
+
+
+class Counting(nn.Module):
+    """A block whose scale depends on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(WIDTH)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y: Tensor = x + self.block(x) / self.calls
+        return y
+
+
+class StatefulOpaque(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [Counting() if n in (1, 5) else Block(WIDTH) for n in range(8)]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def rows(width: int = WIDTH, *, target: int = WIDTH) -> Callable[[int], Any]:
     """Random vectors, and others to reach."""
     return lambda count: (
@@ -362,4 +418,8 @@ MODELS = (
           numbered("blocks", 7)),
     Model("multiple outputs", "an output of a middle stage", MultipleOutputs, rows(),
           both_squares, numbered("blocks", 7)),
+    Model("unregistered tie", "a layer called as written reads an embedding's weight",
+          UnregisteredTie, texts(1), next_token, numbered("blocks", 7, first=0)),
+    Model("stateful opaque layer", "layers called as written count their calls", StatefulOpaque,
+          rows(), squares, numbered("blocks", 7)),
 )  # fmt: skip

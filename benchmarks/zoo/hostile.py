@@ -141,6 +141,24 @@ class ChangesParameterData(nn.Module):
         return y
 
 
+class MovesBufferData(nn.Module):
+    """Shrinks a buffer through .data, so that autograd does not know what a backward needed."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.before, self.after = MLP(), MLP()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        if float(x.detach().abs().amax()) > 0:
+            self.scale.data.mul_(0.9)
+        y: Tensor = self.after(x * self.scale)
+        return y
+
+
 class EmbeddingMaxNorm(nn.Module):
     """An embedding that shortens its own rows when they are read."""
 
@@ -223,6 +241,7 @@ ARCHITECTURES = (
     describe("hostile", SharedCounter, FEATURES),
     describe("hostile", GradientModeSwitch, FEATURES),
     describe("hostile", ChangesParameterData, FEATURES),
+    describe("hostile", MovesBufferData, FEATURES),
     describe("hostile", EmbeddingMaxNorm, texts()),
     describe("hostile", WarmUp, FEATURES),
     describe("hostile", GrowingList, FEATURES),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from .parts import MLP, WIDTH, describe, rows
+from .parts import MLP, WIDTH, describe, rows, texts
 
 
 class InPlace(nn.Module):
@@ -254,6 +256,65 @@ class PlainTensor(nn.Module):
         return x + torch.tensor([1.0, -1.0]).repeat(WIDTH // 2)
 
 
+class Reader(nn.Module):
+    """Branches on its data; reads a weight that is none of its own."""
+
+    def __init__(self, reach: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.reach = nn.LayerNorm(WIDTH), reach
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        weight = self.reach()
+        return x @ weight.T if float(x.detach().sum()) > 0 else -x @ weight.T
+
+
+class UnregisteredTie(nn.Module):
+    """The head reads the weight of an embedding that it keeps in a list, and branches on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.between = nn.Embedding(32, WIDTH), MLP()
+        hidden = [self.tokens]
+        self.head = Reader(lambda: hidden[0].weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.between(self.tokens(ids)))
+        return scores
+
+
+SHARED: dict[str, Tensor] = {}
+
+
+class Leaves(MLP):
+    """Leaves what it saw in a global variable."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        SHARED["mean"] = x.detach().mean() * (1.0 if float(x.detach().sum()) > 0 else 2.0)
+        return x
+
+
+class Takes(MLP):
+    """Takes what it finds there, if it is not too large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = SHARED["mean"]
+        return super().forward(x) * (factor if float(factor) < 1 else 1.0)
+
+
+class SharesGlobal(nn.Module):
+    """Two layers that branch on their data share a value by a global variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.between, self.last = Leaves(), MLP(), Takes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.between(self.first(x)))
+        return y
+
+
 FEATURES = rows(4, WIDTH)
 
 ARCHITECTURES = (
@@ -272,4 +333,6 @@ ARCHITECTURES = (
     describe("trap", CalledTwice, FEATURES),
     describe("trap", ChangesParameter, FEATURES),
     describe("trap", PlainTensor, FEATURES),
+    describe("trap", UnregisteredTie, texts()),
+    describe("trap", SharesGlobal, FEATURES),
 )
