@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from ..core.errors import CaptureError, StagewrightError, first_line
 from ..core.graph.graph import Boundary, Graph
 from .captured import Captured, is_compatible
 from .equivalence.check import (
+    IN_FLIGHT,
     EagerReference,
     check_piecewise_run,
     follows_mode,
@@ -105,17 +106,25 @@ def trace(
                 return _complete(case, name, captured, attempts)
         # An explicit mode asks for that tracer or nothing, and a recipe must reproduce the earlier
         # capture, so neither falls back to one opaque call of the whole model.
-        if mode == "auto" and wanted is None:
-            with suppress(CaptureError):
-                return _capture_opaque(case, attempts)
+        if mode == "auto" and wanted is None and (whole := _capture_opaque(case, attempts)):
+            return whole
     raise _capture_failed(model, [refusal for _, refusal in attempts]) from attempts[0][1]
 
 
-def _capture_opaque(case: _Case, attempts: list[tuple[str, CaptureError]]) -> Captured:
-    """Capture the whole model as one opaque call, after all tracers failed."""
+def _capture_opaque(case: _Case, attempts: list[tuple[str, CaptureError]]) -> Captured | None:
+    """Capture the whole model as one opaque call, after all tracers failed; None if that fails.
+
+    Raises:
+        CaptureError: The model itself does not bear several micro-batches in flight.
+    """
     reason = f"could not be taken apart: {choose_reason([str(why) for _, why in attempts])}"
     ((name, tracer),) = select_tracers(case.model, case.flat, "modules")
-    captured = _refine(replace(case, recipe=CaptureRecipe(name, {"": reason})), tracer)
+    try:
+        captured = _refine(replace(case, recipe=CaptureRecipe(name, {"": reason})), tracer)
+    except CaptureError as refusal:
+        if str(refusal).startswith(IN_FLIGHT):
+            raise _capture_failed(case.model, [refusal]) from refusal
+        return None
     captured.program.notes.append(REMEDIES)
     return _complete(case, name, captured, attempts)
 

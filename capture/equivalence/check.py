@@ -36,6 +36,8 @@ before a normalisation."""
 
 NOT_THE_MODEL = "the traced model is not the model: "
 
+IN_FLIGHT = "with two micro-batches in flight"
+
 CAUSES = (
     ". The tracer misses something in forward: hooks, Python's random numbers, state kept outside "
     "buffers, or a custom derivative"
@@ -197,7 +199,7 @@ def check_piecewise_run(
             return
         difference = str(error).removeprefix(NOT_THE_MODEL).partition(CAUSES)[0]
         raise CaptureError(
-            f"with two micro-batches in flight, though not one after the other, {difference}. The "
+            f"{IN_FLIGHT}, though not one after the other, {difference}. The "
             "second forward changes something that is still needed for the first, such as a "
             "buffer written through .data, a global variable or an attribute of another module; "
             "let forward read a copy (buffer.clone()), or pass the value on as an argument"

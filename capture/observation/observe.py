@@ -153,6 +153,8 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
     found.globals = sorted(
         k for k in now.keys() | globals_before if now.get(k) != globals_before.get(k)
     )
+    if found.globals:
+        found.stateful[""] = found.globals[0]
     _blame_changes(found, found.changed)
 
 

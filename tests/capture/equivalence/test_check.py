@@ -100,6 +100,19 @@ def test_a_buffer_written_through_data_is_found_with_two_micro_batches_in_flight
         trace(model, torch.randn(3, 4))
 
 
+def test_a_model_that_is_no_pipeline_even_as_a_whole_is_told_why():
+    class Whole(MovesDataOfBuffer):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return super().forward(self.linear(x))
+
+    with pytest.raises(CaptureError, match=r"Whole could not be captured:\n  with two micro-bat"):
+        trace(Whole(), torch.randn(3, 4))
+
+
 def test_a_write_in_place_that_autograd_will_notice_is_left_to_it():
     class Decaying(MovesDataOfBuffer):
         def forward(self, x):
@@ -146,6 +159,7 @@ def test_layers_called_as_written_that_share_a_global_are_not_separated(key, mon
     graph = trace(Model(), torch.randn(3, 4)).graph
     assert [layer.name for layer in graph.layers] == ["Model"]
     assert "global variable" in graph.layers[0].opaque
+    assert graph.layers[0].stateful == f"{__name__}.SHARED"
 
 
 def test_an_alias_of_another_layers_weight_is_not_separated_from_it():
