@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test shuffle check schemas bench fuzz load chaos hostile roundtrip clean
+.PHONY: help setup demo test shuffle check schemas bench fuzz load chaos hostile roundtrip timm clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ hostile: $(INSTALLED)  ## Attack the service with a malicious corpus
 
 roundtrip: $(INSTALLED)  ## Plan GPT-2 and ResNet-50 by way of a service, and compare with the library
 	$(BIN)/python scripts/client_round_trip.py
+
+timm: $(INSTALLED)  ## Install timm into .timm, for its rows of docs/capture.md and their test
+	$(PIP_INSTALL) --no-deps --target .timm timm torchvision pillow
 
 clean:  ## Remove what was built and cached, but not the virtual environment
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

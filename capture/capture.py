@@ -174,8 +174,10 @@ def _refine(case: _Case, tracer: Tracer) -> Captured:
         captured = _trace_and_check(case, tracer, case.seen.suspects)
     if case.expected is None or not captured.program.fixed_mode:
         return captured
-    # Evaluation differs. Making the module that reads self.training opaque keeps one graph for
-    # both modes, which is preferred over a second graph for evaluation.
+    # Evaluation differs. A second graph leaves every layer traced; where the two cannot be cut
+    # alike, the modules that read self.training become opaque instead.
+    if _add_evaluation(case, tracer, captured):
+        return captured
     for suspects in propose_mode_suspects(case.model, case.seen, captured.program):
         try:
             better = _trace_and_check(case, tracer, {**captured.program.opaque, **suspects})
@@ -183,26 +185,26 @@ def _refine(case: _Case, tracer: Tracer) -> Captured:
             continue
         if not better.program.fixed_mode:
             return better
-    _add_evaluation(case, tracer, captured)
     return captured
 
 
-def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
-    """Capture a separate graph for evaluation, if it can be cut where the training graph can."""
+def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> bool:
+    """Capture a separate graph for evaluation; return False if it cannot be cut as this one."""
     program = captured.program
     fixed = program.fixed_mode
     try:
         with _as_capture_error(), preserve_model(case.model, training=False):
             evaluation = build_captured(tracer(case, program.opaque), case.seen)
     except CaptureError:
-        return
+        return False
     if not is_compatible(captured, evaluation):
-        return
+        return False
     captured.evaluation, program.fixed_mode = evaluation, ()
     if case.expected is not None and not _follows_mode(captured, case.expected):
         captured.evaluation, program.fixed_mode = None, fixed
-        return
+        return False
     program.notes.append("evaluation runs a graph of its own")
+    return True
 
 
 def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Captured:

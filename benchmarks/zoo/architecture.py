@@ -8,7 +8,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-Kind = Literal["transformers", "vision", "recurrent", "composed", "trap", "hostile"]
+Kind = Literal[
+    "transformers", "vision", "recurrent", "composed", "trap", "hostile", "drawn", "timm"
+]
+
+DRAWN: tuple[Kind, ...] = ("drawn", "timm")
+"""Kinds of which nobody chose the architectures: what does not build is passed over."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from stagewright.core.errors import PlanMismatch, StagewrightError
 
-from .architecture import Architecture
+from .architecture import DRAWN, Architecture
 from .behaviour import TOLERANCE, Behaviour, call, differences, flatten, observe, seed_all, weights
 from .row import Row
 
@@ -24,6 +25,10 @@ PERTURBATION = 0.02
 TRACING_SEED, FIRST_SEED = 100, 1
 
 
+class NotBuilt(Exception):
+    """The architecture does not build, or does not run eagerly, as it was drawn."""
+
+
 class Wrong(Exception):
     """The captured model silently does something else."""
 
@@ -33,6 +38,8 @@ def judge(architecture: Architecture, trace: Callable[[nn.Module, Any], Any]) ->
     row = Row(architecture.name, architecture.kind, architecture.trap)
     try:
         Trial(architecture, trace, row).run()
+    except NotBuilt as error:
+        row.verdict, row.reason = "not built", str(error)
     except Wrong as wrong:
         row.verdict, row.reason = "WRONG", str(wrong)
     except StagewrightError as refusal:
@@ -47,17 +54,18 @@ def judge(architecture: Architecture, trace: Callable[[nn.Module, Any], Any]) ->
 
 
 class Trial:
-    """One architecture, captured, beside a copy of it that does every step eagerly.
+    """One architecture, captured, beside copies of it that do every step eagerly.
 
-    Neither is ever set back, so that what they remember from step to step is compared as well.
+    It runs in one piece, and cut into pieces that share nothing; each way beside an eager copy of
+    its own. Neither is ever set back, so that what they remember from step to step is compared as
+    well.
     """
 
     def __init__(
         self, architecture: Architecture, trace: Callable[[nn.Module, Any], Any], row: Row
     ) -> None:
         self.architecture, self.row = architecture, row
-        self.model, self.eager = self.fresh(), self.fresh()
-        self.sample = self.inputs(TRACING_SEED)
+        self.model, self.sample = self.fresh(), self.inputs(TRACING_SEED)
         start = time.perf_counter()
         try:
             self.captured = trace(self.model, self.sample)
@@ -70,9 +78,21 @@ class Trial:
         row.legal_cuts = sum(boundary.legal for boundary in graph.boundaries)
 
     def fresh(self) -> nn.Module:
-        """Return the model as built, the same every time, in training mode."""
+        """Return the model as built, the same every time, in training mode.
+
+        Raises:
+            NotBuilt: A drawn architecture does not build, or does not run on its sample.
+        """
         seed_all(0)
-        model = self.architecture.build().train()
+        try:
+            model = self.architecture.build().train()
+            if self.architecture.kind in DRAWN:
+                sample = self.inputs(TRACING_SEED)
+                call(copy.deepcopy(model), sample, flatten(sample))
+        except Exception as error:
+            if self.architecture.kind not in DRAWN:
+                raise
+            raise NotBuilt(f"{type(error).__name__}: {_first_line(error)}") from error
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=PERTURBATION)
@@ -84,62 +104,65 @@ class Trial:
 
     def run(self) -> None:
         """Every check; the first one that fails raises."""
-        self.compare("after tracing", weights(self.model), weights(self.eager))
-        for seed in range(FIRST_SEED, FIRST_SEED + self.architecture.seeds):
-            self.one_step(seed)
-        self.several_steps()
-        self.evaluation()
+        self.compare("after tracing", weights(self.model), weights(self.fresh()))
+        boundaries = self.captured.graph.boundaries
+        legal = [boundary.after + 1 for boundary in boundaries if boundary.legal]
+        spans = list(pairwise([0, *legal, self.row.layers]))
+        ways = [("whole", CutRun(self.captured, [(0, self.row.layers)], self.model))]
+        if legal:  # copied now, before the whole model changes what it keeps
+            ways.append(("cut", Isolated(self.captured, spans, self.model)))
+        for way, run in ways:
+            eager = self.fresh()
+            for seed in range(FIRST_SEED, FIRST_SEED + self.architecture.seeds):
+                self.one_step(way, run, eager, seed)
+            self.several_steps(way, run, eager)
+            self.evaluation(way, run, eager)
 
-    def one_step(self, seed: int) -> None:
-        """Whole, gradients of inputs included, and cut wherever it may be."""
+    def one_step(self, way: str, run: CutRun, eager: nn.Module, seed: int) -> None:
+        """Forward and backward; gradients of inputs too while the model is in one piece."""
         flat = flatten(self.inputs(seed))
-        for cut in (False, True):
-            with_inputs = self.architecture.differentiable_inputs and not cut
-            expected = self.eager_step(flat, seed=seed, with_inputs=with_inputs)
-            found = self.captured_step(self.cut_run(cut), flat, seed=seed, with_inputs=with_inputs)
-            self.compare(f"{'cut' if cut else 'whole'}, inputs {seed}", found, expected)
+        with_inputs = self.architecture.differentiable_inputs and way == "whole"
+        expected = self.eager_step(eager, flat, seed=seed, with_inputs=with_inputs)
+        found = self.captured_step(run, flat, seed=seed, with_inputs=with_inputs)
+        self.compare(f"{way}, inputs {seed}", found, expected)
 
-    def eager_step(self, flat: list[Tensor], **how: Any) -> Behaviour:
-        return observe(self.eager, lambda x: call(self.eager, self.sample, x), flat, **how)
+    def eager_step(self, eager: nn.Module, flat: list[Tensor], **how: Any) -> Behaviour:
+        return observe(eager, lambda x: call(eager, self.sample, x), flat, **how)
 
     def captured_step(self, run: CutRun, flat: list[Tensor], **how: Any) -> Behaviour:
-        return observe(self.model, run, flat, hand_back=run.hand_back, **how)
+        return observe(run.model, run, flat, hand_back=run.hand_back, **how)
 
-    def cut_run(self, cut: bool) -> CutRun:
-        """All layers as one piece, or a piece for every legal cut and one more."""
-        boundaries = self.captured.graph.boundaries
-        legal = [boundary.after + 1 for boundary in boundaries if boundary.legal and cut]
-        return CutRun(self.captured, list(pairwise([0, *legal, self.row.layers])))
-
-    def several_steps(self) -> None:
-        """Plain SGD on the cut model, the same pieces step after step."""
-        run = self.cut_run(cut=True)
+    def several_steps(self, way: str, run: CutRun, eager: nn.Module) -> None:
+        """Plain SGD, the same pieces step after step."""
         for step in range(STEPS):
             flat = flatten(self.inputs(FIRST_SEED + step))
-            self.eager_step(flat, seed=step)
+            self.eager_step(eager, flat, seed=step)
             self.captured_step(run, flat, seed=step)
-            descend(self.eager)
-            descend(self.model)
-        self.compare(f"after {STEPS} steps", weights(self.model), weights(self.eager))
+            descend(eager)
+            descend(run.model)
+            run.hand_out()
+        self.compare(f"after {STEPS} steps, {way}", weights(run.model), weights(eager))
 
-    def evaluation(self) -> None:
+    def evaluation(self, way: str, run: CutRun, eager: nn.Module) -> None:
         """Check evaluation mode and back: equal, or refused loudly."""
+        if self.row.eval == "refused":
+            return
         self.row.eval = "WRONG"
         flat = flatten(self.inputs(FIRST_SEED))
-        for cut in (False, True):
-            run = self.cut_run(cut)
-            for training in (False, True):
-                try:
-                    for piece in run.pieces:
-                        piece.train(training)
-                except PlanMismatch:
-                    self.row.eval = "refused"
-                    return
-                self.eager.train(training)
-                expected = self.eager_step(flat, seed=7, differentiate=False)
-                found = self.captured_step(run, flat, seed=7, differentiate=False)
-                mode = "training again" if training else "evaluation"
-                self.compare(f"in {mode}", found, expected)
+        for training in (False, True):
+            try:
+                for piece in run.pieces:
+                    piece.train(training)
+            except PlanMismatch:
+                self.row.eval = "refused"
+                for piece in run.pieces:
+                    piece.train(True)
+                return
+            eager.train(training)
+            expected = self.eager_step(eager, flat, seed=7, differentiate=False)
+            found = self.captured_step(run, flat, seed=7, differentiate=False)
+            mode = "training again" if training else "evaluation"
+            self.compare(f"in {mode}, {way}", found, expected)
         self.row.eval = "equal"
 
     def compare(self, when: str, found: Behaviour, expected: Behaviour) -> None:
@@ -167,10 +190,11 @@ class CutRun:
     Args:
         captured: The traced model.
         spans: First layer and one past the last of each piece.
+        model: Whose gradients, buffers and parameters the run's are.
     """
 
-    def __init__(self, captured: Any, spans: Sequence[tuple[int, int]]) -> None:
-        self.captured = captured
+    def __init__(self, captured: Any, spans: Sequence[tuple[int, int]], model: nn.Module) -> None:
+        self.captured, self.model = captured, model
         self.pieces = [captured.segment(first, last) for first, last in spans]
         self.crossing = [captured.graph.boundaries[last - 1].tensors for _, last in spans[:-1]]
         self.links: list[list[tuple[Tensor, Tensor]]] = []
@@ -202,6 +226,50 @@ class CutRun:
             ]
             if pairs:
                 torch.autograd.backward([s for s, _ in pairs], [gradient for _, gradient in pairs])
+
+    def hand_out(self) -> None:
+        """Let the pieces know the model's parameters after a step; here they are its own."""
+
+
+class Isolated(CutRun):
+    """Pieces that are deep copies of their own modules alone, as in processes of their own.
+
+    What reaches beyond a piece by an unregistered reference reaches a copy, and shows. The model
+    here is another copy, which only collects: sums of the pieces' gradients, and their buffers.
+    """
+
+    def __init__(self, captured: Any, spans: Sequence[tuple[int, int]], model: nn.Module) -> None:
+        super().__init__(captured, spans, copy.deepcopy(model))
+        self.pieces = [copy.deepcopy(piece) for piece in self.pieces]
+
+    def __call__(self, flat: list[Tensor]) -> Any:
+        for piece in self.pieces:
+            piece.zero_grad(set_to_none=True)
+        output = super().__call__(flat)
+        held = {n: b.clone() for n, b in self.model.named_buffers(remove_duplicate=False)}
+        for piece in self.pieces:
+            for name, buffer in piece.named_buffers(remove_duplicate=False):
+                if name in held and not torch.equal(buffer, held[name]):
+                    owner, _, own = name.rpartition(".")
+                    self.model.get_submodule(owner)._buffers[own] = buffer.detach().clone()
+        return output
+
+    def hand_back(self) -> None:
+        super().hand_back()
+        mine = dict(self.model.named_parameters(remove_duplicate=False))
+        for piece in self.pieces:
+            for name, parameter in piece.named_parameters():
+                if name in mine and parameter.grad is not None:
+                    total, more = mine[name].grad, parameter.grad
+                    mine[name].grad = more.clone() if total is None else total + more
+
+    def hand_out(self) -> None:
+        mine = dict(self.model.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for piece in self.pieces:
+                for name, parameter in piece.named_parameters():
+                    if name in mine:
+                        parameter.copy_(mine[name])
 
 
 def descend(model: nn.Module) -> None:

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal[
-    "equal", "equal, with opaque layers", "equal in training", "refused", "WRONG", "failed"
-]
+    "equal", "equal, with opaque layers", "equal in training", "refused", "WRONG", "failed",
+    "not built",
+]  # fmt: skip
 Mode = Literal["equal", "refused", "WRONG", ""]
 
 
@@ -17,7 +18,8 @@ class Row:
 
     Attributes:
         verdict: ``equal in training`` refuses evaluation mode; ``refused`` is an error of the
-            library's own; ``failed`` a crash, a time-out, or any other error.
+            library's own; ``failed`` a crash, a time-out, or any other error; ``not built`` a drawn
+            architecture that does not even run eagerly.
         reason: First line of the error, or what differs and by how much.
         mode: How it was captured, as `Graph` says.
         opaque: Name of each opaque layer, and why it is one.

@@ -21,6 +21,8 @@ TITLES = {
     "composed": "Composed",
     "trap": "Traps",
     "hostile": "Hostile",
+    "drawn": "Drawn from all configurations of `transformers`",
+    "timm": "Drawn from the nets of `timm`",
 }
 
 

@@ -201,7 +201,10 @@ def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
         other
         for other in program.graph.nodes
         if other.op.startswith("call_")
-        and any(storage_key(tensor) in keys for tensor in tensors_of(value_of(other)))
+        and any(
+            storage_key(tensor) in keys and dtype_name(tensor.dtype) in DIFFERENTIABLE
+            for tensor in tensors_of(value_of(other))
+        )
     }
 
 

@@ -90,18 +90,37 @@ def assign_layers(program: Program) -> Layers:
             if source.op == "get_attr" and node in layers.layer_of:
                 target = str(source.target)
                 read_in[target] = max(read_in.get(target, 0), layers.layer_of[node])
-        for changed in mutated_inputs(node, program):
-            for tensor in tensors_of(value_of(changed)):
-                changed_in[storage_key(tensor)] = layers.layer_of.get(node, 0)
+        if node in layers.layer_of:
+            changed_in.update(dict.fromkeys(_changed(node, program), layers.layer_of[node]))
     if not layers.names:
         layers.names.append(type(program.model).__name__)
         layers.paths.append("")
-    # Operations that only depend on the model's inputs join the first layer that reads them.
-    for node in reversed(waiting):
-        reading = [layers.layer_of[user] for user in node.users if user in layers.layer_of]
-        layers.layer_of[node] = min(reading, default=0)
+    _place_waiting(program, layers, nodes, waiting)
     _order_mutations(program, layers)
     return layers
+
+
+def _place_waiting(
+    program: Program, layers: Layers, nodes: list[fx.Node], waiting: list[fx.Node]
+) -> None:
+    """Let operations that only depend on the model's inputs join the first layer that reads them.
+
+    A write in place joins the first layer that touches its memory afterwards, and a read of memory
+    is never behind the next write to it.
+    """
+    unplaced = set(waiting)
+    touched_later: dict[int, int] = {}
+    changed_later: dict[int, int] = {}
+    for node in reversed(nodes):
+        changed = _changed(node, program)
+        if node in unplaced:
+            reading = [layers.layer_of[user] for user in node.users if user in layers.layer_of]
+            reading += [touched_later[key] for key in changed if key in touched_later]
+            reading += [changed_later[key] for key in _storages(node) if key in changed_later]
+            layers.layer_of[node] = min(reading, default=0)
+        layer = layers.layer_of[node]
+        for keys, later in ((_storages(node), touched_later), (changed, changed_later)):
+            later.update({key: min(layer, later.get(key, layer)) for key in keys})
 
 
 def explain_opaque(program: Program, layers: Layers, index: int) -> str:
@@ -188,6 +207,15 @@ def _storages(node: fx.Node) -> list[int]:
     return [
         storage_key(tensor)
         for source in node.all_input_nodes
+        for tensor in tensors_of(value_of(source))
+    ]
+
+
+def _changed(node: fx.Node, program: Program) -> list[int]:
+    """Return the storages that a node changes in place."""
+    return [
+        storage_key(tensor)
+        for source in mutated_inputs(node, program)
         for tensor in tensors_of(value_of(source))
     ]
 

@@ -6,10 +6,11 @@ import functools
 import io
 import logging
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import PurePath
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..observation.nested_values import extract_tensors, keep_positions
 from ..observation.observe import TracingTarget
 from ..program.program import CALL, PATH, Program, is_inside
 from ..serialize.operations import is_check
+from .data_checks import skip_data_checks
 from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, restore_opaque_calls
 
 
@@ -48,9 +50,10 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
                 model, seen, {*opaque, *find_recurrent_modules(model, seen)}, functions
             ) as active,
             flatten_output(model) as outputs,
+            skip_data_checks() as unchecked,
         ):
             warnings.simplefilter("ignore")
-            exported = torch.export.export(model, args, kwargs, strict=False)
+            exported = _export(model, args, kwargs)
             module = exported.module()
     except Exception as error:
         raise _refusal(error, model) from error
@@ -78,10 +81,47 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
         training=model.training,
         output=outputs[-1],
         opaque=dict(opaque),
-        notes=["captured at one batch size; run it at that micro-batch size"],
+        notes=[
+            "captured at one batch size; run it at that micro-batch size",
+            *([f"does not check its data at {', '.join(unchecked)}"] if unchecked else []),
+        ],
     )
     restore_opaque_calls(program, active, opaque, seen)
     return program
+
+
+def _export(model: nn.Module, args: Any, kwargs: Any) -> torch.export.ExportedProgram:
+    """Export a model; if that fails, export the code that it runs when it is not compiled."""
+    # Code that asks torch.compiler.is_compiling() often leaves out what export could trace very
+    # well: transformers' LongT5 then makes no attention mask, and fails for the lack of it.
+    with _watch_compile_flags(answer=None) as asked:
+        try:
+            return torch.export.export(model, args, kwargs, strict=False)
+        except Exception as error:
+            # torch's own classes of errors mean that it met what it cannot trace.
+            if not asked or type(error).__module__ != "builtins":
+                raise
+    with _watch_compile_flags(answer=False):
+        return torch.export.export(model, args, kwargs, strict=False)
+
+
+@contextmanager
+def _watch_compile_flags(answer: bool | None) -> Iterator[list[str]]:
+    """Note who asks whether it is compiled, and answer all but torch itself if told to."""
+    asked: list[str] = []
+    with ExitStack() as replaced:
+        for name in ("is_compiling", "is_exporting"):
+            written = getattr(torch.compiler, name)
+
+            def flag(written: Any = written) -> bool:
+                caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+                if caller.partition(".")[0] == "torch":
+                    return bool(written())
+                asked.append(caller)
+                return bool(written()) if answer is None else answer
+
+            replaced.enter_context(replace_attribute(torch.compiler, name, flag))
+        yield asked
 
 
 @contextmanager

@@ -62,6 +62,8 @@ def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Pro
             f"torch.fx: {type(error).__name__} in {where}: {first_line(error)}",
             module=tracer.current_path,
         ) from error
+    if tracer.has_branched:
+        raise CaptureError("torch.fx: forward branches on its data, and catches the tracer's error")
     if get_random_state() != before:
         raise CaptureError("torch.fx: a random number was drawn while tracing and would be frozen")
     for node in list(graph.nodes):
@@ -88,10 +90,15 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
 
 
 class _Tracer(fx.Tracer):
-    """An ``fx.Tracer`` that remembers the current module, for error messages."""
+    """An ``fx.Tracer`` that remembers the current module and whether it met a branch on data."""
 
     current_path: str | None = None
     leaves: Collection[int] = ()
+    has_branched = False
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        self.has_branched = True  # fx raises a ValueError here, which forward may catch
+        return super().to_bool(obj)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) in self.leaves or super().is_leaf_module(m, module_qualified_name)

@@ -162,12 +162,12 @@ class LazyCache(Base):
 
 OPAQUE = [
     PythonChance, TorchChance, Branch, Mixture, Checkpointed, CheckpointedReentrant, Counting,
-    Remembering, GradientHook, DropPath, AlphaDropout,
+    Remembering, GradientHook,
 ]  # fmt: skip
 """Called as written, and said to be."""
 
-TRACED = [Quantised, Reversed, LazyCache]
-"""Traced like any other."""
+TRACED = [Quantised, Reversed, LazyCache, DropPath, AlphaDropout]
+"""Traced like any other, in evaluation as a graph of its own where that differs."""
 
 
 class Stack(nn.Module):

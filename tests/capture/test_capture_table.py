@@ -186,3 +186,67 @@ def test_a_crash_costs_its_own_row_only(forking_executable, tmp_path):
     assert rows["hangs"]["reason"] == "still running when its time was up"
     assert "1 of 3 architectures equal" in document.read_text()
     assert "| **failed** |" in document.read_text()
+
+
+def drawn_rows(executable, *words):
+    """The rows of an excerpt of a drawn table."""
+    done = subprocess.run(
+        [str(executable), "benchmarks/capture.py", "--json", "--time-limit", "200", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [row for row in rows if row["verdict"] != "not built"]
+
+
+EXPLAINED = ("equal", "equal, with opaque layers", "equal in training", "refused")
+
+
+@pytest.mark.timeout(600)
+def test_drawn_architectures_are_equal_or_refused(forking_executable):
+    rows = drawn_rows(forking_executable, "--drawn", "3")
+    assert len(rows) == 3
+    assert all(row["verdict"] in EXPLAINED for row in rows), rows
+
+
+@pytest.mark.timeout(600)
+def test_drawn_nets_of_timm_are_equal_and_traced(forking_executable):
+    if not (ROOT / ".timm").is_dir():
+        pytest.skip("make timm installs it")
+    (row,) = drawn_rows(forking_executable, "--timm", "1")
+    assert row["verdict"] == "equal", row
+
+
+class TiedByReference(nn.Module):
+    """Its head reads the embedding's weight through a list, which registers nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.head = HeadByReference(self.embedding)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids).tanh())
+
+
+class HeadByReference(nn.Module):
+    def __init__(self, embedding):
+        super().__init__()
+        self.reference = [embedding]
+
+    def forward(self, x):
+        if x.sum() > 1e9:  # a branch on data: called as written
+            return x
+        return x @ self.reference[0].weight.T
+
+
+def test_what_a_piece_reaches_beyond_its_own_modules_is_called_wrong():
+    """In one memory its gradient would reach the weight of another piece all the same."""
+    architecture = importlib.import_module("zoo.architecture").Architecture(
+        "tied by reference", "trap", TiedByReference, lambda: torch.randint(0, 16, (2, 5))
+    )
+    row = importlib.import_module("zoo.judge").judge(architecture, trace)
+    assert row.verdict in ("WRONG", "refused") or row.mode == "modules", row

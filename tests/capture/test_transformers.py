@@ -76,3 +76,68 @@ def test_a_cache_that_is_on_is_named_with_its_way_out():
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
     with pytest.raises(CaptureError, match="use_cache = False"):
         trace(transformers.LlamaForCausalLM(config), TOKENS)
+
+
+def _tokens():
+    return torch.randint(3, 64, (2, 16))
+
+
+def prophetnet():
+    config = transformers.ProphetNetConfig(
+        vocab_size=64, hidden_size=32, encoder_ffn_dim=64, num_encoder_layers=2,
+        num_encoder_attention_heads=4, decoder_ffn_dim=64, num_decoder_layers=2,
+        num_decoder_attention_heads=4, max_position_embeddings=64, use_cache=False,
+    )  # fmt: skip
+    model = transformers.ProphetNetForConditionalGeneration(config)
+    return model, {"input_ids": _tokens(), "labels": _tokens()}
+
+
+def switch_transformers():
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_sparse_encoder_layers=1,
+        num_decoder_layers=2, num_sparse_decoder_layers=1, num_heads=4, num_experts=4,
+        use_cache=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    model = transformers.SwitchTransformersForConditionalGeneration(config)
+    return model, {"input_ids": _tokens(), "labels": _tokens()}
+
+
+def longt5():
+    config = transformers.LongT5Config(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, use_cache=False,
+        decoder_start_token_id=0, local_radius=4,
+    )  # fmt: skip
+    model = transformers.LongT5ForConditionalGeneration(config)
+    return model, {"input_ids": _tokens(), "labels": _tokens()}
+
+
+def time_series_transformer():
+    config = transformers.TimeSeriesTransformerConfig(
+        prediction_length=4, context_length=8, d_model=32, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, lags_sequence=[1, 2], num_time_features=1, use_cache=False,
+    )  # fmt: skip
+    return transformers.TimeSeriesTransformerForPrediction(config), {
+        "past_values": torch.randn(2, 10),
+        "past_time_features": torch.randn(2, 10, 1),
+        "past_observed_mask": torch.ones(2, 10),
+        "future_values": torch.randn(2, 4),
+        "future_time_features": torch.randn(2, 4, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("build", "stages"),
+    [
+        (prophetnet, 11),
+        (switch_transformers, 13),
+        (longt5, 13),
+        (time_series_transformer, 3),  # encoder and decoder drop layers by chance
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_checks_its_data_or_asks_if_compiled_can_be_cut(build, stages):
+    torch.manual_seed(0)
+    model, sample = build()
+    graph = trace(model, sample).graph
+    assert 1 + sum(boundary.legal for boundary in graph.boundaries) == stages

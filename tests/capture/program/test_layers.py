@@ -99,3 +99,28 @@ def test_keyword_inputs_keep_their_order_and_names():
         captured = trace(Two(), sample, mode=mode)
         assert captured.structure.keyword == ("right", "left")
         assert [spec.shape for spec in captured.graph.inputs] == [(2, 5), (2, 3)]
+
+
+class _ShiftsTargets(nn.Module):
+    """Writes to a tensor made from its inputs alone between the blocks, as seq2seq models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Embedding(8, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x, targets):
+        memory = self.encoder(x)
+        shifted = targets.new_zeros(targets.shape)
+        shifted[..., 1:] = targets[..., :-1].clone()
+        before = shifted * 2
+        shifted[..., 0] = 3
+        shifted.masked_fill_(shifted == 5, 0)
+        return self.head(memory + self.decoder(shifted).mean(1)) + before.sum()
+
+
+def test_writes_to_what_only_depends_on_inputs_join_the_first_reader():
+    sample = {"x": torch.randn(2, 4), "targets": torch.randint(1, 8, (2, 6))}
+    graph = capture(_ShiftsTargets(), sample)
+    assert [layer.name for layer in graph.layers] == ["encoder", "decoder", "head"]
+    assert [boundary.reason for boundary in graph.boundaries] == ["", ""]
