@@ -49,7 +49,7 @@ class _TruthMode(TorchFunctionMode):
     """Function mode that answers the truth of a tensor where only a check asks for it."""
 
     def __init__(self, answer: Callable[[FrameType], bool | None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._answer = answer
 
     def __torch_function__(

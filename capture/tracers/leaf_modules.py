@@ -11,7 +11,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, fx, nn
 
-from ..program.mutation import is_region, mutated_inputs
+from ..program.mutation import is_random, is_region, mutated_inputs
 from ..program.program import CALL, Program, path_of, resolve, value_of
 
 _FAMILIES = (
@@ -63,6 +63,8 @@ def _read_state_directly(program: Program) -> None:
 def _keeps(node: fx.Node, program: Program) -> bool:
     """Return True if a node without users must stay because it has side effects."""
     if node.op in ("placeholder", "output", "call_module") or is_region(node):
+        return True
+    if is_random(node):  # the random numbers after it would be others
         return True
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
