@@ -25,6 +25,19 @@ from .errors import InvalidInput
 
 T = TypeVar("T")
 
+MAX_NAME = 500
+
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+"""A name in a document or a request: of a layer, a tensor, a module, a device. Names are copied
+from documents into others, so that one of megabytes would be stored again with every plan."""
+
+MAX_NOTE = 10_000
+
+Note = Annotated[str, Field(max_length=MAX_NOTE)]
+"""A sentence or a few, for people."""
+
+Notes = Annotated[tuple[Note, ...], Field(max_length=10_000)]
+
 LongTuple = Annotated[tuple[T, ...], FailFast()]
 """A tuple that may have thousands of elements. Validation stops at the first invalid one: reporting
 all of them took 1.2 GB and 20 s for a document of one megabyte."""

@@ -147,8 +147,11 @@ class DeadlineExceeded(StagewrightError):
     """The time allowed ran out before there was an answer."""
 
 
+MAX_LINE = 1000
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the exception's class name if it is empty."""
     # torch appends whole tracebacks and graphs to its messages.
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0][:MAX_LINE] if lines else type(error).__name__

@@ -32,9 +32,12 @@ from ...planner.microbatch_size import sizes_to_try
 from ...schedules.numba_jit import is_available
 from ..model_sources.graph_limits import check_graph, check_rebuilt
 
-MAX_SHORTHAND_DEVICES = 65_536
-"""A short request must not cause much work: a body of 16 MiB holds about as many devices as a
-document. 200 layers over this many devices were planned in 3 s of processor time."""
+MAX_SHORTHAND_DEVICES = 16_384
+"""A short request must not cause much work or storage: every device is stored with the plan, in
+this many about 1 MiB."""
+
+MAX_SHORTHAND = 1000
+"""Characters of a shorthand."""
 
 MAX_KINDS = 4
 """Kinds of devices, by name, memory or speed. Stages of any kind may follow those of any other:
@@ -69,11 +72,17 @@ PACKAGES = ("torch", "transformers", "numpy")
 def _parse_shorthand(value: object) -> object:
     if not isinstance(value, str):
         return value
+    if len(value) > MAX_SHORTHAND:
+        raise InvalidInput(
+            f"the shorthand has {len(value)} characters, and at most {MAX_SHORTHAND} are accepted; "
+            "send the cluster as a document"
+        )
     return Cluster.parse(value, max_devices=MAX_SHORTHAND_DEVICES)
 
 
+Shorthand = Annotated[str, Field(max_length=MAX_SHORTHAND)]
 ClusterInput = Annotated[
-    Cluster, BeforeValidator(_parse_shorthand, json_schema_input_type=Cluster | str)
+    Cluster, BeforeValidator(_parse_shorthand, json_schema_input_type=Cluster | Shorthand)
 ]
 """A cluster document, or its shorthand such as ``4x24GB``, ``8xH200`` or ``2x80GB,4x24GB``."""
 

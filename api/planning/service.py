@@ -16,6 +16,7 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
 from ...core.service.documents import PlanRecord, StoredPlan, to_infeasible_answer
+from ...core.units import format_bytes
 from ...planner.plan import plan, was_cut_short
 from ..auth.access import Principal
 from ..errors import RequestDeadlineExceeded
@@ -41,6 +42,9 @@ from .what_if import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+MAX_RECORD_BYTES = 4 * 2**20
+"""JSON of a plan record; one for 16,384 devices and 1,000 layers has less than half of it."""
 
 MANY_LAYERS = 500
 """The digest of a request with fewer takes a few milliseconds, less than to change threads."""
@@ -377,15 +381,28 @@ def decide(
     try:
         found = plan(profiles, cluster, options, deadline_s=deadline_s)
     except Infeasible as error:
-        reason, first = to_infeasible_answer(error), profiles[0].content_id()
-        return PlanRecord(
+        record = PlanRecord(
             status="infeasible",
-            profile_id=first,
+            profile_id=profiles[0].content_id(),
             cluster=cluster,
             options=options,
-            infeasible=reason,
+            infeasible=to_infeasible_answer(error),
         )
-    chosen = found.profile_id
-    return PlanRecord(
-        status="planned", profile_id=chosen, cluster=cluster, options=options, plan=found
-    )
+    else:
+        record = PlanRecord(
+            status="planned",
+            profile_id=found.profile_id,
+            cluster=cluster,
+            options=options,
+            plan=found,
+        )
+    # A plan repeats the devices and the profile's notes and modules: a hundred bytes that name a
+    # stored profile would otherwise add all of its 16 MiB to the database, each time.
+    size = len(record.model_dump_json())
+    if size > MAX_RECORD_BYTES:
+        raise InvalidInput(
+            f"the plan, with its devices and the profile's notes and modules, takes "
+            f"{format_bytes(size)}, and at most {format_bytes(MAX_RECORD_BYTES)} are stored; plan "
+            "for fewer devices, shorten the profile's notes, or plan with the library"
+        )
+    return record

@@ -34,7 +34,7 @@ from ..model_sources.families import why_not_buildable
 from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS
 from ..model_sources.measure import choose_sandbox
 from ..planning.exports import PlanFormat, ProfileFormat
-from ..planning.requests import MAX_SHORTHAND_DEVICES
+from ..planning.requests import MAX_SHORTHAND, MAX_SHORTHAND_DEVICES
 from .dependencies import TheSettings, from_state, strict_router
 
 router = strict_router("/v1", "catalogue")
@@ -45,7 +45,7 @@ def read_cluster(
     devices: Annotated[
         str,
         Query(
-            max_length=1000,
+            max_length=MAX_SHORTHAND,
             description="Shorthand: 4x24GB, 8xH200, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB.",
             examples=["4x24GB"],
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, get_args
 
 from fastapi import Body, Query, Response
 from pydantic import AwareDatetime, Field
@@ -46,7 +46,7 @@ class KeyRequest(Record):
 
     project_id: str | None = Field(None, max_length=80)
     name: str = Field(min_length=1, max_length=200)
-    scopes: tuple[Scope, ...] = Field(min_length=1)
+    scopes: tuple[Scope, ...] = Field(min_length=1, max_length=len(get_args(Scope)))
     quotas: Quotas = Quotas()
     expires_at: AwareDatetime | None = None
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
+from ...core.document import MAX_NOTE
+from ...core.text_table import truncate
 from ..blocks import ModuleTree
 from .constants import constant_nodes
 from .mutation import is_random, mutated_inputs
@@ -131,9 +133,8 @@ def explain_opaque(program: Program, layers: Layers, index: int) -> str:
         if layer == index and OPAQUE in node.meta
     }
     path = layers.paths[index]
-    return "; ".join(
-        reason if inner == path else f"{inner} {reason}" for inner, reason in reasons.items()
-    )
+    told = (reason if inner == path else f"{inner} {reason}" for inner, reason in reasons.items())
+    return truncate("; ".join(told), MAX_NOTE)
 
 
 def find_state(program: Program, layers: Layers, index: int) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Document, LongTuple, NonEmptyTuple, Record
+from ..document import Document, LongTuple, Name, NonEmptyTuple, Record
 from ..errors import InvalidInput
 from ..text_table import format_table
 from ..units import format_bytes, format_time
@@ -15,6 +15,10 @@ from ..units import format_bytes, format_time
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
 """Bandwidth assumed if no link is described, as in '4x24GB': about PCIe 4.0 x8."""
+
+MAX_GROUP_SIZE = 2**30
+MAX_LEVELS = 32
+"""Each level joins at least twice as many devices as the one before."""
 
 
 class Device(Record):
@@ -26,8 +30,8 @@ class Device(Record):
         speed: How many times faster than the device that was profiled.
     """
 
-    name: str
-    kind: str = "device"
+    name: Name
+    kind: Name = "device"
     memory_bytes: int | None = Field(None, ge=0, le=2**60)
     speed: float = Field(1.0, ge=1e-6, le=1e6)
 
@@ -45,8 +49,8 @@ class LinkLevel(Record):
             network card a node), so that their messages queue in the simulation.
     """
 
-    name: str = "link"
-    group_size: int = Field(ge=1)
+    name: Name = "link"
+    group_size: int = Field(ge=1, le=MAX_GROUP_SIZE)
     latency_s: float = Field(DEFAULT_LATENCY_S, ge=0)
     bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
@@ -76,7 +80,7 @@ class Cluster(Document):
 
     schema_version: Literal["stagewright.cluster/1"] = "stagewright.cluster/1"
     devices: NonEmptyTuple[Device]
-    levels: LongTuple[LinkLevel] = ()
+    levels: LongTuple[LinkLevel] = Field((), max_length=MAX_LEVELS)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -46,7 +46,7 @@ MAX_KIND = 40
 # Every repetition is bounded, and only ASCII digits count: the text may come from a request.
 _PART = re.compile(
     r"(?:(?P<nodes>\d{1,9})x)?(?P<devices>\d{1,9})x"
-    r"(?:(?P<size>\d{1,30}(?:\.\d{1,30})?)(?P<unit>[MGT]i?B)|(?P<cpu>cpu)"
+    r"(?:(?P<size>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[MGT]i?B)|(?P<cpu>cpu)"
     r"|(?P<name>[a-z][\w.-]{1,30}|\d{4}[a-z]?))",
     re.IGNORECASE | re.ASCII,
 )

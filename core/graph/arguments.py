@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..document import Record
+from ..document import Name, Record
 from .tensors import DType, Integer
 
-Name = Annotated[str, Field(max_length=500)]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_,>.\- ]*$")]
 """A mode or an einsum equation; never a name to look up."""
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import CompactRecord, Document, LongTuple, NonEmptyTuple, Record
+from ..document import CompactRecord, Document, LongTuple, Name, NonEmptyTuple, Note, Notes, Record
 from ..text_table import format_table, sanitize, truncate
 from ..units import count, format_bytes
-from .arguments import Argument, Name, Path, Setting
+from .arguments import Argument, Path, Setting
 from .rebuildable import check_rebuildable
 from .tensors import DType, Sample, StateTensor, TensorSpec
 
@@ -41,13 +41,13 @@ class Operation(CompactRecord):
     """
 
     name: Name
-    target: str
+    target: Name
     kind: Literal["module", "function", "attribute", "region"]
-    inputs: LongTuple[str] = ()
+    inputs: LongTuple[Name] = ()
     outputs: LongTuple[TensorSpec] = ()
     layer: int = Field(ge=0)
     arguments: LongTuple[Argument] = ()
-    keywords: dict[str, Argument] = Field(default_factory=dict)
+    keywords: dict[Name, Argument] = Field(default_factory=dict)
 
 
 class LeafModule(Record):
@@ -61,8 +61,8 @@ class LeafModule(Record):
     """
 
     name: Name
-    type: str
-    settings: dict[str, Setting] = Field(default_factory=dict)
+    type: Name
+    settings: dict[Name, Setting] = Field(default_factory=dict)
     training: bool = True
 
 
@@ -97,9 +97,9 @@ class NotRebuildable(Record):
         reason: What it is, in words.
     """
 
-    operation: str = ""
-    layer: str = ""
-    reason: str
+    operation: Name = ""
+    layer: Name = ""
+    reason: Note
 
 
 class Layer(Record):
@@ -119,13 +119,13 @@ class Layer(Record):
         cost_class: Equal for layers of one model that cost the same; empty if not known.
     """
 
-    name: str
-    module_type: str = ""
-    module_fqns: LongTuple[str] = ()
+    name: Name
+    module_type: Name = ""
+    module_fqns: LongTuple[Name] = ()
     parameter_bytes: int = Field(0, ge=0, le=2**60)
-    opaque: str = ""
-    stateful: str = ""
-    cost_class: str = ""
+    opaque: Note = ""
+    stateful: Note = ""
+    cost_class: Name = ""
 
 
 class Edge(Record):
@@ -152,7 +152,7 @@ class Boundary(Record):
     after: int = Field(ge=0)
     tensors: LongTuple[TensorSpec] = ()
     legal: bool = True
-    reason: str = ""
+    reason: Note = ""
 
     @property
     def forward_bytes(self) -> int:
@@ -177,7 +177,7 @@ class Parameter(Record):
         trainable: Whether it requires a gradient.
     """
 
-    names: NonEmptyTuple[str]
+    names: NonEmptyTuple[Name]
     size_bytes: int = Field(ge=0)
     numel: int = Field(0, ge=0)
     layers: LongTuple[int] = ()
@@ -214,7 +214,7 @@ class Graph(Document):
     SCHEMA: ClassVar[str] = "stagewright.graph/1"
 
     schema_version: Literal["stagewright.graph/1"] = "stagewright.graph/1"
-    model: str
+    model: Name
     mode: CaptureMode
     training: bool = True
     inputs: LongTuple[TensorSpec]
@@ -224,8 +224,8 @@ class Graph(Document):
     boundaries: LongTuple[Boundary] = ()
     parameters: LongTuple[Parameter] = ()
     operations: LongTuple[Operation] = ()
-    fixed_mode: LongTuple[str] = ()
-    notes: LongTuple[str] = ()
+    fixed_mode: Notes = ()
+    notes: Notes = ()
     rebuildable: bool = False
     not_rebuildable: LongTuple[NotRebuildable] = ()
     modules: LongTuple[LeafModule] = ()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Record
+from ..document import Name, Record
 
 DType = Literal[
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
@@ -32,7 +32,7 @@ Dimension = Annotated[int, Field(ge=0, le=2**40)]
 class TensorSpec(Record):
     """Shape and dtype of one tensor. ``requires_grad`` says whether a gradient flows back."""
 
-    name: str
+    name: Name
     shape: tuple[Dimension, ...] = Field(max_length=16)
     dtype: DType
     requires_grad: bool = False
@@ -80,7 +80,7 @@ class Sample(Record):
         seed: Seeds every fill.
     """
 
-    inputs: dict[str, SampleTensor] = Field(min_length=1, max_length=64)
+    inputs: dict[Name, SampleTensor] = Field(min_length=1, max_length=64)
     target: SampleTensor | None = None
     seed: int = Field(0, ge=0, lt=2**63)
 
@@ -151,7 +151,7 @@ class StateTensor(Record):
         fill: What to make up in its place; `None` for a parameter, whose values are random.
     """
 
-    names: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    names: tuple[Name, ...] = Field(min_length=1, max_length=4096)
     shape: tuple[Dimension, ...] = Field(max_length=16)
     dtype: DType
     kind: Literal["parameter", "buffer", "constant"] = "parameter"

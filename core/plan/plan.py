@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ..cluster.cluster import Cluster
-from ..document import Document, Record, render_html
+from ..document import Document, LongTuple, Name, Note, Notes, Record, render_html
 from ..graph.graph import Boundary
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
@@ -36,6 +36,11 @@ Objective = Literal[
     "pipedream",
 ]
 
+MAX_STAGES = 65536
+
+MAX_CONSTRAINTS = 10_000
+"""Most pins, pairs and forbidden cuts of each sort: checking 300,000 pins took 40 s."""
+
 
 class Pin(Record):
     """Where one layer has to be.
@@ -46,9 +51,9 @@ class Pin(Record):
         kind: Kind of the device it runs on.
     """
 
-    layer: str
-    stage: int | None = Field(None, ge=0)
-    kind: str | None = None
+    layer: Name
+    stage: int | None = Field(None, ge=0, le=MAX_STAGES)
+    kind: Name | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -96,18 +101,18 @@ class PlanOptions(Record):
     num_microbatches: int = Field(8, ge=1, le=2**20)
     schedule: TrainingSchedule = "1f1b"
     objective: Objective = "step_time"
-    num_stages: int | None = Field(None, ge=1, le=65536)
-    max_stages: int | None = Field(None, ge=1)
-    max_replicas: int | None = Field(1, ge=1)
+    num_stages: int | None = Field(None, ge=1, le=MAX_STAGES)
+    max_stages: int | None = Field(None, ge=1, le=2**20)
+    max_replicas: int | None = Field(1, ge=1, le=2**20)
     recompute: Literal["never", "auto", "always"] = "never"
     chunks: int = Field(2, ge=1, le=64)
     max_extra_in_flight: int = Field(0, ge=0, le=4096)
     batch_size: int | None = Field(None, ge=1, le=2**30)
     optimizer: Optimizer = "adam"
     memory_fraction: float = Field(1.0, gt=0, le=1)
-    together: tuple[tuple[str, str], ...] = ()
-    no_cut_after: tuple[str, ...] = ()
-    pins: tuple[Pin, ...] = ()
+    together: LongTuple[tuple[Name, Name]] = Field((), max_length=MAX_CONSTRAINTS)
+    no_cut_after: LongTuple[Name] = Field((), max_length=MAX_CONSTRAINTS)
+    pins: LongTuple[Pin] = Field((), max_length=MAX_CONSTRAINTS)
     tied: Literal["priced", "together"] = "priced"
     layer_order: Literal["given", "any"] = "given"
     skips: Literal["relay", "direct"] = "relay"
@@ -170,9 +175,9 @@ class Stage(Record):
 
     first_layer: int = Field(ge=0)
     num_layers: int = Field(ge=1)
-    layer_names: tuple[str, ...]
-    module_fqns: tuple[str, ...] = ()
-    devices: tuple[str, ...] = Field(min_length=1)
+    layer_names: tuple[Name, ...]
+    module_fqns: tuple[Name, ...] = ()
+    devices: tuple[Name, ...] = Field(min_length=1)
     forward_time_s: float = Field(ge=0)
     backward_time_s: float = Field(ge=0)
     send_forward_bytes: int = Field(0, ge=0)
@@ -213,7 +218,7 @@ class DirectSend(Record):
 
     source: int = Field(ge=0)
     target: int = Field(ge=2)
-    tensors: tuple[str, ...] = Field(min_length=1)
+    tensors: tuple[Name, ...] = Field(min_length=1)
     forward_bytes: int = Field(0, ge=0)
     backward_bytes: int = Field(0, ge=0)
     forward_time_s: float = Field(0.0, ge=0)
@@ -235,7 +240,7 @@ class Proof(Record):
         simulated_lower_bound_s: No plan's simulated step is shorter.
     """
 
-    objective: str
+    objective: Name
     value: float = Field(ge=0)
     lower_bound: float = Field(ge=0)
     best_value: float | None = Field(None, ge=0)
@@ -264,11 +269,11 @@ class Baseline(Record):
         reason: Why not, with the numbers.
     """
 
-    name: str
+    name: Name
     balance: tuple[int, ...]
-    devices: tuple[tuple[str, ...], ...] = ()
+    devices: tuple[tuple[Name, ...], ...] = ()
     step_time_s: float | None = Field(None, ge=0)
-    reason: str = ""
+    reason: Note = ""
 
 
 class Plan(Document):
@@ -302,7 +307,7 @@ class Plan(Document):
     SCHEMA: ClassVar[str] = "stagewright.plan/1"
 
     schema_version: Literal["stagewright.plan/1"] = "stagewright.plan/1"
-    model: str = ""
+    model: Name = ""
     spec: ModelSpec | None = None
     balance: tuple[int, ...] = Field(min_length=1)
     stages: tuple[Stage, ...] = Field(min_length=1)
@@ -320,14 +325,14 @@ class Plan(Document):
     direct_sends: tuple[DirectSend, ...] = ()
     proof: Proof
     baselines: tuple[Baseline, ...] = ()
-    profile_id: str = ""
+    profile_id: Name = ""
     cluster_devices: int = Field(0, ge=0)
     estimated: bool = False
     error_band: float | None = Field(None, ge=0)
     inputs: tuple[TensorSpec, ...] = ()
-    input_structure: str = ""
-    fixed_mode: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    input_structure: str = Field("", max_length=100_000)
+    fixed_mode: Notes = ()
+    notes: tuple[Note, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

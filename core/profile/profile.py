@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Document, LongTuple, NonEmptyTuple, Record
+from ..document import Document, LongTuple, Name, NonEmptyTuple, Notes, Record
 from ..graph.graph import (
     Boundary,
     Edge,
@@ -104,17 +104,17 @@ class Clocks(Record):
 
     before_mhz: int = Field(ge=0)
     after_mhz: int = Field(ge=0)
-    throttled_by: LongTuple[str] = ()
+    throttled_by: LongTuple[Name] = ()
 
 
 class Provenance(Record):
     """Where and how the numbers were obtained."""
 
     source: Literal["measured", "estimated"] = "measured"
-    device: str = "cpu"
-    device_name: str = ""
-    torch_version: str = ""
-    stagewright_version: str = ""
+    device: Name = "cpu"
+    device_name: Name = ""
+    torch_version: Name = ""
+    stagewright_version: Name = ""
     num_threads: int | None = None
     busy_neighbours: int = Field(0, ge=0)
     """Processes that kept other cores busy during the measurement."""
@@ -122,10 +122,10 @@ class Provenance(Record):
     tf32: Tf32 | None = None
     """Which float32 operations CUDA ran as tf32; `None` on other devices, or if not recorded."""
     compiled: bool = False
-    cuda_version: str = ""
-    driver: str = ""
+    cuda_version: Name = ""
+    driver: Name = ""
     clocks: Clocks | None = None
-    calibrated_by: LongTuple[str] = ()
+    calibrated_by: LongTuple[Name] = ()
     """Ids of the measured profiles an estimate was calibrated by."""
     error_band: float | None = None
     """Relative error to expect, itself measured; required reading for an estimate."""
@@ -150,10 +150,10 @@ class Profile(Document):
     SCHEMA: ClassVar[str] = "stagewright.profile/1"
 
     schema_version: Literal["stagewright.profile/1"] = "stagewright.profile/1"
-    model: str = ""
+    model: Name = ""
     spec: ModelSpec | None = None
     inputs: LongTuple[TensorSpec] = ()
-    input_structure: str = ""
+    input_structure: str = Field("", max_length=100_000)
     layers: NonEmptyTuple[LayerProfile]
     boundaries: LongTuple[Boundary]
     edges: LongTuple[Edge] = ()
@@ -162,8 +162,8 @@ class Profile(Document):
     loss: LossProfile | None = None
     reconciliation: Reconciliation | None = None
     provenance: Provenance = Provenance()
-    fixed_mode: LongTuple[str] = ()
-    notes: LongTuple[str] = ()
+    fixed_mode: Notes = ()
+    notes: Notes = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -120,4 +120,4 @@ def test_every_reference_leads_somewhere(document):
 
 def test_the_cluster_may_be_written_as_text(document):
     cluster = document["components"]["schemas"]["PlanRequest"]["properties"]["cluster"]
-    assert {"type": "string"} in cluster["anyOf"]
+    assert {"type": "string", "maxLength": 1000} in cluster["anyOf"]

@@ -102,10 +102,10 @@ def test_shorthand_takes_nodes_and_kinds_and_so_many_devices(client, profile):
         answer = client.post("/v1/plans", json={"profile": profile, "cluster": text}).json()
         assert answer["cluster"] == Cluster.parse(text).model_dump(mode="json")
     few = {"profile": profile, "options": {"num_microbatches": 1}}
-    assert client.post("/v1/plans", json={**few, "cluster": "65536xcpu"}).status_code == 201
-    response = client.post("/v1/plans", json={**few, "cluster": "65536xcpu,1xcpu"})
+    assert client.post("/v1/plans", json={**few, "cluster": "16384xcpu"}).status_code == 201
+    response = client.post("/v1/plans", json={**few, "cluster": "16384xcpu,1xcpu"})
     assert response.status_code == 422
-    assert "shorthand is limited to 65536" in response.json()["detail"]
+    assert "shorthand is limited to 16384" in response.json()["detail"]
 
 
 def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monkeypatch):
