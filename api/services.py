@@ -98,7 +98,7 @@ def build_services(
         runner=runner,
         jobs=JobService(store, planning, runner, notifications, options),
         factories=factories,
-        program_reader=ProgramReader(settings.sandbox),
+        program_reader=ProgramReader(settings.sandbox, memory_bytes=settings.child_memory_bytes),
         authenticator=build_authenticator(settings, store, sessions),
         audit=AuditWriter(store),
         sessions=sessions,

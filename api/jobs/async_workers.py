@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar, assert_never
 
+from ...core.errors import MeasurementError
 from ..errors import MeasuringUnavailable, WorkersUnavailable
 from ..model_sources.estimator import WITHOUT_TORCH
-from ..model_sources.measure import MeasuringFailed
 from .messages import (
     CPU,
     Heartbeat,
@@ -129,7 +129,7 @@ class EstimatingWorkers:
     async def __call__(self, request_json: str) -> str:
         """Return a worker's answer to an `EstimateRequest`, both as JSON.
 
-        Raises: MeasuringUnavailable, WorkersUnavailable, MeasuringFailed, StagewrightError.
+        Raises: MeasuringUnavailable, WorkersUnavailable, StagewrightError.
         """
         needs = await self._choose_resource()
         inbox: asyncio.Queue[WorkerMessage] = asyncio.Queue()
@@ -162,11 +162,11 @@ async def _wait_for_estimate(inbox: asyncio.Queue[WorkerMessage]) -> str:
             case ModelEstimated(estimated_json):
                 return estimated_json
             case TaskFailed(message=text):
-                raise error_from_failure(message) or MeasuringFailed(text)
+                raise error_from_failure(message) or MeasurementError(text)
             case WorkerLost(why):
                 raise WorkersUnavailable(f"the worker making the estimate was lost ({why}); retry")
             case ProfileMeasured():
-                raise MeasuringFailed("a worker measured instead of estimating")
+                raise MeasurementError("a worker measured instead of estimating")
             case WorkerStarted() | Heartbeat() | WorkerProgress():
                 continue
             case _:

@@ -21,7 +21,7 @@ from ..errors import MeasuringUnavailable
 from ..sandbox.child import run_confined, run_confined_async
 from ..sandbox.limits import ChildLimits, default_memory_bytes
 from ..telemetry.tracing import span
-from .measure import MeasuringFailed, SandboxChoice, choose_sandbox
+from .measure import SandboxChoice, choose_sandbox, invalid_answer
 
 if TYPE_CHECKING:
     from ..settings.settings import ServerSettings
@@ -85,7 +85,7 @@ class Estimator:
         try:
             return Estimated.model_validate_json(output)
         except ValidationError as error:
-            raise MeasuringFailed(f"the child returned no valid estimate: {error}") from None
+            raise invalid_answer("estimate", error) from None
 
     async def _output(self, request_json: str) -> str | bytes:
         # Looked up, not imported: torch is for the child.

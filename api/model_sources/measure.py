@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from ...core.errors import MeasurementError, Refused, StagewrightError
+from ...core.errors import MeasurementError, Refused
 from ...core.profile.profile import Profile
 from ...core.requests.requests import MeasureRequest
 from ..sandbox.bubblewrap import Sandbox, find_sandbox
@@ -30,8 +30,18 @@ SandboxChoice = Literal["auto", "required", "off"]
 _log = logging.getLogger(__name__)
 
 
-class MeasuringFailed(StagewrightError):
-    """The child succeeded with an invalid answer: a bug of Stagewright, not of the request."""
+def invalid_answer(what: str, error: ValueError) -> MeasurementError:
+    """Return the error for a child that succeeded with an invalid answer.
+
+    The log gets the kinds of errors alone: their messages quote what the client sent.
+    """
+    found = error.errors(include_input=False) if isinstance(error, ValidationError) else []
+    kinds = sorted({item["type"] for item in found}) or ["no JSON"]
+    _log.error("a child returned no valid %s: %s", what, ", ".join(kinds))
+    return MeasurementError(
+        f"the child process returned no valid {what}; the model contradicts itself, or this is a "
+        "bug: capture it again, or profile it where it is, and send the profile"
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,6 @@ def measure_confined(
 
     Raises:
         Refused: A sandbox is required, and there is none.
-        MeasuringFailed: The child's answer is not a profile although no factory ran.
         StagewrightError: See `run_confined`.
     """
     command, sandbox = _command(request, setup)
@@ -95,7 +104,7 @@ def measure_confined(
         # A factory can exit the child with status 0 at any moment.
         if request.factory is not None:
             raise MeasurementError("the model ended its process before it was measured") from None
-        raise MeasuringFailed(f"the child returned no valid profile: {error}") from None
+        raise invalid_answer("profile", error) from None
 
 
 def _command(

@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
+from dataclasses import replace
 
-from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded, InvalidInput, OutOfMemory
 from ...core.graph.graph import Graph
+from ..http.large_bodies import LARGE_BYTES, WrongItems, in_slices
+from ..http.threads import in_busy_thread
 from ..sandbox.child import run_confined_async
 from ..sandbox.limits import ChildLimits
-from .measure import MeasuringFailed, SandboxChoice, choose_sandbox
+from .measure import SandboxChoice, choose_sandbox, invalid_answer
 
 COMMAND = (sys.executable, "-P", "-m", "stagewright.api.model_sources.pt2_child")
 MAX_CONCURRENT = 2
-LIMITS = ChildLimits(memory_bytes=2**31, deadline_s=60.0, output_bytes=32 * 2**20)
+LIMITS = ChildLimits(memory_bytes=2**31, deadline_s=60.0, output_bytes=16 * 2**20)
+"""A graph has at most as many bytes as one in a request."""
 
 
 class ProgramReader:
     """Reader of uploaded programs, `MAX_CONCURRENT` at a time."""
 
-    def __init__(self, sandbox: SandboxChoice = "auto") -> None:
+    def __init__(self, sandbox: SandboxChoice = "auto", *, memory_bytes: int | None = None) -> None:
         self._sandbox = sandbox
+        self._limits = replace(
+            LIMITS, memory_bytes=min(memory_bytes or LIMITS.memory_bytes, LIMITS.memory_bytes)
+        )
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def read(self, archive: bytes) -> Graph:
@@ -35,7 +43,7 @@ class ProgramReader:
         async with self._slots:
             sandbox = await run_in_threadpool(choose_sandbox, self._sandbox)
             try:
-                output = await run_confined_async(COMMAND, archive, LIMITS, sandbox=sandbox)
+                output = await run_confined_async(COMMAND, archive, self._limits, sandbox=sandbox)
             # The archive unpacks to more than the child may hold: the client's to change.
             except (OutOfMemory, DeadlineExceeded):
                 raise InvalidInput(
@@ -44,6 +52,14 @@ class ProgramReader:
                 ) from None
             try:
                 # The child parsed untrusted bytes; its answer is trusted no more than an upload.
-                return await run_in_threadpool(Graph.model_validate_json, output)
-            except ValidationError as error:
-                raise MeasuringFailed(f"the child returned no valid graph: {error}") from None
+                return await in_busy_thread(_parse_graph, output)
+            except ValueError as error:  # pydantic's are, too
+                raise invalid_answer("graph", error) from None
+
+
+def _parse_graph(answer: bytes) -> Graph:
+    found = from_json(answer)
+    if len(answer) >= LARGE_BYTES:
+        with suppress(WrongItems):  # which the validation of the whole finds again
+            found = in_slices(Graph, found)
+    return Graph.model_validate(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
+import re
 import signal
 from typing import Any
 
@@ -21,6 +23,12 @@ CHILD_ERRORS: dict[str, type[StagewrightError]] = {
 """Errors whose message is meant for the client."""
 
 MAX_LOGGED_CHARACTERS = 8000
+
+_EXCEPTION = re.compile(
+    r"((?:(?:torch|pydantic_core|transformers|stagewright)(?:\.\w{1,40}){1,8}|[A-Z]\w{1,40}))(?::|$)"
+)
+"""How the last line of a traceback begins."""
+
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_NAME_CHARACTERS = 200
 
@@ -37,14 +45,13 @@ def progress_of(line: bytes) -> dict[str, Any] | None:
 
 
 def error_of(returncode: int, stderr: bytes) -> StagewrightError:
-    """Return the error that explains a child's end; its stderr goes to the log only."""
+    """Return the error that explains a child's end; where it failed goes to the log only."""
     lines = stderr.decode("utf-8", "replace").strip().splitlines()
-    _log.warning(
-        "measuring child ended with %s:\n%s", returncode, "\n".join(lines)[-MAX_LOGGED_CHARACTERS:]
-    )
     reported = _reported(lines[-1] if lines else "")
     if reported is not None:
+        _log.info("measuring child ended with %s: %s", returncode, type(reported).__name__)
         return reported
+    _log.warning("measuring child ended with %s:\n%s", returncode, _traced(lines))
     number = -returncode if returncode < 0 else returncode - 128  # bwrap exits as a shell does
     if number in {*signal.Signals}:
         return MeasurementError(
@@ -56,6 +63,17 @@ def error_of(returncode: int, stderr: bytes) -> StagewrightError:
         "the model failed while it was built or measured, with an unexpected error; the server's "
         "log has the details, and `stagewright profile` shows them"
     )
+
+
+def _traced(lines: list[str]) -> str:
+    """Return the frames of a traceback and its exception's class.
+
+    Messages, source lines and progress are left out: they quote the names that a client sent.
+    """
+    kept = [line for line in lines if line.startswith(('  File "', "bwrap: "))]
+    names = [match[1] for line in lines if (match := _EXCEPTION.match(line))]
+    known = [name for name in names if "." in name or hasattr(builtins, name)]
+    return "\n".join([*kept, *known[-1:]])[-MAX_LOGGED_CHARACTERS:]
 
 
 def _reported(line: str) -> StagewrightError | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...core.document import to_invalid_input
+from ...core.errors import InvalidInput
 from ...core.graph.allowed_ops import GETITEM
 from ...core.graph.arguments import Argument, Element, InputReference, NodeReference, StateReference
 from ...core.graph.graph import MODEL_INPUT, Boundary, Edge, Graph, Layer, Operation, Parameter
@@ -26,11 +27,13 @@ from ...core.graph.tensors import (
 from .archive import read_program_json
 from .layers import assign_exported_layers
 from .program import (
+    CONTRADICTIONS,
     ExportedProgram,
     ExportedState,
     ExportedTensor,
     OperatorCall,
     TensorUse,
+    contradiction,
     parse_program,
 )
 
@@ -58,8 +61,12 @@ def read_pt2(archive: bytes) -> Graph:
     program = parse_program(read_program_json(archive))
     try:
         return _GraphBuilder(program).build()
+    except InvalidInput:
+        raise
     except ValidationError as error:
         raise to_invalid_input(error, "exported program") from None
+    except CONTRADICTIONS as error:  # such as a result that its tensors do not describe
+        raise contradiction(error) from None
 
 
 @dataclass
@@ -157,12 +164,16 @@ class _GraphBuilder:
         program = self._program
         parameters = self._parameters()
         kinds = enumerate(zip(self._layers.names, self._layers.kinds, strict=True))
+        used: dict[int, list[Parameter]] = defaultdict(list)
+        for parameter in parameters:
+            for index in parameter.layers:
+                used[index].append(parameter)
         return Graph(
             model=self._model,
             mode="export",
             inputs=tuple(map(_spec, program.inputs)),
             outputs=tuple(_spec(program.tensors[name]) for name in self._returned()),
-            layers=tuple(_layer(name, kind, index, parameters) for index, (name, kind) in kinds),
+            layers=tuple(_layer(name, kind, used[index]) for index, (name, kind) in kinds),
             edges=tuple(self._edges()),
             boundaries=tuple(self._boundaries()),
             parameters=parameters,
@@ -229,16 +240,16 @@ class _GraphBuilder:
         # Layers between the first and the last that touch an updated buffer cannot be separated.
         written = (name for node in self._nodes for name in node.writes)
         updated = dict.fromkeys(name for name in written if name in self._state)
-        for after in range(len(self._layers.names) - 1):
-            live = [
-                name for name, made in self._made_in.items() if made <= after < last.get(name, -1)
-            ]
+        count = len(self._layers.names) - 1
+        crossing = _spans(
+            ((name, made, last.get(name, -1)) for name, made in self._made_in.items()), count
+        )
+        shared = _spans(
+            ((name, min(self._readers[name]), max(self._readers[name])) for name in updated), count
+        )
+        for after, (live, kept) in enumerate(zip(crossing, shared, strict=True)):
             lists = [name for name in live if len(self._results(name)) != 1]
-            torn = [
-                self._state[name].name
-                for name in updated
-                if min(self._readers[name]) <= after < max(self._readers[name])
-            ]
+            torn = [self._state[name].name for name in kept]
             reason = f"buffer {torn[0]!r} is updated on both sides" if torn else ""
             if lists:
                 reason = f"{lists[0]!r} is a list, and only tensors can be sent"
@@ -290,6 +301,20 @@ class _GraphBuilder:
         return NodeReference(node=given.name)
 
 
+def _spans(entries: Iterable[tuple[str, int, int]], count: int) -> Iterator[list[str]]:
+    """Yield the names with ``first <= after < last`` for each of the first ``count`` gaps.
+
+    The entries are name, first and last; their order is kept. O(names + what is yielded).
+    """
+    starting: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
+    for position, (name, first, last) in enumerate(entries):
+        starting[max(first, 0)].append((position, name, last))
+    live: list[tuple[int, str, int]] = []
+    for after in range(count):
+        live = sorted(entry for entry in (*live, *starting[after]) if after < entry[2])
+        yield [name for _, name, _ in live]
+
+
 def _spec(
     tensor: ExportedTensor, name: str | None = None, *, requires_grad: bool = False
 ) -> TensorSpec:
@@ -327,8 +352,7 @@ def _state_tensor(entry: ExportedState) -> StateTensor:
     )
 
 
-def _layer(name: str, kind: str, index: int, parameters: tuple[Parameter, ...]) -> Layer:
-    used = [entry for entry in parameters if index in entry.layers]
+def _layer(name: str, kind: str, used: list[Parameter]) -> Layer:
     return Layer(
         name=name,
         module_type=kind[:MAX_NAME_CHARACTERS],

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic_core import from_json
 
+from ...core.document import MAX_NAME
 from ...core.errors import InvalidInput
 from ...core.graph.allowed_ops import OPERATORS
 from ...core.graph.arguments import (
@@ -57,6 +58,15 @@ STATE_KINDS: dict[str, StateKind] = {
     "parameter": "parameter", "buffer": "buffer", "tensor_constant": "constant",
 }  # fmt: skip
 """Kinds of state by what the program's signature calls them."""
+
+MAX_PATH_PARTS = 64
+"""Modules inside one another. Paths of 20,000 took a gigabyte: each has all its parents' paths."""
+
+CONTRADICTIONS = (
+    ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What reading raises where a program does not fit torch's schema, or its parts each other. That is
+not validated up front."""
 
 PLACEMENT_KEYWORDS = ("device", "pin_memory", "layout")
 """Keywords that say only where a result is placed."""
@@ -139,12 +149,16 @@ def parse_program(text: bytes) -> ExportedProgram:
         return _read_program(from_json(text, allow_inf_nan=False))
     except InvalidInput:
         raise
-    # The schema is not validated up front: whatever does not fit it fails in one of these ways.
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidInput(
-            "the program is not as torch.export writes it "
-            f"({type(error).__name__}: {str(error)[:200]}); {CAPTURE_INSTEAD}"
-        ) from None
+    except CONTRADICTIONS as error:
+        raise contradiction(error) from None
+
+
+def contradiction(error: Exception) -> InvalidInput:
+    """Return the refusal of a program that cannot be read."""
+    return InvalidInput(
+        "the program is not as torch.export writes it "
+        f"({type(error).__name__}: {str(error)[:200]}); {CAPTURE_INSTEAD}"
+    )
 
 
 def _read_program(data: Any) -> ExportedProgram:
@@ -176,7 +190,7 @@ def _read_program(data: Any) -> ExportedProgram:
             for kind, entry in spec.items()
             if kind == "user_output"  # the others are updated buffers
         ),
-        modules=tuple(_text(entry["fqn"]) for entry in modules if entry["fqn"]),
+        modules=tuple(_path(entry["fqn"]) for entry in modules if entry["fqn"]),
         keyword_inputs=_count_keyword_inputs(_read_tree(root.get("in_spec")), len(inputs)),
         result_tree=_read_tree(root.get("out_spec")),
     )
@@ -201,7 +215,7 @@ def _read_inputs(
             state.append(
                 ExportedState(
                     tensors[entry["arg"]["name"]],
-                    _text(entry[f"{kind}_name"]),
+                    _path(entry[f"{kind}_name"]),
                     STATE_KINDS[kind],
                     kind != "buffer" or entry["persistent"] is True,
                 )
@@ -227,7 +241,7 @@ def _read_tensor(name: str, meta: Mapping[str, Any]) -> ExportedTensor:
         return _integer(size["as_int"])
 
     return ExportedTensor(
-        name=_text(name),
+        name=_name(name),
         shape=tuple(map(read_size, meta["sizes"])),
         dtype=dtype,
         requires_grad=meta["requires_grad"] is True,
@@ -236,7 +250,7 @@ def _read_tensor(name: str, meta: Mapping[str, Any]) -> ExportedTensor:
 
 
 def _operator(node: Mapping[str, Any]) -> str:
-    return _text(node["target"]).removeprefix("torch.ops.")
+    return _name(node["target"]).removeprefix("torch.ops.")
 
 
 def _read_call(node: Mapping[str, Any]) -> OperatorCall:
@@ -251,7 +265,7 @@ def _read_call(node: Mapping[str, Any]) -> OperatorCall:
         if given.get("kind") != KEYWORD_ARGUMENT:
             arguments.append(_read_argument(given["arg"]))
         elif given["name"] not in PLACEMENT_KEYWORDS:
-            keywords[_text(given["name"])] = _read_argument(given["arg"])
+            keywords[_name(given["name"])] = _read_argument(given["arg"])
     outputs = node["outputs"]
     is_list = len(outputs) == 1 and "as_tensors" in outputs[0]
     if is_list:
@@ -259,14 +273,19 @@ def _read_call(node: Mapping[str, Any]) -> OperatorCall:
     # "key,path,class;key,path,class;...", outermost module first
     modules = _text(node["metadata"].get("nn_module_stack", ""))
     stack = [entry.split(",", 2) for entry in modules.split(";")] if modules else []
+    if len(stack) > MAX_PATH_PARTS:
+        raise InvalidInput(
+            f"an operation ran in {len(stack)} modules inside one another; at most "
+            f"{MAX_PATH_PARTS} are accepted"
+        )
     return OperatorCall(
         target=target,
         arguments=tuple(arguments),
         keywords=keywords,
         results=tuple(map(_read_result, outputs)),
         is_list=is_list,
-        stack=tuple((key, path) for key, path, _ in stack),
-        kinds=tuple(kind.rpartition(".")[2] for _, _, kind in stack),
+        stack=tuple((_name(key), _path(path)) for key, path, _ in stack),
+        kinds=tuple(_name(kind).rpartition(".")[2] for _, _, kind in stack),
     )
 
 
@@ -276,7 +295,7 @@ def _read_result(output: Mapping[str, Any]) -> str | None:
         return None
     if form != "as_tensor":
         raise InvalidInput(f"an operator returns something other than tensors; {CAPTURE_INSTEAD}")
-    return _text(value["name"])
+    return _name(value["name"])
 
 
 def _read_argument(given: Mapping[str, Any]) -> Any:
@@ -289,7 +308,7 @@ def _read_argument(given: Mapping[str, Any]) -> Any:
 
 
 def _tensor_use(value: Any) -> TensorUse:
-    return TensorUse(_text(value["name"]))
+    return TensorUse(_name(value["name"]))
 
 
 def _optional_tensor(given: Mapping[str, Any]) -> TensorUse | None:
@@ -329,6 +348,26 @@ def _make_type_check(kind: type[T], what: str) -> Callable[[Any], T]:
 _integer = _make_type_check(int, "an integer")
 _boolean = _make_type_check(bool, "a boolean")
 _text = _make_type_check(str, "a string")
+
+
+def _name(value: Any) -> str:
+    """Check a name of a tensor, an operator or a class."""
+    if len(name := _text(value)) > MAX_NAME:
+        raise InvalidInput(
+            f"the program has a name of {len(name)} characters, beginning with {name[:40]!r}; at "
+            f"most {MAX_NAME} are accepted"
+        )
+    return name
+
+
+def _path(value: Any) -> str:
+    """Check the path of a module, a parameter or a buffer."""
+    if (parts := _name(value).count(".") + 1) > MAX_PATH_PARTS:
+        raise InvalidInput(
+            f"the program has a path of {parts} parts, {value[:40]!r} and so on; at most "
+            f"{MAX_PATH_PARTS} are accepted"
+        )
+    return str(value)
 
 
 _SCALARS: dict[str, Callable[[Any], TensorUse | Element]] = {

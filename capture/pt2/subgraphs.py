@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...core.document import MAX_NAME
 from ...core.errors import InvalidInput
 
 SET_GRAD_ENABLED = "torch.ops.higher_order.wrap_with_set_grad_enabled"
@@ -60,6 +61,9 @@ def _inline(node: dict[str, Any], tensors: dict[str, Any]) -> Iterator[dict[str,
     outer = [entry["as_tensor"]["name"] for entry in given[position + 1 :]]
     inner = [entry["as_tensor"]["name"] for entry in graph["inputs"]]
     names = {name: f"{results[0]}__{name}" for name in graph["tensor_values"]}
+    # Checked here, too: graphs nested in one another make names of all of theirs.
+    if any(len(name) > MAX_NAME for name in names.values()):
+        raise InvalidInput(f"the program has names of more than {MAX_NAME} characters")
     tensors.update({names[name]: meta for name, meta in graph["tensor_values"].items()})
     names |= dict(zip(inner, outer, strict=True))
     yield from _walk(graph["nodes"], names, tensors)

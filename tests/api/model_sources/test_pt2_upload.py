@@ -7,6 +7,7 @@ import io
 import json
 import random
 import sys
+import tempfile
 import zipfile
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.api.http.large_bodies import LARGE_BYTES
 from stagewright.api.model_sources import pt2_upload
-from stagewright.api.sandbox.limits import ChildLimits
 from stagewright.capture.pt2.graph import read_pt2
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import InvalidInput, MeasurementError
+from stagewright.core.graph.graph import Graph
 
 
 def packed(program: Any) -> bytes:
@@ -43,11 +45,11 @@ def test_what_the_child_refuses_is_refused_here():
         asyncio.run(reader.read(b"PK cut off"))
 
 
-def test_a_program_beyond_the_memory_limit_ends_the_child_alone(monkeypatch):
-    monkeypatch.setattr(pt2_upload, "LIMITS", ChildLimits(memory_bytes=2**24, deadline_s=20.0))
+def test_a_program_beyond_the_memory_limit_ends_the_child_alone():
     numbers = json.dumps(random.Random(0).choices(range(2**40), k=2**19)).encode()
+    reader = pt2_upload.ProgramReader(memory_bytes=2**24)  # the setting `child_memory_bytes`
     with pytest.raises(InvalidInput, match="too large for this service"):
-        asyncio.run(pt2_upload.ProgramReader().read(packed(numbers)))
+        asyncio.run(reader.read(packed(numbers)))
 
 
 def test_the_server_does_not_load_the_reader():
@@ -58,3 +60,30 @@ def test_the_server_does_not_load_the_reader():
         "sys.exit(any(name.startswith('stagewright.capture') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("answer", [b"{}", b'{"layers": "SENDERS-TEXT"}', b"not JSON"])
+def test_an_answer_that_is_no_graph_is_no_fault_of_the_server(answer, monkeypatch, caplog):
+    """Cause: a child that answered nonsense was a 500, its answer quoted in the log."""
+    program = f"import sys; sys.stdout.buffer.write({answer!r})"
+    monkeypatch.setattr(pt2_upload, "COMMAND", (sys.executable, "-I", "-S", "-c", program))
+    reader = pt2_upload.ProgramReader("off")
+    with pytest.raises(MeasurementError, match="no valid graph"):
+        asyncio.run(reader.read(b"any"))
+    assert "no valid graph" in caplog.text
+    assert "SENDERS-TEXT" not in caplog.text
+
+
+def test_a_large_graph_comes_back_whole(monkeypatch):
+    """Its lists are validated a slice at a time."""
+    layers = [{"name": f"layers.{number}"} for number in range(9000)]
+    graph = {"model": "m", "mode": "export", "inputs": [], "outputs": [], "layers": layers,
+             "boundaries": [{"after": after} for after in range(8999)]}  # fmt: skip
+    program = f"import sys; sys.stdout.write({json.dumps(json.dumps(graph))})"
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(program)
+        file.flush()
+        monkeypatch.setattr(pt2_upload, "COMMAND", (sys.executable, "-I", "-S", file.name))
+        found = asyncio.run(pt2_upload.ProgramReader("off").read(b"any"))
+    assert len(json.dumps(graph)) > LARGE_BYTES
+    assert found == Graph.model_validate(graph)

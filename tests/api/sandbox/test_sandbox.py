@@ -286,3 +286,26 @@ def test_a_server_that_requires_a_sandbox_does_not_start_without(monkeypatch, tm
     with pytest.raises(Refused, match="install your system's 'bubblewrap'"):
         serve(port=0, sandbox="required")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_log_says_where_a_child_failed_and_nothing_of_what_was_sent(caplog):
+    """Cause: tracebacks and refusals of a contradictory program were logged with its names."""
+    fails = (
+        "import sys, json\n"
+        "sys.stderr.write(json.dumps({'done': 1, 'total': 2, 'layer': 'SENT'}) + chr(10))\n"
+        "names = {}\n"
+        "names['SENT: KeyError']\n"
+    )
+    with pytest.raises(MeasurementError), caplog.at_level("INFO"):
+        run(fails)
+    assert 'File "<string>", line 4' in caplog.text
+    assert caplog.text.rstrip().endswith("KeyError")
+    refuses = (
+        "import sys, json\n"
+        "sys.stderr.write(json.dumps({'error': 'InvalidInput', 'message': 'no SENT'}))\n"
+        "sys.exit(1)\n"
+    )
+    with pytest.raises(InvalidInput, match="no SENT"), caplog.at_level("INFO"):
+        run(refuses)
+    assert caplog.text.rstrip().endswith("ended with 1: InvalidInput")
+    assert "SENT" not in caplog.text

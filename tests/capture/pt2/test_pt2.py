@@ -6,7 +6,9 @@ import copy
 import io
 import json
 import pickle
+import time
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from scripts.fuzz_pt2 import Outcome, read_here
 from stagewright.capture.capture import trace
 from stagewright.capture.pt2 import archive as archives
 from stagewright.capture.pt2.archive import read_program_json
@@ -210,6 +213,14 @@ def rename(name: str) -> Any:
     )
 
 
+def describe_nothing(module: dict[str, Any]) -> None:
+    module["graph"]["tensor_values"].popitem()
+
+
+def run_in(stack: str) -> Any:
+    return lambda module: module["graph"]["nodes"][2]["metadata"].update(nn_module_stack=stack)
+
+
 EXPRESSION = {"as_expr": {"expr_str": "__import__('os').system('touch ran')"}}
 REFUSED = {
     "an operator outside": (set_target("torch.ops.aten.set_.source_Tensor"), "not on the list"),
@@ -222,6 +233,24 @@ REFUSED = {
     "a use of nothing": (set_argument({"as_tensor": {"name": "none"}}), "none"),
     "a graph as argument": (set_argument({"as_graph": {}}), "as_graph"),
     "a name that is code": (rename("a;import os"), "match"),
+    "a module path of 20,001 parts": (
+        lambda m: m["module_call_graph"].append({"fqn": "a." * 20_000 + "a"}),
+        "a name of 40001 characters",
+    ),
+    "a module path of 65 parts": (
+        lambda m: m["module_call_graph"].append({"fqn": "a." * 64 + "a"}),
+        "a path of 65 parts",
+    ),
+    "an operation in 65 modules": (run_in(";".join(["k,a,torch.nn.Linear"] * 65)), "65 modules"),
+    "an operation in a long module": (run_in("k," + "a" * 501 + ",Linear"), "501 characters"),
+    "a tensor that is not described": (describe_nothing, "KeyError"),
+    "a result of nothing": (
+        lambda m: m["signature"]["output_specs"][0]["user_output"].update(
+            arg={"as_tensor": {"name": "ghost"}}
+        ),
+        "ghost",
+    ),
+    "a number beyond all": (set_argument({"as_float": 10**400}), "OverflowError"),
     "a custom object": (
         lambda m: m["signature"]["input_specs"].append({"custom_obj": {}}),
         "custom_obj",
@@ -261,3 +290,54 @@ def test_varying_sizes_are_refused_with_the_way_out():
 def test_what_is_no_such_archive_is_refused(body, words):
     with pytest.raises(InvalidInput, match=words):
         read_pt2(body)
+
+
+def chain(length: int) -> dict[str, Any]:
+    """A program in which each of many modules adds its input to the model's."""
+    meta = {"dtype": 7, "layout": 7, "requires_grad": False,
+            "sizes": [{"as_int": 2}], "strides": [{"as_int": 1}]}  # fmt: skip
+    names = [f"t{number}" for number in range(length + 1)]
+    return {
+        "schema_version": {"major": 8},
+        "graph_module": {
+            "graph": {
+                "tensor_values": dict.fromkeys(names, meta),
+                "nodes": [
+                    {
+                        "target": "torch.ops.aten.add.Tensor",
+                        "inputs": [
+                            {"name": name, "kind": 1, "arg": {"as_tensor": {"name": read}}}
+                            for name, read in (("self", before), ("other", names[0]))
+                        ],
+                        "outputs": [{"as_tensor": {"name": made}}],
+                        "metadata": {"nn_module_stack": f"k,,M;k{made},b.{number},L"},
+                    }
+                    for number, (before, made) in enumerate(pairwise(names))
+                ],
+            },
+            "signature": {
+                "input_specs": [{"user_input": {"arg": {"as_tensor": {"name": names[0]}}}}],
+                "output_specs": [{"user_output": {"arg": {"as_tensor": {"name": names[-1]}}}}],
+            },
+            "module_call_graph": [],
+        },
+    }
+
+
+def test_layers_and_what_crosses_between_them_take_linear_time():
+    """Cause: each gap between layers looked at every tensor, so 50 KiB took minutes."""
+    graph = read_pt2(packed(chain(3)))
+    crossing = [[tensor.name for tensor in boundary.tensors] for boundary in graph.boundaries]
+    assert crossing == [["t0", "t1"], ["t0", "t2"]]
+    begin = time.process_time()
+    assert len(read_pt2(packed(chain(4000))).layers) == 4000
+    assert time.process_time() - begin < 6.0  # 0.7 s here; 4,000 gaps x 4,000 names took 9
+
+
+def test_no_mutant_is_anything_but_a_graph_or_refused():
+    """A slice of what `scripts/fuzz_pt2.py` reads."""
+    outcome = Outcome()
+    read_here(1, 150, outcome)
+    assert outcome.wrongs == []
+    assert sum(outcome.counts.values()) == 150
+    assert {how.rpartition(": ")[2] for how in outcome.counts} == {"is a graph", "is refused"}
