@@ -20,6 +20,7 @@ from ...core.units import format_bytes
 from .bubblewrap import Sandbox
 from .child_messages import error_of, progress_of
 from .limits import ChildLimits, descendants, end_all, memory_bytes
+from .seccomp import filter_file
 
 CHECK_S = 0.05
 """Interval at which memory, deadline and the stop event are checked."""
@@ -68,8 +69,8 @@ def run_confined(
         Cancelled: ``stopped`` was set.
     """
     environment = child_environment()
-    inner = list(command) if sandbox is None else sandbox.around(command, environment)
-    with tempfile.TemporaryFile() as stdin:
+    with tempfile.TemporaryFile() as stdin, filter_file() as rules:
+        inner = list(command) if sandbox is None else sandbox.around(command, environment, rules)
         stdin.write(request)
         stdin.seek(0)
         process = subprocess.Popen(
@@ -79,6 +80,7 @@ def run_confined(
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
+            pass_fds=() if sandbox is None or rules is None else (rules,),
         )
         assert process.stdout is not None
         assert process.stderr is not None

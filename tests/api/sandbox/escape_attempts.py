@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import socket
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from stagewright.api.sandbox.bubblewrap import Sandbox
 from stagewright.api.sandbox.child import PASSED_VARIABLES, run_confined
 from stagewright.api.sandbox.limits import ChildLimits
+from stagewright.api.sandbox.seccomp import CALLS, MACHINES
 from stagewright.core.errors import Cancelled, MeasurementError, OutOfMemory, StagewrightError
 
 PROBES = Path(__file__).with_name("escape_probes.py")
@@ -28,6 +30,11 @@ ALLOWED_BYTES = 96 * MEBIBYTE
 
 PROBED_WITHIN_S = 30.0
 GONE_WITHIN_S = 3.0
+PROBED = ("network", "writing", "secrets", "processes", "privileges", "calls", "kernel")
+HARMLESS = ("keyctl", "kcmp", "process_vm_readv", "ptrace", "io_uring_setup", "userfaultfd",
+            "perf_event_open", "bpf", "add_key", "name_to_handle_at")  # fmt: skip
+"""Calls that may be tried with zeros for arguments."""
+
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 VARIABLES = (*PASSED_VARIABLES, "HOME", "TMPDIR", "USER", "LOGNAME", "PWD", "HF_HUB_OFFLINE",
              "PYTHONDONTWRITEBYTECODE", "LC_CTYPE")  # fmt: skip
@@ -38,7 +45,7 @@ def try_to_escape(sandbox: Sandbox | None) -> dict[str, str]:
     escapes: dict[str, str] = {}
     with bait() as given:
         given["readable"] = sandbox.readable if sandbox else ()
-        for probe in ("network", "writing", "secrets", "processes", "privileges", "kernel"):
+        for probe in PROBED:
             note(escapes, probe, partial(answer, sandbox, probe, given))
         for way in ("itself", "children"):
             wanted = {"way": way, "bytes": 3 * ALLOWED_BYTES, "allowed": ALLOWED_BYTES}
@@ -122,6 +129,7 @@ def running(marker: str) -> list[int]:
 @contextmanager
 def bait() -> Iterator[dict[str, Any]]:
     """Yield targets for the probes: a listener, files, a secret, this process's namespaces."""
+    column = MACHINES.get(platform.machine(), (0, 0))[0]
     marker = f"stagewright-probe-{secrets.token_hex(8)}"
     with (
         tempfile.TemporaryDirectory(prefix="stagewright-probe-") as hidden,
@@ -143,5 +151,7 @@ def bait() -> Iterator[dict[str, Any]]:
             "port": listening.getsockname()[1],
             "abstract": marker,
             "variables": VARIABLES,
+            "calls": {name: CALLS[name][column] for name in HARMLESS},
+            "families": (38, 40),  # AF_ALG, AF_VSOCK
             "namespaces": {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES},
         }
