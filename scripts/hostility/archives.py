@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .attack import ARCHIVE, REFUSED, Attack, Reply, Target, posting
 
@@ -62,6 +64,7 @@ def attacks() -> Iterator[Attack]:
     yield from _bombs()
     yield from _names()
     yield from _other_files()
+    yield from _programs()
 
 
 def _pickles() -> Iterator[Attack]:
@@ -196,6 +199,60 @@ def _other_files() -> Iterator[Attack]:
         changed = program.replace(old, new)
         assert changed != program, name
         yield Attack("operator", name, posting(PT2, packed({PROGRAM: changed}), ARCHIVE))
+
+
+def _programs() -> Iterator[Attack]:
+    """Yield programs that contradict themselves, or whose names cost more than their length."""
+
+    def attack(name: str, change: Callable[[dict[str, Any]], Any], words: str) -> Attack:
+        text = next(text for member, text in members().items() if member.endswith("model.json"))
+        program = json.loads(text)
+        change(program["graph_module"])
+        body = packed({PROGRAM: json.dumps(program).encode()})
+        return Attack("program", name, posting(PT2, body, ARCHIVE), words=words)
+
+    def stack(module: dict[str, Any], modules: str) -> None:
+        module["graph"]["nodes"][0]["metadata"]["nn_module_stack"] = modules
+
+    def read(module: dict[str, Any], argument: dict[str, Any]) -> None:
+        module["graph"]["nodes"][0]["inputs"][0]["arg"] = argument
+
+    deep = "a." * 20_000 + "a"
+    calls, graph = "module_call_graph", "graph"
+    yield attack("a module 20,000 deep", lambda m: m[calls].append({"fqn": deep}), "at most 500")
+    yield attack(
+        "a module 65 deep", lambda m: m[calls].append({"fqn": "a." * 64 + "a"}), "65 parts"
+    )
+    yield attack("a call 20,000 deep", lambda m: stack(m, f"k,{deep},L"), "at most 500")
+    yield attack("a call in 1,000 modules", lambda m: stack(m, "k,a,L;" * 999 + "k,a,L"), "1000")
+    yield attack(
+        "a parameter 20,000 deep",
+        lambda m: m["signature"]["input_specs"][0]["parameter"].update(parameter_name=deep),
+        "at most 500",
+    )
+    yield attack(
+        "a tensor not described", lambda m: m[graph]["tensor_values"].popitem(), "KeyError"
+    )
+    yield attack(
+        "a result of nothing",
+        lambda m: m["signature"]["output_specs"][0]["user_output"].update(
+            arg={"as_tensor": {"name": "ghost"}}
+        ),
+        "ghost",
+    )
+    yield attack("a use of nothing", lambda m: read(m, {"as_tensor": {"name": "ghost"}}), "ghost")
+    yield attack("a number of 400 digits", lambda m: read(m, {"as_float": 10**400}), "as torch")
+    yield attack(
+        "every operation twice", lambda m: m[graph].update(nodes=m[graph]["nodes"] * 2), ""
+    )
+    yield attack(
+        "a normalization of nothing",
+        lambda m: m[graph]["nodes"][0].update(
+            target="torch.ops.aten.batch_norm.default",
+            inputs=[{"arg": {"as_int": 1}, "kind": 1}] * 4,
+        ),
+        "",
+    )
 
 
 def _expression() -> bytes:

@@ -20,6 +20,7 @@ SAMPLE = {"inputs": {"input": {"shape": [1, 64]}}}
 def attacks() -> Iterator[Attack]:
     yield from _no_json()
     yield from _numbers()
+    yield from _bounds()
     yield from _graphs()
     yield from _texts()
     yield from _kinds()
@@ -60,6 +61,56 @@ def _numbers() -> Iterator[Attack]:
         yield Attack("number", f"{literal[:12]} micro-batches", posting("/v1/plans", body))
     many = {**_plan(), "cluster": "99999999xH100"}
     yield Attack("number", "99,999,999 devices", posting("/v1/plans", _json(many)))
+
+
+def _bounds() -> Iterator[Attack]:
+    """Yield names and lists that are as long as a body allows, and numbers beyond their use."""
+
+    def changed(name: str, change: Callable[[dict[str, Any]], Any]) -> Attack:
+        body = _plan()
+        change(body)
+        return Attack("bounds", name, posting("/v1/plans", _json(body)))
+
+    long, deep = "m" * 2**20, "a." * 20_000 + "a"
+    layer = example_profile()["layers"][0]["layer"]["name"]
+    devices = [{"name": "a"}, {"name": "b"}]
+    yield changed("a model's name of 1 MiB", lambda b: b["profile"].update(model=long))
+    for key in ("name", "module_type", "cost_class", "opaque"):
+        yield changed(
+            f"a layer's {key} of 1 MiB",
+            lambda b, key=key: b["profile"]["layers"][0]["layer"].update({key: long}),  # type: ignore[misc]
+        )
+    yield changed(
+        "a layer 20,000 deep", lambda b: b["profile"]["layers"][0]["layer"].update(name=deep)
+    )
+    yield changed("a note of 1 MiB", lambda b: b["profile"].update(notes=[long]))
+    yield changed("20,000 notes", lambda b: b["profile"].update(notes=["n"] * 20_000))
+    yield changed(
+        "5 MiB of module paths",
+        lambda b: b["profile"]["layers"][0]["layer"].update(
+            module_fqns=[f"{'m' * 400}{number}" for number in range(13_000)]
+        ),
+    )
+    for name, levels in (
+        ("5,000 levels of 2^i", [{"group_size": 2**power} for power in range(1, 5000)]),
+        ("a group of 10^30", [{"group_size": 10**30}]),
+        ("a link's name of 1 MiB", [{"group_size": 2, "name": long}]),
+    ):
+        yield changed(
+            name,
+            lambda b, levels=levels: b.update(cluster={"devices": devices, "levels": levels}),  # type: ignore[misc]
+        )
+    yield changed("a kind of 60 digits", lambda b: b.update(cluster=f"9x{'0' * 60}24GB"))
+    yield changed("65,536 devices in 9 characters", lambda b: b.update(cluster="65536xcpu"))
+    for name, option in {
+        "300,000 pins": {"pins": [{"layer": layer, "stage": 0}] * 300_000},
+        "a pin to stage 10^30": {"pins": [{"layer": layer, "stage": 10**30}]},
+        "300,000 pairs": {"together": [[layer, layer]] * 300_000},
+        "300,000 forbidden cuts": {"no_cut_after": [layer] * 300_000},
+        "10^30 stages at most": {"max_stages": 10**30},
+        "10^30 replicas at most": {"max_replicas": 10**30},
+    }.items():
+        yield changed(name, lambda b, option=option: b.update(options=option))  # type: ignore[misc]
 
 
 def _graphs() -> Iterator[Attack]:
