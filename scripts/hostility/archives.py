@@ -104,7 +104,7 @@ def _pickles() -> Iterator[Attack]:
         )
     yield Attack(
         "pickle",
-        "as the body of /v1/graphs",
+        "as an archive for /v1/graphs",
         lambda target: target.ask("POST", PT2, poison(target.markers, "pt2"), kind=ARCHIVE),
         words="not an archive",
     )

@@ -21,7 +21,7 @@ from scripts.hostility.server import Scene, attacked
 
 GROUPS = (
     "json", "number", "graph", "text", "kind", "code", "pickle", "bomb", "name", "archive",
-    "operator", "host", "framing", "line", "header", "project", "again",
+    "operator", "program", "bounds", "host", "framing", "line", "header", "project", "again",
 )  # fmt: skip
 TOO_LONG_FOR_THE_SUITE = ("50,002 operations", "20,002 layers", "a huge length")
 
