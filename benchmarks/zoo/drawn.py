@@ -82,7 +82,7 @@ def draw(known: Sequence[str], seed: int = SEED) -> Iterator[Architecture]:
     seen: set[str] = set()
     for kind in kinds:
         name = classes[kind]
-        if name not in seen:
+        if name not in seen and kind.replace("_", "-") not in known:
             seen.add(name)
             yield Architecture(kind, "drawn", _builder(name), _sampler(name))
 

@@ -64,7 +64,7 @@ class Trial:
     def __init__(
         self, architecture: Architecture, trace: Callable[[nn.Module, Any], Any], row: Row
     ) -> None:
-        self.architecture, self.row = architecture, row
+        self.architecture, self.trace, self.row = architecture, trace, row
         self.model, self.sample = self.fresh(), self.inputs(TRACING_SEED)
         start = time.perf_counter()
         try:
@@ -110,7 +110,8 @@ class Trial:
         spans = list(pairwise([0, *legal, self.row.layers]))
         ways = [("whole", CutRun(self.captured, [(0, self.row.layers)], self.model))]
         if legal:  # copied now, before the whole model changes what it keeps
-            ways.append(("cut", Isolated(self.captured, spans, self.model)))
+            again = lambda: self.trace(self.fresh(), self.sample)  # noqa: E731
+            ways.append(("cut", Isolated(self.captured, spans, self.fresh(), again)))
         for way, run in ways:
             eager = self.fresh()
             for seed in range(FIRST_SEED, FIRST_SEED + self.architecture.seeds):
@@ -238,9 +239,18 @@ class Isolated(CutRun):
     here is another copy, which only collects: sums of the pieces' gradients, and their buffers.
     """
 
-    def __init__(self, captured: Any, spans: Sequence[tuple[int, int]], model: nn.Module) -> None:
-        super().__init__(captured, spans, copy.deepcopy(model))
-        self.pieces = [copy.deepcopy(piece) for piece in self.pieces]
+    def __init__(
+        self,
+        captured: Any,
+        spans: Sequence[tuple[int, int]],
+        model: nn.Module,
+        again: Callable[[], Any],
+    ) -> None:
+        super().__init__(captured, spans, model)
+        self.pieces = [
+            _copied(piece) or again().segment(*span)
+            for piece, span in zip(self.pieces, spans, strict=True)
+        ]
 
     def __call__(self, flat: list[Tensor]) -> Any:
         for piece in self.pieces:
@@ -270,6 +280,16 @@ class Isolated(CutRun):
                 for name, parameter in piece.named_parameters():
                     if name in mine:
                         parameter.copy_(mine[name])
+
+
+def _copied(piece: nn.Module) -> nn.Module | None:
+    """Return a deep copy; `None` if the piece must be of a model of its own, as in a process."""
+    if getattr(piece, "_references", ()):  # references in closures are not copied
+        return None
+    try:
+        return copy.deepcopy(piece)
+    except RuntimeError:  # weights that a hook computes are no leaves
+        return None
 
 
 def descend(model: nn.Module) -> None:

@@ -220,33 +220,16 @@ def test_drawn_nets_of_timm_are_equal_and_traced(forking_executable):
     assert row["verdict"] == "equal", row
 
 
-class TiedByReference(nn.Module):
-    """Its head reads the embedding's weight through a list, which registers nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(16, 8)
-        self.head = HeadByReference(self.embedding)
-
-    def forward(self, ids):
-        return self.head(self.embedding(ids).tanh())
+def reads_the_original(piece):
+    """Make copies of a piece run the original: right as long as they share its memory."""
+    written = piece.forward
+    piece.forward = lambda *inputs: written(*inputs)
+    return piece
 
 
-class HeadByReference(nn.Module):
-    def __init__(self, embedding):
-        super().__init__()
-        self.reference = [embedding]
-
-    def forward(self, x):
-        if x.sum() > 1e9:  # a branch on data: called as written
-            return x
-        return x @ self.reference[0].weight.T
-
-
-def test_what_a_piece_reaches_beyond_its_own_modules_is_called_wrong():
-    """In one memory its gradient would reach the weight of another piece all the same."""
-    architecture = importlib.import_module("zoo.architecture").Architecture(
-        "tied by reference", "trap", TiedByReference, lambda: torch.randint(0, 16, (2, 5))
-    )
-    row = importlib.import_module("zoo.judge").judge(architecture, trace)
-    assert row.verdict in ("WRONG", "refused") or row.mode == "modules", row
+@pytest.mark.parametrize(("spoil", "verdict"), [(None, "equal"), (reads_the_original, "WRONG")])
+def test_what_a_piece_reaches_beyond_its_own_modules_is_called_wrong(spoil, verdict):
+    spoil = spoil or (lambda piece: piece)
+    row = judged("plain-sequential", lambda model, sample: Planted(trace(model, sample), spoil))
+    assert row.verdict == verdict
+    assert row.reason.startswith("cut" if spoil is reads_the_original else "")
