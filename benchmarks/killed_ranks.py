@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -68,7 +69,7 @@ def kill_one(
     plan = make_plan(profile, Cluster.uniform(num_ranks, kind="cpu"), options)
     victim, parent, port = number % num_ranks, os.getpid(), free_port()
     folder.mkdir()
-    ranks = _fork(
+    ranks = fork_ranks(
         num_ranks, folder, lambda rank: _train(rank, parent, port, plan, folder, timeout_s)
     )
     try:
@@ -79,11 +80,11 @@ def kill_one(
         start = time.monotonic()
         codes = _reaped(ranks, 2 * timeout_s)
         ended_s = time.monotonic() - start
-        left = _is_alive(ranks[0])
+        left = is_alive(ranks[0])
     finally:
-        if _is_alive(ranks[0]):
+        if is_alive(ranks[0]):
             os.killpg(ranks[0], signal.SIGKILL)
-    accounts = {rank: _account(folder, rank) for rank in range(num_ranks) if rank != victim}
+    accounts = {rank: read_account(folder, rank) for rank in range(num_ranks) if rank != victim}
     violations = ["a process is left"] if left else []
     for rank, account in accounts.items():
         if codes.get(rank) != SAID_WHO:
@@ -117,7 +118,7 @@ def _train(rank: int, parent: int, port: int, plan: Plan, folder: Path, timeout_
             (folder / f"trained.{rank}").touch()
 
 
-def _fork(num_ranks: int, folder: Path, train: Callable[[int], None]) -> list[int]:
+def fork_ranks(num_ranks: int, folder: Path, train: Callable[[int], None]) -> list[int]:
     """Ranks in a process group of their own, led by the first."""
     ranks: list[int] = []
     for rank in range(num_ranks):
@@ -136,7 +137,8 @@ def _end_with(rank: int, folder: Path, train: Callable[[int], None]) -> None:
         train(rank)
     except BaseException as error:  # noqa: BLE001
         code = SAID_WHO if isinstance(error, StagewrightError) else 1
-        _said(folder, rank).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        words = "".join(traceback.format_exception_only(error))  # with the notes
+        _said(folder, rank).write_text(words, encoding="utf-8")
     os._exit(code)
 
 
@@ -144,7 +146,7 @@ def _said(folder: Path, rank: int) -> Path:
     return folder / f"said.{rank}"
 
 
-def _account(folder: Path, rank: int) -> str:
+def read_account(folder: Path, rank: int) -> str:
     path = _said(folder, rank)
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -163,7 +165,7 @@ def _reaped(ranks: list[int], timeout_s: float) -> dict[int, int]:
     return codes
 
 
-def _is_alive(process_group: int) -> bool:
+def is_alive(process_group: int) -> bool:
     try:
         os.killpg(process_group, 0)
     except ProcessLookupError:

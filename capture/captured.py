@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
 from ..core.graph.graph import Boundary, Graph
+from ..core.graph.tensors import TensorSpec
 from .observation.nested_values import collect_constants, insert_tensors
 from .program.cuts import Cut
 from .program.layers import Layers, find_kept_functions
@@ -47,6 +48,17 @@ class Captured:
     def structure(self) -> CallStructure:
         """Return the names of the model's inputs, in flat order."""
         return self.program.structure
+
+    @property
+    def fixed_inputs(self) -> tuple[TensorSpec, ...] | None:
+        """Return the inputs as captured if no other shapes are sound; `None` if any are.
+
+        A program of `torch.export` may hold the sample's sizes as numbers, also where it fails for
+        no other size.
+        """
+        both = [self, *([self.evaluation] if self.evaluation is not None else [])]
+        is_fixed = any(each.program.mode == "export" for each in both)
+        return self.graph.inputs if is_fixed else None
 
     def report(self) -> CaptureReport:
         """Report how the model was captured, layer by layer, and what was tried before."""

@@ -6,6 +6,7 @@ StagewrightError
 ├── CaptureError        change the model or how it is captured
 ├── MeasurementError    the model ran and failed while being measured
 │   └── OutOfMemory     use a smaller micro-batch, or a larger device
+├── NonFinite           correct the data or the training: a loss or gradient is infinite or NaN
 ├── PlanMismatch        re-plan: the plan was made for another model, input or number of ranks
 ├── RankFailed          restart: a process of the pipeline died or stopped answering
 ├── Refused             get permission: it could be done, but is not allowed as asked
@@ -108,6 +109,10 @@ class OutOfMemory(MeasurementError):
         self.layer = layer
         self.required_bytes = required_bytes
         self.available_bytes = available_bytes
+
+
+class NonFinite(StagewrightError, FloatingPointError):
+    """A loss or a gradient is infinite or NaN; the message says where it arose."""
 
 
 class PlanMismatch(StagewrightError):

@@ -12,8 +12,12 @@ import json
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 INTERVAL_S = 0.25
 SILENCE_S = 3.0
@@ -32,6 +36,10 @@ WAITING = "the wait for"
 """Beginning of the activity of a rank that waits for another."""
 
 Ranks = tuple[int, ...]
+
+
+class StoreSilent(RuntimeError):
+    """The store leaves requests waiting, as when its host is stopped."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class Heartbeats:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._heard: FailureVerdict | None = None
+        self._last_beat_s = time.monotonic()
         self._store.set(f"where/{rank}", where)
         self._count = 0
         self._show()
@@ -93,9 +102,16 @@ class Heartbeats:
         """Return the verdict that this or another rank has reached, if any."""
         return self._heard
 
+    @property
+    def _silence_s(self) -> float:
+        """Return the time since the store last answered a heartbeat."""
+        return time.monotonic() - self._last_beat_s
+
     def close(self) -> None:
+        """Stop the heartbeat, and wait for it unless the store leaves it waiting."""
         self._stop.set()
-        self._thread.join()
+        while self._thread.is_alive() and self._silence_s < SILENCE_S:
+            self._thread.join(INTERVAL_S)
 
     def find_out(self) -> FailureVerdict:
         """Determine the ranks that failed first; block until the others have read the verdict.
@@ -104,34 +120,107 @@ class Heartbeats:
         read the verdict, since the next to exit may host the store.
         """
         try:
-            # compare_set: of several ranks that look at once, the first to finish decides for all.
-            if self._heard is None and not self._store.check([VERDICT]):
-                self._store.compare_set(VERDICT, "", self._look().to_json())
-            verdict = self._hear()
-            deadline = time.monotonic() + HEARING_S
-            while time.monotonic() < deadline:
-                if self._store.add("heard", 0) >= self._num_ranks - len(verdict.ranks):
-                    break
-                time.sleep(INTERVAL_S / 2)
+            return self._ask(self._find_out)
         except RuntimeError:  # torch's stores raise it when the connection breaks
             return self._heard or self._host
+
+    def _find_out(self) -> FailureVerdict:
+        # compare_set: of several ranks that look at once, the first to finish decides for all.
+        if self._heard is None and not self._store.check([VERDICT]):
+            self._store.compare_set(VERDICT, "", self._look().to_json())
+        verdict = self._hear()
+        self._await_hearing(self._num_ranks - len(verdict.ranks), HEARING_S)
         return verdict
+
+    def await_verdict(self, timeout_s: float) -> FailureVerdict | None:
+        """Wait until a rank has reached a verdict; return `None` if none does in time."""
+        deadline = time.monotonic() + timeout_s
+        while self._heard is None and time.monotonic() < deadline:
+            time.sleep(INTERVAL_S / 4)
+        return self._heard
+
+    def publish(self, key: str, value: str) -> None:
+        """Set a value that all ranks can read."""
+        self._ask(lambda: self._store.set(key, value))
+
+    def read(self, keys: Sequence[str]) -> list[str | None]:
+        """Return published values; `None` for those that are not there yet."""
+
+        def read_present() -> list[str | None]:
+            check, get = self._store.check, self._store.get
+            if self._store.has_extended_api() and check(list(keys)):
+                return [value.decode() for value in self._store.multi_get(list(keys))]
+            return [get(key).decode() if check([key]) else None for key in keys]
+
+        return self._ask(read_present)
+
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
+        """Return a published value; `None` once a rank has failed or the time is over."""
+
+        def poll() -> str | None:
+            deadline, pause_s = time.monotonic() + timeout_s, 0.001
+            while not self._store.check([key]):
+                is_over = time.monotonic() > deadline or self._store.check([VERDICT])
+                # Looked for again: a rank may publish its value first and fail then.
+                if is_over and not self._store.check([key]):
+                    return None
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, INTERVAL_S / 2)
+            value: str = self._store.get(key).decode()
+            return value
+
+        return self._ask(poll)
 
     def show(self) -> None:
         """Publish this rank's current activity at once."""
         try:
-            self._show()
+            self._ask(self._show)
         except RuntimeError:
             return  # the store is gone, and with it the other ranks
 
     def leave_word(self, what: str) -> None:
         """Announce that this rank fails, unless another rank failed before it."""
         try:
-            verdict = FailureVerdict((self._rank,), f"{self._name(self._rank)} {what}")
-            self._store.compare_set(VERDICT, "", verdict.to_json())
-            self._hear()
+            self._ask(lambda: self._leave_word(what))
         except RuntimeError:
             return  # the store is gone, and with it the other ranks
+
+    def _leave_word(self, what: str) -> None:
+        verdict = FailureVerdict((self._rank,), f"{self._name(self._rank)} {what}")
+        self._store.compare_set(VERDICT, "", verdict.to_json())
+        self._hear()
+        # This rank may host the store, and end next: the others could not read why.
+        self._await_hearing(self._num_ranks - 1, SILENCE_S)
+
+    def _await_hearing(self, num_ranks: int, timeout_s: float) -> None:
+        """Wait until this many ranks have read the verdict."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self._store.add("heard", 0) < num_ranks:
+            time.sleep(INTERVAL_S / 4)
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        """Return the result of a request to the store.
+
+        Requests of torch's stores have no timeout: a host that is stopped, but not dead, keeps its
+        connections open and leaves them waiting for ever. So they are made in a thread of their
+        own, which is abandoned once heartbeats are not answered either.
+
+        Raises:
+            StoreSilent: It was abandoned.
+        """
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(request())
+            except BaseException as error:  # noqa: BLE001 (raised in the calling thread)
+                answer.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        while not wait([answer], INTERVAL_S).done:
+            if self._silence_s > SILENCE_S and not self._stop.is_set():
+                raise StoreSilent(f"the store has not answered for {self._silence_s:.1f} s")
+        return answer.result()
 
     def _hear(self) -> FailureVerdict:
         """Read the verdict, counting this rank once among those that have."""
@@ -139,7 +228,9 @@ class Heartbeats:
         with self._lock:
             if self._heard is None:
                 self._heard = FailureVerdict.from_json(self._store.get(VERDICT))
-                self._store.add("heard", 1)
+                # A rank that left word of its own error is not among those that others wait for.
+                if self._rank not in self._heard.ranks:
+                    self._store.add("heard", 1)
             return self._heard
 
     def _look(self) -> FailureVerdict:
@@ -189,6 +280,7 @@ class Heartbeats:
             self._count += 1
             try:
                 self._show()
+                self._last_beat_s = time.monotonic()
                 if self._heard is None and self._store.check([VERDICT]):
                     self._hear()
             except RuntimeError:
@@ -198,4 +290,5 @@ class Heartbeats:
 def _end(stop: threading.Event, thread: threading.Thread) -> None:
     # At exit: a thread inside the store's C++ code during interpreter shutdown aborts the process.
     stop.set()
-    thread.join(SILENCE_S)
+    if thread is not threading.current_thread():  # which may be the last to hold the heartbeat
+        thread.join(SILENCE_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..capture.sample import check_module
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, NonFinite
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
+from ..core.rank_heartbeats import SILENCE_S
 from ..schedules.plan_schedule import schedule_of
 from .batchnorm.running_statistics import BatchStatistics, check_policy
 from .engine.assemble import assemble_rank
+from .engine.batch_comparison import BatchComparison
 from .engine.batch_io import BatchInputs, LossFunction
 from .engine.executor import Observer
+from .engine.finite_check import FiniteCheck
 from .engine.microbatch import split_target
 from .engine.padding import (
     check_evaluation_mode,
@@ -28,17 +31,20 @@ from .engine.padding import (
     split_partial_target,
     trim_padding,
 )
+from .engine.rank_facts import list_facts
 from .engine.stage import autocast_to
 from .meta_init.materialise import materialise
 from .meta_init.meta_capture import check_weights
 from .meta_init.weights import Weights
-from .partition.cut import cut_for_plan
+from .partition.cut import CutModel, cut_for_plan
 from .partition.model_snapshot import ModelSnapshot
+from .ranks.consistency import check_consistency
+from .ranks.failure_detection import ConnectionEnded
 from .ranks.pipeline_rank import PipelineRank
-from .ranks.process_groups import check_world, choose_device
+from .ranks.process_groups import check_initialised, check_world, choose_device
 from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
-from .replicas.strategy import Strategy, choose_strategies
+from .replicas.strategy import NonDefaultStrategy, Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule, check_stateful_layers
 
@@ -84,6 +90,8 @@ class DistributedPipeline(PipelineRank):
             gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
             `replicas.strategy.Strategy`. `None` follows the plan's stages.
         weights: Source of the values of a model on the meta device.
+        check_finite: Raise `NonFinite` in a step whose loss, or a gradient that stages send each
+            other, is infinite or NaN, unless the step has a loss scale.
 
     Attributes:
         stages: This rank's stages by index.
@@ -112,53 +120,74 @@ class DistributedPipeline(PipelineRank):
         batch_statistics: BatchStatistics = "microbatch",
         strategy: Strategy | Mapping[int, Strategy] | None = None,
         weights: Weights | None = None,
+        check_finite: bool = True,
     ) -> None:
-        check_module(model)
-        check_no_sync_batch_norm(model)
-        check_policy(batch_statistics)
-        check_runnable(plan, "processes")
-        if schedule is not None:
-            check_schedule(schedule, plan)
-        schedule = schedule or schedule_of(plan)
-        # Every check that needs no other rank comes before the failure detector is started: it
-        # fails on all ranks alike, and no rank is left waiting.
-        chosen = choose_strategies(plan, schedule, strategy)
-        check_world(schedule, group)
-        check_weights(model, weights)
-        place = torch.device(device) if device is not None else choose_device(model, group)
-        super().__init__(schedule, group, place)
-        self.plan, self.autocast = plan, autocast
-        self._has_loss, self._sums_gradients = loss_fn is not None, True
-        self._dropout_seed = keyed_dropout
-        # An error from here on must stop the heartbeat, or other ranks take this one for alive.
+        check_initialised(plan)
+        super().__init__(group)
+        self.check_finite = check_finite
+        self.plan, self.autocast, self._has_loss = plan, autocast, loss_fn is not None
+        self._sums_gradients, self._dropout_seed = True, keyed_dropout
+        # The detector comes before every check: an error on this rank alone is then told to the
+        # others, which would wait for it. And an error must stop the heartbeat, or other ranks take
+        # this one for alive.
         with ExitStack() as undo, self._detector.explain_errors():
             undo.callback(self.close)
+            check_module(model)
+            check_no_sync_batch_norm(model)
+            check_policy(batch_statistics)
+            check_runnable(plan, "processes")
+            if schedule is not None:
+                check_schedule(schedule, plan)
+            self.schedule = schedule or schedule_of(plan)
+            chosen = choose_strategies(plan, self.schedule, strategy)
+            check_world(self.schedule, group)
+            check_weights(model, weights)
+            place = choose_device(model, group)
+            self.device = torch.device(device) if device is not None else place
             # Captured under autocast, so that messages have the dtypes that training will give.
-            with autocast_to(choose_device(model, group), autocast):
+            with autocast_to(place, autocast):
                 pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
             self.graph = pieces.captured.graph
-            check_stateful_layers(self.graph.layers, plan, schedule)
-            self.stages = {i: pieces.stages[i] for i in schedule.stages_of(self.rank)}
+            check_stateful_layers(self.graph.layers, plan, self.schedule)
+            options = {
+                "autocast": autocast, "keyed_dropout": keyed_dropout, "strategy": strategy,
+                "batch_statistics": batch_statistics, "check_finite": check_finite,
+                "evaluates only": loss_fn is None,
+            }  # fmt: skip
+            facts = list_facts(model, self.graph, plan, self.schedule, options)
+            check_consistency(self._detector, facts, plan.content_id())
+            self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
-            self._first = BatchInputs(plan, pieces.structure, self.device)
-            assembled = assemble_rank(
-                pieces,
-                self.stages,
-                plan,
-                schedule,
-                self._ranks,
-                chosen=chosen,
-                loss_fn=loss_fn,
-                device=self.device,
-                batch_statistics=batch_statistics,
-                autocast=autocast,
-                set_activity=self._detector.set_activity,
-            )
-            self.module, self._holders = assembled.module, assembled.holders
-            self._last, self._executor = assembled.outputs, assembled.executor
+            self._assemble(pieces, chosen, loss_fn, batch_statistics)
             self._snapshot = ModelSnapshot(pieces.captured)
             undo.pop_all()
+
+    def _assemble(
+        self,
+        pieces: CutModel,
+        chosen: Mapping[int, NonDefaultStrategy],
+        loss_fn: LossFunction | None,
+        batch_statistics: BatchStatistics,
+    ) -> None:
+        """Connect this rank's stages to those of the others."""
+        self._first = BatchInputs(self.plan, pieces.structure, self.device)
+        assembled = assemble_rank(
+            pieces,
+            self.stages,
+            self.plan,
+            self.schedule,
+            self._ranks,
+            chosen=chosen,
+            loss_fn=loss_fn,
+            device=self.device,
+            batch_statistics=batch_statistics,
+            autocast=self.autocast,
+            set_activity=self._detector.set_activity,
+        )
+        self.module, self._holders = assembled.module, assembled.holders
+        self._last, self._executor = assembled.outputs, assembled.executor
+        self._batches = BatchComparison(self._detector, self.schedule)
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
@@ -177,9 +206,11 @@ class DistributedPipeline(PipelineRank):
             The batch's mean loss on ranks of the last stage, `None` elsewhere.
 
         Raises:
-            InvalidInput: The batch does not have the plan's shapes.
+            InvalidInput: The batch does not have the plan's shapes, or ranks were given different
+                batches.
             PlanMismatch: The model was changed after the pipeline was built.
-            RankFailed: Another rank died or stopped answering; the message names it.
+            NonFinite: A loss or gradient is infinite or NaN, which arose on this rank.
+            RankFailed: Another rank failed or stopped answering; the message names it.
         """
         if not self._has_loss or self.plan.schedule == "forward_only":
             raise InvalidInput(
@@ -194,7 +225,12 @@ class DistributedPipeline(PipelineRank):
                 raise InvalidInput("the last stage computes the loss and needs target=")
             targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
         seed = self._dropout_seed
+        # With a scale the caller expects overflows, and looks for them.
+        checks = self.check_finite and loss_scale <= 1
+        self._executor.finite_check = FiniteCheck() if checks else None
         with self.during("a step"):
+            self._detector.check_verdict()
+            self._batches.publish(args, kwargs, target)
             losses = self._executor.train(
                 inputs,
                 targets,
@@ -204,7 +240,22 @@ class DistributedPipeline(PipelineRank):
             )
             loss = self._last.reduce_loss(losses) if self._has_last else None
             self.steps += 1
+            self._batches.compare(self.steps)
+            self._raise_if_non_finite(inputs)
         return loss
+
+    def _raise_if_non_finite(self, inputs: Sequence[Sequence[Tensor]]) -> None:
+        check = self._executor.finite_check
+        if check is None or (found := check.find(inputs)) is None:
+            return
+        what, is_received = found
+        # What was received was made elsewhere, by a rank that is about to say so.
+        if is_received and self._detector.await_verdict(SILENCE_S):
+            raise ConnectionEnded(what)
+        raise NonFinite(
+            f"in step {self.steps}, {what}; correct the data, lower the learning rate, or go "
+            "on from an earlier checkpoint (check_finite=False trains on regardless)"
+        )
 
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor

@@ -58,6 +58,7 @@ class Pipeline(nn.Module):
             and not on the plan (`engine.keyed_dropout`); `None` to draw masks as they come.
 
     Attributes:
+        plan: As given.
         steps: Batches run in training mode, which keyed dropout follows; set it when resuming.
 
     Raises:
@@ -82,6 +83,7 @@ class Pipeline(nn.Module):
         check_module(model)
         spread = devices is not None and len(devices) > 1
         check_runnable(plan, "devices" if spread else "one device")
+        self.plan = plan
         self._num_microbatches = _choose_chunks(plan, chunks)
         self._checkpoint = _choose_modes(plan, checkpoint)
         pieces = cut_for_plan(model, plan, sample)
@@ -91,8 +93,7 @@ class Pipeline(nn.Module):
         check_stateful_layers(pieces.captured.graph.layers, plan, recomputed=again)
         # Not as a submodule: parameters would appear a second time, under the stages' names.
         object.__setattr__(self, "_pieces", pieces)
-        fixed_size = pieces.captured.program.mode == "export"
-        self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
+        self._fixed_inputs = pieces.captured.fixed_inputs
         self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
         self._deferred = check_policy(batch_statistics) == "deferred"
         if batch_statistics == "synchronised":
@@ -115,7 +116,7 @@ class Pipeline(nn.Module):
     @property
     def microbatch_size(self) -> int | None:
         """Return the fixed number of samples per micro-batch; `None` for any number."""
-        return self._microbatch_size
+        return self._fixed_inputs[0].shape[0] if self._fixed_inputs else None
 
     def _share_names(self, model: nn.Module) -> None:
         """Register the model's children, parameters and buffers under their own names."""
@@ -150,16 +151,17 @@ class Pipeline(nn.Module):
 
         Raises:
             PlanMismatch: The model was changed after the pipeline was built.
-            InvalidInput: The batch does not split into micro-batches, or outputs cannot be joined
+            InvalidInput: The batch does not split into micro-batches, its samples have another
+                shape than those the model was captured with, or outputs cannot be joined
                 because their first dimension is not the micro-batch.
         """
         self._snapshot.check()
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
         count = self._num_microbatches
-        if self._microbatch_size and flat[0].dim():  # a smaller batch is fewer micro-batches
-            count = max(1, min(count, len(flat[0]) // self._microbatch_size))
-        batches = split_batch(flat, count, self._microbatch_size, structure.names)
+        if self.microbatch_size and flat[0].dim():  # a smaller batch is fewer micro-batches
+            count = max(1, min(count, len(flat[0]) // self.microbatch_size))
+        batches = split_batch(flat, count, self._fixed_inputs, structure.names)
         with deferred_statistics(self) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
         self.steps += self.training

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, NonFinite
 from .distributed import DistributedPipeline
 from .engine.batch_io import LossFunction, as_scalar_loss
 from .engine.padding import check_evaluation_mode, count_samples, pad_samples, trim_padding
@@ -77,6 +77,8 @@ class Training:
         if loss_scale == "auto":
             loss_scale = LossScale() if self._runner.autocast is torch.float16 else None
         self.loss_scale = loss_scale
+        if loss_scale is not None:  # overflows are then skipped by `update`
+            self._runner.check_finite = False
         self.norm: float | None = None
         self.skipped = 0
         self._steps = 0
@@ -220,6 +222,7 @@ class LocalRunner:
         self.module = pipeline
         self.device = default_device(pipeline)
         self._loss_fn, self.autocast = loss_fn, autocast
+        self.check_finite = True
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
@@ -229,6 +232,9 @@ class LocalRunner:
             raise InvalidInput("a training step needs target=")
         _, loss = self._run(args, kwargs, target)
         assert loss is not None
+        value = float(loss.detach())
+        if self.check_finite and loss_scale <= 1 and not math.isfinite(value):
+            raise NonFinite(f"the loss is {value}; correct the data or lower the learning rate")
         (loss * loss_scale).backward()
         return loss.detach()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .core.plan.timeline import Timeline as Timeline
     from .core.profile.forward_only import for_inference as for_inference
     from .core.profile.profile import Profile as Profile
+    from .data import PipelineLoader as PipelineLoader
     from .planner.explain import explain as explain
     from .planner.plan import Planner as Planner
     from .planner.plan import plan as plan
@@ -61,6 +62,7 @@ _NAMES = {
     "core.plan.timeline": ("Timeline",),
     "core.profile.forward_only": ("for_inference",),
     "core.profile.profile": ("Profile",),
+    "data": ("PipelineLoader",),
     "planner.explain": ("explain",),
     "planner.plan": ("Planner", "plan"),
     "planner.validation.validate": ("validate",),

@@ -61,6 +61,7 @@ _OURS: dict[str, type[errors.StagewrightError]] = {
         errors.InvalidInput,
         errors.CaptureError,
         errors.MeasurementError,
+        errors.NonFinite,
         errors.PlanMismatch,
         errors.RankFailed,
         errors.Refused,

@@ -158,7 +158,7 @@ class BatchInputs:
         flat = self._structure.flatten(args, kwargs)
         self._check(flat)
         batches = split_batch(
-            flat, self._plan.num_microbatches, self.microbatch_size, self._structure.names
+            flat, self._plan.num_microbatches, self._plan.inputs, self._structure.names
         )
         if self._device.type == "cpu":
             return batches

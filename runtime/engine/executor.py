@@ -15,6 +15,7 @@ from torch import Tensor
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 from ..partition.routes import TensorRoutes
 from ..replicas.replication import Replication
+from .finite_check import FiniteCheck
 from .p2p import (
     Message,
     MessageTransport,
@@ -55,6 +56,7 @@ class Executor:
         self._stages, self._transport = stages, transport
         self._replication, self._set_activity = replication, set_activity
         self.observer: Observer | None = None
+        self.finite_check: FiniteCheck | None = None
         self._training = _RankProgram(schedule, schedule.ranks, routes, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
         self._evaluation = _RankProgram(schedule, forwards, routes, rank)
@@ -163,6 +165,8 @@ class Executor:
             if self.observer:
                 self._stages[action.stage].settle()
                 self.observer(action, began, time.perf_counter())
+            if self.finite_check is not None and trains:
+                self._look(self.finite_check, action, arrived, made)
             # Outputs leave before replicas synchronise again: their receivers need not wait for it.
             self._send(action, made)
             self._replication.action_ended(action.stage, action.work, last=is_last)
@@ -198,6 +202,12 @@ class Executor:
             is_split = action.work is Work.BACKWARD_INPUT
             return stage.backward(microbatch, arrived, split=is_split)
         return []
+
+    def _look(
+        self, check: FiniteCheck, action: Action, arrived: Sequence[Tensor], made: Sequence[Any]
+    ) -> None:
+        is_loss = action.work is Work.FORWARD and action.stage == self._routes.num_stages - 1
+        check.look(action, arrived, made, self.losses[-1] if is_loss else None)
 
     def _receive(self, action: Action, needed: Sequence[Message]) -> list[Tensor]:
         found: list[Tensor] = []

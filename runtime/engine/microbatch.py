@@ -10,16 +10,23 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...core.errors import InvalidInput
+from ...core.graph.tensors import TensorSpec
 
 
 def split_batch(
-    flat: Sequence[Tensor], num_microbatches: int, size: int | None, names: Sequence[str]
+    flat: Sequence[Tensor],
+    num_microbatches: int,
+    fixed: Sequence[TensorSpec] | None,
+    names: Sequence[str],
 ) -> list[tuple[Tensor, ...]]:
     """Split a batch into micro-batches along the first dimension.
 
-    ``size`` is the number of samples per micro-batch for a model captured at a fixed size; `None`
-    splits as evenly as possible, into fewer pieces if there are fewer samples.
+    ``fixed`` are the inputs of a micro-batch for a model captured at fixed shapes; `None` splits as
+    evenly as possible, into fewer pieces if there are fewer samples.
     """
+    if fixed is not None:
+        check_shapes(flat, fixed)
+    size = fixed[0].shape[0] if fixed else None
     lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in flat]
     if len(set(lengths)) != 1 or not lengths[0]:
         pairs = ", ".join(f"{n}: {length}" for n, length in zip(names, lengths, strict=True))
@@ -39,6 +46,18 @@ def split_batch(
     pieces = min(num_microbatches, lengths[0])
     columns = [torch.tensor_split(tensor, pieces) for tensor in flat]
     return list(zip(*columns, strict=True))
+
+
+def check_shapes(flat: Sequence[Tensor], fixed: Sequence[TensorSpec]) -> None:
+    """Check all dimensions but the first, which is the batch, against those captured."""
+    for spec, tensor in zip(fixed, flat, strict=True):
+        if tuple(tensor.shape[1:]) != spec.shape[1:] or tensor.dim() != len(spec.shape):
+            raise InvalidInput(
+                f"input {spec.name!r} has shape {tuple(tensor.shape)}, but the model was captured "
+                f"at {spec.shape}, and only its first dimension, the samples, may differ: the "
+                "graph may hold the other sizes as numbers. Pad or cut the input to that size, or "
+                "profile and plan at the size you use"
+            )
 
 
 def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...capture.captured import Captured
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
-from ..engine.microbatch import join_outputs, split_batch
+from ..engine.microbatch import check_shapes, join_outputs, split_batch
 from ..engine.padding import pad_samples
 from .microbatch import Values
 
@@ -55,34 +55,31 @@ class BatchSplitter:
     """
 
     def __init__(self, captured: Captured, specs: Sequence[TensorSpec], *, pad: bool) -> None:
-        both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
-        self._one_shape = any(each.program.mode == "export" for each in both)
-        self._names, self._specs, self._pad = captured.structure.names, specs, pad
+        self._fixed, self._names, self._pad = captured.fixed_inputs, captured.structure.names, pad
         self._size = next((spec.shape[0] for spec in specs if spec.shape), None)
 
     def split(self, flat: Sequence[Tensor]) -> BatchSplit:
         """Split a batch into micro-batches."""
         length = next((len(tensor) for tensor in flat if tensor.dim()), 0)
         padding = 0
-        if self._one_shape and self._size is not None:
-            self._check_shapes(flat, length)
+        if self._fixed is not None and self._size is not None:
+            self._check_samples(flat, length, self._size)
             padding = -length % self._size  # samples up to the next multiple of the size
             length += padding
             flat = pad_samples(list(flat), length) if padding else flat
         if self._size is None or length <= self._size:
             return BatchSplit([tuple(flat)], [length], padding)
-        size = self._size if self._one_shape else None
-        microbatches = split_batch(flat, -(-length // self._size), size, self._names)
+        microbatches = split_batch(flat, -(-length // self._size), self._fixed, self._names)
         return BatchSplit(
             microbatches, [len(microbatch[0]) for microbatch in microbatches], padding
         )
 
-    def _check_shapes(self, flat: Sequence[Tensor], length: int) -> None:
-        for tensor, spec in zip(flat, self._specs, strict=True):
-            size = spec.shape[0]
-            fits = tensor.dim() == len(spec.shape) and tuple(tensor.shape[1:]) == spec.shape[1:]
-            fills = self._pad or not length % size
-            if fits and length and len(tensor) == length and fills:
+    def _check_samples(self, flat: Sequence[Tensor], length: int, size: int) -> None:
+        assert self._fixed is not None
+        check_shapes(flat, self._fixed)
+        fills = length and (self._pad or not length % size)
+        for tensor, spec in zip(flat, self._fixed, strict=True):
+            if fills and len(tensor) == length:
                 continue
             rest = "".join(f", {extent}" for extent in spec.shape[1:])
             raise InvalidInput(

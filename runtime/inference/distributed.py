@@ -18,10 +18,17 @@ from ...capture.sample import check_module
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...schedules.plan_schedule import schedule_of
-from ..partition.cut import cut_for_plan
+from ..engine.rank_facts import list_facts
+from ..partition.cut import CutModel, cut_for_plan
 from ..partition.rank_module import build_rank_module
+from ..ranks.consistency import check_consistency
 from ..ranks.failure_detection import ConnectionEnded, FailureDetector
-from ..ranks.process_groups import ProcessGroups, check_world, group_timeout
+from ..ranks.process_groups import (
+    ProcessGroups,
+    check_initialised,
+    check_world,
+    group_timeout,
+)
 from ..replicas.shared_weights import WeightPlacement
 from ..supported_plans import check_runnable
 from .pipeline import resolve_max_in_flight
@@ -85,19 +92,9 @@ class DistributedInferencePipeline:
         autocast: torch.dtype | None = None,
         pad: bool = False,
     ) -> None:
-        check_module(model)
-        check_runnable(plan, "processes")
-        self.schedule = schedule_of(plan)
-        check_world(self.schedule, group)
+        check_initialised(plan)
         ranks = ProcessGroups(group)
-        limit = resolve_max_in_flight(max_in_flight, sum(map(len, self.schedule.stage_ranks)))
         self.rank, self.plan = ranks.rank, plan
-        self.device = torch.device(device) if device is not None else default_device(model)
-        cut_model = cut_for_plan(model, plan, sample)
-        self.stages = {i: cut_model.stages[i] for i in self.schedule.stages_of(self.rank)}
-        self.module = build_rank_module(list(self.stages.values())).to(self.device)
-        self.module.eval()
-        model.eval()
         self._timeout_s = (
             group_timeout(group) or distributed_c10d.default_pg_timeout
         ).total_seconds()
@@ -106,13 +103,19 @@ class DistributedInferencePipeline:
         )
         try:
             with self._detector.explain_errors():
-                # First: torch names a part's groups by how many groups each rank has made before.
-                transport = MicrobatchTransport(
-                    self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks
+                check_module(model)
+                check_runnable(plan, "processes")
+                self.schedule = schedule_of(plan)
+                check_world(self.schedule, group)
+                num_workers = sum(map(len, self.schedule.stage_ranks))
+                limit = resolve_max_in_flight(max_in_flight, num_workers)
+                self.device = torch.device(device) if device is not None else default_device(model)
+                cut_model = cut_for_plan(model, plan, sample)
+                facts = list_facts(
+                    model, cut_model.captured.graph, plan, self.schedule, {"autocast": autocast}
                 )
-                records = cut_model.captured.graph.parameters
-                placement = WeightPlacement(records, plan.balance, self.schedule)
-                placement.broadcast_initial_values(self.module, ranks)
+                check_consistency(self._detector, facts, plan.content_id())
+                transport = self._place(model, cut_model, ranks)
         except BaseException:
             self._detector.close()
             raise
@@ -133,6 +136,23 @@ class DistributedInferencePipeline:
         )
         self._monitor_thread = threading.Thread(target=self._monitor, name="monitor", daemon=True)
         self._monitor_thread.start()
+
+    def _place(
+        self, model: nn.Module, cut_model: CutModel, ranks: ProcessGroups
+    ) -> MicrobatchTransport:
+        """Keep this rank's stages, with the weights of their lowest rank, and connect the ranks."""
+        self.stages = {i: cut_model.stages[i] for i in self.schedule.stages_of(self.rank)}
+        self.module = build_rank_module(list(self.stages.values())).to(self.device)
+        self.module.eval()
+        model.eval()
+        # First: torch names a part's groups by how many groups each rank has made before.
+        transport = MicrobatchTransport(
+            self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks
+        )
+        records = cut_model.captured.graph.parameters
+        placement = WeightPlacement(records, self.plan.balance, self.schedule)
+        placement.broadcast_initial_values(self.module, ranks)
+        return transport
 
     def submit(self, *args: Tensor, **kwargs: Tensor) -> Future[Any]:
         """Submit a batch on rank 0; see `InferencePipeline.submit`.

@@ -12,11 +12,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.distributed import DistError
+from torch.distributed import DistError, distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from ...core.errors import RankFailed, first_line
-from ...core.rank_heartbeats import FailureVerdict, Heartbeats
+from ...core.rank_heartbeats import FailureVerdict, Heartbeats, StoreSilent
+from .process_groups import group_timeout
 
 RESTART = "Start all ranks again, from the last checkpoint"
 
@@ -34,7 +35,8 @@ class FailureDetector:
     def __init__(
         self, store: Store, rank: int, num_ranks: int, group: ProcessGroup | None = None
     ) -> None:
-        self.rank = rank
+        self.rank, self.num_ranks = rank, num_ranks
+        self._group = group
         self.is_diagnosing = False
         """Whether it is finding out which rank failed, which takes a few seconds."""
         self.has_failed = False
@@ -91,9 +93,15 @@ class FailureDetector:
             self.has_failed = True
             if not is_transport_error(error):
                 self._beats.leave_word(f"raised {_describe(error)}")
-                error.add_note(f"rank {self.rank}, at {self.current_activity}")
+                self._note_place(error)
                 raise
             raise self.diagnose(error) from error
+
+    def announce_end(self, error: BaseException) -> None:
+        """Tell the other ranks the error that ends this one, unless they know of it."""
+        if not self.has_failed:
+            self._note_place(error)
+            self._beats.leave_word(f"raised {_describe(error)}")
 
     @contextmanager
     def announce_errors(self) -> Iterator[None]:
@@ -105,9 +113,42 @@ class FailureDetector:
         try:
             yield
         except Exception as error:
+            self._note_place(error)
             self.set_activity(f"its own error, {_describe(error)}")
             self._beats.show()
             raise
+
+    def _note_place(self, error: BaseException) -> None:
+        error.add_note(f"rank {self.rank}, at {self.current_activity}")
+
+    def publish(self, name: str, value: str) -> None:
+        """Show a value of this rank to the others, under a name."""
+        self._beats.publish(f"{name} of {self.rank}", value)
+
+    def wait_for(self, name: str, rank: int) -> str:
+        """Return the value that a rank publishes under a name, once it is there.
+
+        Raises:
+            ConnectionEnded: It did not come within the group's timeout, or a rank failed.
+        """
+        timeout = group_timeout(self._group) or distributed_c10d.default_pg_timeout
+        found = self._beats.wait_for(f"{name} of {rank}", timeout.total_seconds())
+        if found is None:
+            raise ConnectionEnded(f"rank {rank} did not publish its {name}")
+        return found
+
+    def read_all(self, name: str) -> list[str | None]:
+        """Return what every rank published under a name; `None` for those that did not yet."""
+        return self._beats.read([f"{name} of {rank}" for rank in range(self.num_ranks)])
+
+    def await_verdict(self, timeout_s: float) -> bool:
+        """Return True as soon as a rank has found out which one failed, False if none does."""
+        return self._beats.await_verdict(timeout_s) is not None
+
+    def check_verdict(self) -> None:
+        """Raise `ConnectionEnded` if a rank is known to have failed."""
+        if self.has_verdict:
+            raise ConnectionEnded("a rank had failed before")
 
     def diagnose(self, error: BaseException) -> RankFailed:
         """Return the error to raise in place of a transport's error.
@@ -137,7 +178,7 @@ def is_transport_error(error: BaseException | None) -> bool:
     `RuntimeError`, recognised by the path of the gloo source file that their message begins with.
     """
     while error is not None:
-        if isinstance(error, DistError | ConnectionEnded):
+        if isinstance(error, DistError | StoreSilent | ConnectionEnded):
             return True
         if isinstance(error, RuntimeError) and _GLOO_SOURCE.search(str(error)):
             return True

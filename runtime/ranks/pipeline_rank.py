@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 
 from ...core.plan.schedule import Schedule
 from ...core.units import count
+from .consistency import Facts, check_consistency
 from .failure_detection import FailureDetector
 from .process_groups import ProcessGroups
 
@@ -21,17 +22,17 @@ class PipelineRank:
     """One rank among those of a pipeline, in the order of a group or of the default group.
 
     Attributes:
-        schedule: As given.
+        schedule: Every rank's order of work; set by subclasses, as is ``device``.
         rank: This rank's number in the group.
-        device: As given.
+        device: Where this rank works.
         steps: Steps taken, which keyed dropout follows; set it when resuming.
     """
 
-    def __init__(
-        self, schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device
-    ) -> None:
-        self.schedule, self.device = schedule, device
-        self.steps = 0
+    schedule: Schedule
+    device: torch.device
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.steps = self._agreements = 0
         self._group = group
         self._ranks = ProcessGroups(group)
         self.rank = self._ranks.rank
@@ -56,6 +57,18 @@ class PipelineRank:
         """
         with self.during("a barrier"):
             dist.barrier(self._group)
+
+    def check_agreement(self, facts: Facts) -> None:
+        """Check that facts are equal on all ranks; called on every rank.
+
+        Raises:
+            PlanMismatch: Some ranks differ from most; it says which and in what.
+            RankFailed: A rank died; the message names it.
+        """
+        self._agreements += 1
+        topic = f"{' and '.join(facts)} ({self._agreements})"
+        with self.during("comparing"):
+            check_consistency(self._detector, facts, "", topic=topic)
 
     def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
         """Return the last stage's loss and the slowest rank's time, on every rank.
@@ -89,6 +102,7 @@ class PipelineRank:
         if error is None:
             self.close()
         else:
+            self._detector.announce_end(error)
             self._detector.close()
 
     @contextmanager

@@ -15,8 +15,10 @@ from torch.distributed import distributed_c10d
 
 from ...capture.capture import default_device
 from ...core.errors import InvalidInput, PlanMismatch
+from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.units import count
+from ...schedules.plan_schedule import schedule_of
 
 RankSet = tuple[int, ...]
 """Ranks of a pipeline, ascending."""
@@ -151,15 +153,18 @@ def end_process(code: int = 0) -> NoReturn:
     os._exit(code)
 
 
-def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-    """Check that the process group has one rank for every device of the schedule."""
-    wanted = len(schedule.ranks)
+def check_initialised(plan: Plan) -> None:
+    """Check that there is a process group at all."""
     if not dist.is_initialized():
         raise InvalidInput(
             "call torch.distributed.init_process_group first, and start one process a device: "
-            f"torchrun --nproc-per-node {wanted} train.py"
+            f"torchrun --nproc-per-node {len(schedule_of(plan).ranks)} train.py"
         )
-    ranks = dist.get_world_size(group)
+
+
+def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
+    """Check that the process group has one rank for every device of the schedule."""
+    wanted, ranks = len(schedule.ranks), dist.get_world_size(group)
     if ranks != wanted:
         raise PlanMismatch(
             f"the plan has {count(schedule.num_stages, 'stage')} on {count(wanted, 'device')}, "

@@ -268,9 +268,9 @@ class RpcPipeline:
             self._liveness.wait(stage.owner_name(), future, "connecting the stages")
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, ...]]:
-        structure, size = self._built.structure, self._built.microbatch_size
+        structure = self._built.structure
         flat = structure.flatten(args, kwargs)
-        return split_batch(flat, self.num_split, size, structure.names)
+        return split_batch(flat, self.num_split, self._built.fixed_inputs, structure.names)
 
     def _run(self, batches: list[tuple[Tensor, ...]], wants_grad: bool) -> list[tuple[Any, ...]]:
         """Return the flat outputs of every micro-batch; concurrent calls take turns."""

@@ -16,8 +16,12 @@ from torch.utils import _pytree as pytree
 from ...capture.observation.nested_values import TensorPosition
 from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
+from ...core.graph.tensors import TensorSpec
 from ...core.plan.plan import Plan
+from ...schedules.plan_schedule import schedule_of
+from ..engine.rank_facts import list_facts
 from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
+from ..ranks.consistency import Facts, compare_facts
 from .calls import call_safely, pickle_value, send
 from .liveness import LivenessCheck
 from .stage import StageServer
@@ -96,7 +100,8 @@ class BuiltStages:
         tied: Weights shared by several stages.
         structure: Call structure of the model.
         output: The model's output, pickled, with a `TensorPosition` for every value.
-        microbatch_size: Required samples per micro-batch; `None` if any number works.
+        facts: What must be equal on all workers.
+        fixed_inputs: Inputs of a micro-batch if no other shapes work; `None` if any do.
     """
 
     stages: tuple[rpc.RRef[StageServer], ...]
@@ -104,7 +109,8 @@ class BuiltStages:
     tied: tuple[TiedGroup, ...]
     structure: CallStructure
     output: bytes
-    microbatch_size: int | None
+    facts: Facts
+    fixed_inputs: tuple[TensorSpec, ...] | None
 
 
 def build_on_workers(
@@ -128,6 +134,7 @@ def build_on_workers(
         worker: liveness.wait(worker, future, "building the stages")
         for worker, future in started.items()
     }
+    compare_facts({worker: each.facts for worker, each in built.items()})
     found = {worker: iter(built[worker].stages) for worker in built}
     return replace(built[workers[0]], stages=tuple(next(found[worker]) for worker in workers))
 
@@ -147,8 +154,6 @@ def build(
     if output is None:
         places = [TensorPosition(index) for index in range(len(program.flat_outputs))]
         output = pytree.tree_unflatten(places, program.out_spec)
-    # A graph of `torch.export` accepts only the shapes it was captured at.
-    fixed = program.mode == "export" and plan.inputs
     return BuiltStages(
         tuple(
             rpc.RRef(_create_server(cut_model, index, device)) for index, device in devices.items()
@@ -157,7 +162,8 @@ def build(
         cut_model.tied,
         cut_model.structure,
         pickle_value(output, "the form of the model's output"),
-        plan.inputs[0].shape[0] if fixed else None,
+        list_facts(model, cut_model.captured.graph, plan, schedule_of(plan), {}),
+        cut_model.captured.fixed_inputs,
     )
 
 

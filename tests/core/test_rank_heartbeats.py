@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stagewright.core.rank_heartbeats import Heartbeats
+from stagewright.core.rank_heartbeats import Heartbeats, StoreSilent
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +19,17 @@ class MetStore:
 
     def __init__(self):
         self._words, self._lock, self.is_gone = {}, threading.Lock(), False
+        self.goes_on = threading.Event()
+        self.goes_on.set()
 
     def _open(self):
+        self.goes_on.wait()
         if self.is_gone:
             raise RuntimeError("Connection reset by peer")
         return self._words
+
+    def has_extended_api(self):
+        return False
 
     def set(self, key, value):
         with self._lock:
@@ -131,5 +137,37 @@ def test_where_all_answer_the_one_that_does_not_wait_is_named():
     verdict = ranks[0].find_out()
     assert verdict.ranks == ()
     assert verdict.what.endswith("still alive: rank 1 was at its own work after step 3")
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_store_whose_host_is_stopped_keeps_nobody_waiting():
+    """A rank stopped, not killed, leaves connections open and answers nothing: all others hung."""
+    store = MetStore()
+    ranks = [Heartbeats(store, rank, 2) for rank in range(2)]
+    store.goes_on.clear()
+    begin = time.monotonic()
+    assert ranks[1].find_out().ranks == (0,)
+    ranks[1].show()
+    ranks[1].leave_word("raised an error")
+    with pytest.raises(StoreSilent, match="the store has not answered for"):
+        ranks[1].publish("key", "value")
+    ranks[1].close()
+    assert time.monotonic() - begin < 20
+    store.goes_on.set()
+    ranks[0].close()
+
+
+def test_what_ranks_publish_is_read_by_others_or_given_up_once_one_has_failed():
+    store = MetStore()
+    ranks = [Heartbeats(store, rank, 2) for rank in range(2)]
+    ranks[0].publish("plan of 0", "p1")
+    assert ranks[1].read(["plan of 0", "plan of 1"]) == ["p1", None]
+    assert ranks[1].wait_for("plan of 0", 10) == "p1"
+    assert ranks[1].wait_for("plan of 1", 0.1) is None
+    assert ranks[1].await_verdict(0.1) is None
+    ranks[0].leave_word("raised an error")
+    assert ranks[1].wait_for("plan of 1", 100) is None
+    assert "raised an error" in ranks[1].await_verdict(10).what
     for rank in ranks:
         rank.close()

@@ -28,6 +28,7 @@ from tests.runtime.rpc_models import (
     DiesLater,
     Meets,
     Raises,
+    build_unevenly,
     detached_model,
     tied_model,
 )
@@ -156,9 +157,15 @@ def errors() -> Iterator[Found]:
     local.forward = lambda x: x
     yield {"unsent": caught(lambda: RpcPipeline(local, plan, workers=WORKERS))}
     yield {"unknown": caught(lambda: RpcPipeline(only_here, plan, workers=WORKERS))}
+    built = build_unevenly
+    yield {"uneven": caught(lambda: RpcPipeline(built, uneven_plan(), workers=WORKERS))}
     yield {"few": caught(lambda: RpcPipeline(model, plan, workers=["worker1"]))}
     yield {"split": caught(lambda: RpcPipeline(model, plan, workers=WORKERS, num_split=3))}
     yield {"nobody": caught(lambda: RpcPipeline(model, plan, workers=["worker1", "w2"]))}
+
+
+def uneven_plan() -> Plan:
+    return plan_for(build_unevenly(), torch.ones(2, 4), 2, num_microbatches=2)
 
 
 def only_here() -> nn.Module:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -109,3 +110,9 @@ def detached_model() -> Detached:
     """Likewise."""
     torch.manual_seed(0)
     return Detached().double()
+
+
+def build_unevenly() -> nn.Module:
+    """As code of another version would on one of the workers."""
+    is_other = rpc.get_worker_info().name == "worker2"
+    return nn.Sequential(nn.Linear(4, 4), nn.GELU() if is_other else nn.ReLU(), nn.Linear(4, 4))

@@ -8,6 +8,8 @@ from torch import nn
 
 from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.runtime.build import build
+from stagewright.runtime.inference.pipeline import InferencePipeline
 from stagewright.runtime.pipeline import Pipeline
 from tests.torch_models import Case, make_case, make_plan
 
@@ -300,3 +302,36 @@ def test_buffers_of_any_module_move_once():
     before = int(model[1].calls)
     Pipeline(model, plan, checkpoint="always")(torch.rand(8, 2)).sum().backward()
     assert model[1].calls == before + 4
+
+
+class SizeDependent(nn.Module):
+    """Divides by the length of the sequence, which the exported graph holds as a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        hidden = torch.relu(self.embedding(tokens))
+        length = tokens.shape[1]
+        return self.head(hidden.sum(1) / length if length > 2 else hidden[:, 0])
+
+
+@pytest.mark.parametrize("way", ["pipeline", "build", "inference"])
+def test_another_sequence_length_than_captured_is_refused(way):
+    """It was accepted by the first two, and the output was 0.3 off."""
+    sample = torch.randint(0, 50, (2, 8))
+    case = Case("lengths", make_case("mlp").spec, SizeDependent(), (sample,), None)
+    plan = make_plan(case, 2, num_microbatches=2)
+    fits, longer = torch.randint(0, 50, (4, 8)), torch.randint(0, 50, (4, 12))
+    if way == "build":
+        training = build(plan, case.model, loss_fn=lambda output, _: output.mean(), accumulate=2)
+        run = lambda batch: training.step(batch, target=batch)  # noqa: E731
+    elif way == "inference":
+        run = lambda batch: next(InferencePipeline(case.model, plan).map([batch]))  # noqa: E731
+    else:
+        run = Pipeline(case.model, plan)
+    run(fits)
+    words = r"'tokens' has shape \(4, 12\), but the model was captured at \(2, 8\)"
+    with pytest.raises(InvalidInput, match=words):
+        run(longer)

@@ -75,7 +75,7 @@ def test_a_rank_that_never_makes_its_pipeline_is_named(accounts):
         account = words.read_text(encoding="utf-8")
         assert code == 7, account
         assert "RankFailed: rank 2 never joined" in account
-        assert f"rank {rank} was at setting up" in account
+        assert f"rank {rank} was at the wait for plan and model of the other ranks" in account
 
 
 def process_ids(marker):

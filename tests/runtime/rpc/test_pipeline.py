@@ -82,6 +82,7 @@ def test_stages_work_on_different_micro_batches_at_once(session):
         ("other", "PlanMismatch: on worker1: the plan was made for another model"),
         ("unsent", "InvalidInput: the model cannot be sent to the workers"),
         ("unknown", "InvalidInput: on worker1: the model cannot be built here"),
+        ("uneven", "PlanMismatch: the workers disagree on the model's modules: 1: GELU("),
         ("few", "InvalidInput: the plan has 2 stages, but 1 workers are named"),
         ("split", "InvalidInput: num_split is 3; it must divide the batch of 8"),
         ("nobody", "InvalidInput: this session has no worker 'w2'; its processes are m"),
