@@ -258,7 +258,7 @@ class JobAttempt:
         await self._report(event_data(step="planning"))
         search = asyncio.create_task(
             self._context.planning.from_profile(
-                self._spec.plan, profile, self._spec.plan_deadline_s
+                self.job.project_id, self._spec.plan, profile, self._spec.plan_deadline_s
             )
         )
         try:

@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import DeadlineExceeded
 from ...core.requests.requests import Estimated, EstimateRequest
 from ..errors import MeasuringUnavailable
+from ..http.fair_turns import FairTurns
 from ..sandbox.child import run_confined, run_confined_async
 from ..sandbox.limits import ChildLimits, default_memory_bytes
 from ..telemetry.tracing import span
@@ -60,10 +61,12 @@ class Estimator:
         self._limits = _limits(memory_bytes, deadline_s + 1.0)  # the timeout here comes first
         self._sandbox = sandbox
         self._elsewhere = elsewhere
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._turns = FairTurns(MAX_CONCURRENT)
 
-    async def estimate(self, request: EstimateRequest) -> Estimated:
+    async def estimate(self, request: EstimateRequest, project: str = "") -> Estimated:
         """Return the estimated profile of a model on the requested devices.
+
+        Projects take turns.
 
         Raises:
             MeasuringUnavailable: torch is installed neither here nor on a worker.
@@ -73,8 +76,8 @@ class Estimator:
             DeadlineExceeded: The estimate took too long; the child has been killed.
         """
         try:
-            # The timeout is the outer one: waiting for a slot counts, too.
-            async with asyncio.timeout(self._deadline_s), self._slots:
+            # The timeout is the outer one: waiting for a turn counts, too.
+            async with asyncio.timeout(self._deadline_s), self._turns.place(project):
                 with span("stagewright.estimate"):
                     output = await self._output(request.model_dump_json())
         except TimeoutError:

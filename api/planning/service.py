@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -156,11 +157,14 @@ class Planning:
             if profile_id is None:
                 return MeasurementNeeded(measure, digest, deadline_s, fresh)
             found = await run_in_threadpool(self._store.documents.profile, project, profile_id)
-            record = await self.from_profile(request, found.profile, deadline_s)
+            check_effort([found.profile], request.cluster, request.options)
+            record = await self._search(
+                project, request, [found.profile], request.cluster, deadline_s
+            )
             return await run_in_threadpool(self._put_plan, project, digest, record, "profile")
         profiles, cluster, is_known = await self._get_profiles(project, request, fresh)
         await self._run_beside(request, check_effort, profiles, cluster, request.options)
-        record = await self._search(request, profiles, cluster, deadline_s)
+        record = await self._search(project, request, profiles, cluster, deadline_s)
         reused: Reused = "profile" if is_known else None
         return await run_in_threadpool(self._put_plan, project, digest, record, reused)
 
@@ -189,22 +193,33 @@ class Planning:
         return found.graph
 
     async def from_profile(
-        self, request: PlanRequest, profile: Profile, deadline_s: float
+        self, project: str, request: PlanRequest, profile: Profile, deadline_s: float
     ) -> PlanRecord:
-        """Plan a request whose model has been measured; store nothing."""
+        """Plan a job whose model has been measured, however busy the server; store nothing."""
         check_effort([profile], request.cluster, request.options)
-        return await self._search(request, [profile], request.cluster, deadline_s)
+        return await self._search(
+            project, request, [profile], request.cluster, deadline_s, is_patient=True
+        )
 
     async def _search(
         self,
+        project: str,
         request: PlanRequest,
         profiles: Sequence[Profile],
         cluster: Cluster,
         deadline_s: float,
+        *,
+        is_patient: bool = False,
     ) -> PlanRecord:
         """Run `decide` in a solver process."""
         try:
-            return await self._solver.search(decide, profiles, cluster, request.options, deadline_s)
+            return await self._solver.search(
+                partial(decide, profiles, cluster, request.options),
+                deadline_s,
+                project=project,
+                is_final=is_final,
+                is_patient=is_patient,
+            )
         except DeadlineExceeded as error:
             if request.deadline_s is None:
                 raise
@@ -343,7 +358,7 @@ class Planning:
         kinds = {(device.kind, device.memory_bytes) for device in cluster.devices}
         if len(kinds) > 1:
             # The estimate then includes speeds between the kinds, which no profile can hold.
-            found = await self._estimator.estimate(asked)
+            found = await self._estimator.estimate(asked, project)
             return found.profile, found.cluster, False
         digest = digest_estimate(asked)
         if not fresh:
@@ -351,7 +366,7 @@ class Planning:
             if known is not None:
                 stored = await run_in_threadpool(self._store.documents.profile, project, known)
                 return stored.profile, cluster, True
-        found = await self._estimator.estimate(asked)
+        found = await self._estimator.estimate(asked, project)
         kept = await self.create(project, found.profile)
         await run_in_threadpool(self._store.reuse.remember, project, "profile", digest, kept.id)
         return found.profile, found.cluster, False

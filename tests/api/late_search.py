@@ -17,3 +17,16 @@ def late(*arguments: Any) -> Any:
 
 def ready() -> int:
     return 7
+
+
+def take_all(seconds: float) -> float:
+    """Take all the time it is given."""
+    time.sleep(seconds)
+    return seconds
+
+
+def sleep_through(*durations_s: float) -> float:
+    """Sleep for the first duration, or the last if there is more time, whatever it was given."""
+    *durations, seconds = durations_s
+    time.sleep(durations[0] if seconds <= 0.5 or len(durations) == 1 else durations[-1])
+    return seconds if len(durations) == 1 else 0

@@ -74,7 +74,7 @@ class Puppets:
 
 
 class NoPlans:
-    async def from_profile(self, request: Any, profile: Profile, deadline_s: float) -> Any:
+    async def from_profile(self, *_: Any) -> Any:
         raise AssertionError("nobody asked for a plan")
 
 
