@@ -150,7 +150,11 @@ def build_runner(
         silence_s=settings.job_silence_s,
         metrics=metrics,
     )
-    retention = Retention(jobs_days=settings.keep_jobs_days, audit_days=settings.keep_audit_days)
+    retention = Retention(
+        jobs_days=settings.keep_jobs_days,
+        audit_days=settings.keep_audit_days,
+        keys_days=settings.keep_keys_days,
+    )
     return JobRunner(context, retention)
 
 

@@ -16,19 +16,28 @@ TIMINGS = (
 )  # fmt: skip
 SIZES = ("saved_activation_bytes", "output_bytes", "workspace_bytes")
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""First characters of a cell that spreadsheets compute instead of showing."""
+
 
 def profile_csv(profile: Profile) -> str:
     """CSV with a header row (RFC 4180); an empty cell is something that was not measured.
 
     Figures are those of the profile, unrounded. What a cut behind a layer sends stands in the
-    layer's row; the last layer has none.
+    layer's row; the last layer has none. A name that a spreadsheet would compute begins with an
+    apostrophe.
     """
     rows = profile_rows(profile)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _quote(cell) for name, cell in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _quote(cell: Cell) -> Cell:
+    # As OWASP advises on CSV injection: names are somebody else's text, such as =HYPERLINK(...).
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
 
 
 def profile_rows(profile: Profile) -> list[dict[str, Cell]]:

@@ -54,6 +54,11 @@ class Principal(Record):
     scopes: frozenset[Scope] = frozenset()
     quotas: Quotas = Quotas()
 
+    @property
+    def owner(self) -> str:
+        """Return who is charged for what the principal uses: its key, or the server's token."""
+        return self.id or "the server's token"
+
     def require(self, scope: Scope, action: str) -> None:
         """Raise `Forbidden` unless the principal has a scope, which an action in words needs."""
         if scope not in self.scopes:

@@ -25,6 +25,12 @@ from .access import Principal
 
 LIFETIME_S = 12 * 3600
 
+MAX_ENDED = 100
+"""Sessions of one holder that were ended early and are remembered one by one."""
+
+MAX_HOLDERS = 10_000
+"""Holders of such sessions that are remembered."""
+
 MIN_KEY_CHARACTERS = 32
 """A key that can be guessed, which needs no server to try, lets its finder sign in as anyone."""
 
@@ -47,6 +53,10 @@ class Session(Record):
     key_id: str | None = None
     token_mac: str | None = None
     principal: Principal | None = None
+
+    @property
+    def holder(self) -> str:
+        return self.key_id or (self.principal.owner if self.principal else "the server's token")
 
 
 class Sessions:
@@ -84,10 +94,7 @@ class Sessions:
             salt=f"stagewright.session {context}",
             signer_kwargs={"key_derivation": "hmac", "digest_method": hashlib.sha256},
         )
-        # A signature cannot be taken back: sessions that were ended early are remembered until
-        # they would have expired.
-        self._ended: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._ended = EndedSessions(now)
 
     def open(self, principal: Principal, token: str) -> str:
         """Return the cookie of a new session for a principal who has just shown this token."""
@@ -115,17 +122,13 @@ class Sessions:
             session = Session.model_validate(self._serializer.loads(value))
         except (BadData, ValidationError):  # tampered with, of another key, or of another release
             return None
-        is_over = session.ends_at_s <= self._now() or session.id in self._ended
+        is_over = session.ends_at_s <= self._now() or self._ended.has(session)
         return None if is_over else session
 
     def close(self, session: Session | None) -> None:
         """End a session, if there is one: copies of its cookie are refused from now on."""
-        if session is None:
-            return
-        now = self._now()
-        with self._lock:
-            self._ended = {name: end for name, end in self._ended.items() if end > now}
-            self._ended[session.id] = session.ends_at_s
+        if session is not None:
+            self._ended.add(session)
 
     def is_of_token(self, session: Session, token: str | None) -> bool:
         """Return True if the server's own token opened the session and is still the same."""
@@ -138,6 +141,46 @@ class Sessions:
     def _mac(self, token: str) -> str:
         # Keyed: a plain hash in the cookie would let its holder try out guesses of the token.
         return hmac.new(self._key, b"token " + token.encode(), hashlib.sha256).hexdigest()
+
+
+class EndedSessions:
+    """Sessions ended early; a signature cannot be taken back, so they are remembered.
+
+    Of a holder who ended more than `MAX_ENDED`, the one that would expire first is forgotten, and
+    all older sessions of this holder count as ended, and no one else's. Beyond `MAX_HOLDERS`, the
+    holder whose sessions expire first is forgotten, and all sessions as old count as ended.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        # By holder and id, when they would expire; and until when all count as ended.
+        self._ended: dict[str, dict[str, float]] = {}
+        self._floors: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def has(self, session: Session) -> bool:
+        """Return True if a session was ended."""
+        floor = max(self._floors.get(session.holder, 0.0), self._floors.get("", 0.0))
+        return session.ends_at_s <= floor or session.id in self._ended.get(session.holder, ())
+
+    def add(self, session: Session) -> None:
+        """Remember that a session was ended."""
+        with self._lock:
+            ended = self._ended.setdefault(session.holder, {})
+            ended[session.id] = session.ends_at_s
+            if len(ended) > MAX_ENDED:
+                self._floors[session.holder] = ended.pop(min(ended, key=ended.__getitem__))
+            if len(self._ended) > MAX_HOLDERS:
+                self._drop_holder()
+
+    def _drop_holder(self) -> None:
+        """Forget those whose sessions have expired; if there are none, the first who will."""
+        last = {holder: max(ended.values()) for holder, ended in self._ended.items()}
+        over = [holder for holder, end in last.items() if end <= self._now()]
+        for holder in over or [min(last, key=last.__getitem__)]:
+            self._floors[""] = max(self._floors.get("", 0.0), last[holder])
+            del self._ended[holder]
+            self._floors.pop(holder, None)
 
 
 def cookie_name(headers: Headers) -> str:

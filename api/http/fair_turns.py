@@ -22,6 +22,11 @@ class FairTurns:
         # In the order of their turns; a project is listed while anything of it waits.
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
+    @property
+    def has_room(self) -> bool:
+        """Return True if a place would be had without waiting."""
+        return self._num_held < self._limit
+
     @asynccontextmanager
     async def place(self, project: str) -> AsyncIterator[None]:
         """Wait for this project's turn, and hold a place for the duration of the block."""

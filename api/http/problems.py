@@ -56,6 +56,9 @@ from .field_errors import FieldError, clip, field_errors, suggest_field
 
 MAX_DETAIL_CHARACTERS = 2000
 
+RETRY_AFTER_S = 10
+"""Wait for clients that are refused for a reason that passes."""
+
 SCHEMA_REF = "#/components/schemas/{model}"
 
 PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -206,7 +209,9 @@ def problem_of_error(error: StagewrightError) -> Problem:
         if isinstance(error, error_class):
             field = getattr(error, "field", None)
             errors = () if field is None else (FieldError(pointer=field, detail=clip(str(error))),)
-            problem = Problem(status, kind, _detail(error), errors=errors, headers=_headers(error))
+            headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+            headers |= _headers(error)
+            problem = Problem(status, kind, _detail(error), errors=errors, headers=headers)
             return _with_memory(problem, error) if isinstance(error, OutOfMemory) else problem
     _log.error("%s: %s", type(error).__name__, error, exc_info=error)
     return internal_problem()

@@ -17,6 +17,7 @@ from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
 from ..auth.access import Principal
 from ..errors import MeasuringUnavailable
+from ..http.shares import Shares
 from ..planning.requests import PlanRequest, digest_measurement
 from ..planning.service import MeasurementNeeded, Planning, pointing_at
 from ..store.database import utc_now
@@ -30,6 +31,12 @@ from .runner import JobRunner
 
 POLL_S = 2.0
 """Interval at which a job is read while waiting for it: another server may run it."""
+
+MAX_KEY_STREAMS = 20
+"""Streams of events of one key at once."""
+
+MAX_STREAMS = 200
+"""Streams of events at once; each reads the store every `POLL_S`."""
 
 SHOWN = JobView.model_fields.keys() & Job.model_fields.keys() - {"needs"}
 """Fields of a job that clients see as they are."""
@@ -65,6 +72,7 @@ class JobService:
         self._store, self._planning, self._runner = store, planning, runner
         self._options = options
         self._submitting = asyncio.Lock()
+        self.streams = Shares(MAX_KEY_STREAMS, MAX_STREAMS)
 
     async def submit_plan(
         self,

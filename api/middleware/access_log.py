@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ..http.problems import internal_problem
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import PROBES, REQUEST_ID_HEADER, accepted_request_id, fresh
 from .graceful_shutdown import GracefulShutdown
+from .request_checks import shutdown_problem
 
 MAX_PATH_CHARACTERS = 200
 UNMATCHED = "unmatched"
@@ -57,6 +59,12 @@ class AccessLog:
             response = _ResponseRecorder(send, request_id, release)
             try:
                 await self._app(scope, receive, response.send)
+            except asyncio.CancelledError:
+                # At the end of the grace period the server cancels what is left, and would answer
+                # with a bare 500.
+                if response.status is not None or not self._shutdown.is_refusing:
+                    raise
+                await shutdown_problem().response()(scope, receive, response.send)
             except Exception:
                 if response.status is not None:
                     raise  # half of the response is out; the server has to cut the connection

@@ -16,9 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-RETRY_AFTER_S = 10
-"""Wait for clients: by then another server answers, or this one is back."""
-
 Phase = Literal["serving", "leaving", "refusing", "done"]
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.units import format_bytes
 from ..auth.access import is_open
-from ..http.problems import Problem
+from ..http.problems import RETRY_AFTER_S, Problem
+from ..http.shares import Share, Shares
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""
@@ -23,11 +24,20 @@ MAX_OPEN_BYTES = 8 * 2**10
 MAX_BODY_S = 120.0
 """Longest a body may take to arrive: 16 MiB at a megabit a second."""
 
+KEY_BYTES = 64 * 2**20
+"""Bodies of one key in memory, arriving or being handled."""
+
+ALL_BYTES = 256 * 2**20
+"""Bodies of all clients in memory; 40 unfinished uploads once held 600 MB."""
+
 AT_ONCE = 16
 """Four times the threads for the database: some requests search, some write."""
 
 MAX_SLOT_S = 0.25
 """Longest a request keeps its slot; one that searches or measures continues without."""
+
+Count = Callable[[int], None]
+"""Counts bytes of a body, or raises the refusal."""
 
 
 class LoadLimits:
@@ -46,13 +56,28 @@ class LoadLimits:
         self._max_read_bytes = max_bytes + max_discarded_bytes
         self._max_body_s = max_body_s
         self._concurrency = ConcurrencyLimit() if concurrency is None else concurrency
+        self._bodies = Shares(max(KEY_BYTES, max_bytes), max(ALL_BYTES, 4 * max_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        principal = scope.get("state", {}).get("principal")
+        owner = "" if principal is None else principal.owner
+        # Counted until the answer: handlers keep the body, too.
+        with self._bodies.share(owner) as share:
+            await self._pass_on(scope, receive, send, share, owner)
+
+    async def _pass_on(
+        self, scope: Scope, receive: Receive, send: Send, share: Share, owner: str
+    ) -> None:
+        def count(num_bytes: int) -> None:
+            if not self._bodies.has_room(owner, num_bytes):
+                raise _too_many_bytes(self._bodies)
+            share.add(num_bytes)
+
         try:
-            body = await self._read_body(scope, receive)
+            body = await self._read_body(scope, receive, count)
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
@@ -66,7 +91,7 @@ class LoadLimits:
         async with self._concurrency.slot() as release:
             await self._app(scope, replay, _release_on_stream(send, release))
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read_body(self, scope: Scope, receive: Receive, count: Count) -> bytes:
         """Return the whole body; raise 413 if it is too long, 408 if it takes too long."""
         headers = Headers(scope=scope)
         open_path = is_open(scope["path"])
@@ -77,7 +102,7 @@ class LoadLimits:
             raise _too_large(max_bytes)
         try:
             async with asyncio.timeout(self._max_body_s):
-                return await self._receive_body(receive, max_bytes)
+                return await self._receive_body(receive, max_bytes, count)
         except TimeoutError:
             raise Problem(
                 408,
@@ -86,7 +111,7 @@ class LoadLimits:
                 headers={"Connection": "close"},
             ) from None
 
-    async def _receive_body(self, receive: Receive, max_bytes: int) -> bytes:
+    async def _receive_body(self, receive: Receive, max_bytes: int, count: Count) -> bytes:
         # The bytes that arrive are counted, whatever Content-Length says. An overlong body is read
         # on and discarded: clients send all of it before they read the answer, and closing the
         # connection earlier resets it, so that they would never learn the reason.
@@ -99,8 +124,10 @@ class LoadLimits:
             num_read += len(chunk)
             more = message.get("more_body", False)
             if num_read > max_bytes:
+                count(-len(body))
                 body.clear()
             else:
+                count(len(chunk))
                 body += chunk
         if num_read > max_bytes:
             raise _too_large(max_bytes)
@@ -113,6 +140,16 @@ def _too_large(max_bytes: int) -> Problem:
         "body-too-large",
         f"A request body may have at most {format_bytes(max_bytes)} ({max_bytes} bytes).",
         headers={"Connection": "close"},
+    )
+
+
+def _too_many_bytes(bodies: Shares) -> Problem:
+    return Problem(
+        429,
+        "too-many-uploads",
+        f"Request bodies in flight may have {format_bytes(bodies.for_one)} of one key and "
+        f"{format_bytes(bodies.for_all)} of all clients together. Send fewer at once.",
+        headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
     )
 
 

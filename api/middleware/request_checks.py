@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..auth.access import SAFE_METHODS
-from ..http.problems import Problem
-from .graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
+from ..http.problems import RETRY_AFTER_S, Problem
+from .graceful_shutdown import GracefulShutdown
 
 VERSIONS = ("1.0", "1.1", "2")
 MAX_TARGET_BYTES = 2**14

@@ -217,7 +217,6 @@ class Planning:
                 partial(decide, profiles, cluster, request.options),
                 deadline_s,
                 project=project,
-                is_final=is_final,
                 is_patient=is_patient,
             )
         except DeadlineExceeded as error:

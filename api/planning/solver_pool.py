@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import math
 import multiprocessing
-import multiprocessing.synchronize
 import os
 import resource
 import signal
@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -54,6 +55,7 @@ MAX_BYTES = 8 * 2**30
 numpy and numba map several more that they never touch."""
 
 PARENT_CHECKED_S = 1.0
+COMPILED_CHECKED_S = 0.5
 
 PROFILES_KEPT = 8
 """Parsed profiles cached in each process. The largest allowed take some hundred MB."""
@@ -61,8 +63,8 @@ PROFILES_KEPT = 8
 NICENESS = 5
 """Of solver processes: while searches keep every core busy, the server still answers first."""
 
-LONG_NICENESS = 15
-"""Of processes for long searches: beside a short one, each gets about a tenth of a core."""
+LONG_NICENESS = 10
+"""Of processes that search for longer than `SHORT_S`: beside a short one they get a quarter."""
 
 COMPILE = (
     sys.executable,
@@ -77,10 +79,13 @@ _log = logging.getLogger(__name__)
 class Solver:
     """Executor of CPU-bound work away from the event loop, which ends all of it in time.
 
-    A search begins among the short ones; if it has not ended after `SHORT_S` it begins anew among
-    the long ones, whose processes have a lower priority. So a search of a moment never waits for
-    long ones, nor for the processors that those keep busy. Work that is no search has one process
-    more than short searches may use.
+    ::
+
+        waits for a short place ──▶ runs ──SHORT_S──▶ runs on in a long place, with less priority
+                                                      waits for one, to begin again
+
+    So a search of a moment never waits for a long one, nor for the processors that long ones keep
+    busy. Work that is no search has one process more than short searches may use.
 
     Args:
         processes: Long searches at once, and also short ones; with 0, a few threads of the server's
@@ -94,16 +99,19 @@ class Solver:
     ) -> None:
         self._observe = observe
         self.num_running = 0
+        number = processes + 1 if processes else 0
+        self._idle = [SolverProcess(self._start) for _ in range(number)]
+        self._started = set(self._idle)
         self._compiler: Compiler | None = None
         self._is_closed = False
-        beside = 1 if processes else 0
-        self._short = Lane(processes + beside, processes, partial(self._start, NICENESS))
-        self._long = Lane(processes, processes, partial(self._start, LONG_NICENESS))
+        self._calls = FairTurns(number or MAX_IN_THREADS)
+        self._short = FairTurns(processes or MAX_IN_THREADS - 1)
+        self._long = FairTurns(processes or MAX_IN_THREADS - 1)
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of calls that wait for a process."""
-        return self._short.num_waiting + self._long.num_waiting
+        """Return the number of calls that wait for a place."""
+        return sum(turns.num_waiting for turns in (self._calls, self._short, self._long))
 
     async def search(
         self,
@@ -111,7 +119,6 @@ class Solver:
         deadline_s: float,
         *,
         project: str = "",
-        is_final: Callable[[R], bool] = lambda _: True,
         is_patient: bool = False,
     ) -> R:
         """Run a function that is given the seconds it may take; projects take turns.
@@ -120,26 +127,45 @@ class Solver:
             work: The search; see `run`. It is killed `GRACE_S` after its time is over.
             deadline_s: Time from now to the answer.
             project: Whose turn it takes.
-            is_final: Tells whether more time would not improve a result.
-            is_patient: Whether waiting for a process takes none of the time.
+            is_patient: Whether waiting for a place takes none of the time.
 
         Raises:
-            DeadlineExceeded: Nothing was found in time, or no process was free.
+            DeadlineExceeded: Nothing was found in time, or no place was free.
+            InvalidInput, SolverEnded: See `run`.
         """
-        ends_s = math.inf if is_patient else time.monotonic() + deadline_s
-        best: R | None = None
+        wait_s = math.inf if is_patient else time.monotonic() + deadline_s
+        async with AsyncExitStack() as short:
+            # First its turn: searches leave a process for other work.
+            await _in_time(wait_s, short.enter_async_context(self._short.place(project)))
+            process = await _in_time(wait_s, short.enter_async_context(self._process()))
+            short.enter_context(self._measured(work))
+            if process is None:
+                return await run_in_threadpool(work, min(deadline_s, wait_s - time.monotonic()))
+            call = await process.begin(work, wait_s, deadline_s)
+            if await process.wait(call, min(SHORT_S, call.left_s + GRACE_S)):
+                return process.take(call)
+            if call.left_s + GRACE_S <= 0:
+                process.end()
+                raise too_late(deadline_s)
+            moved = process.detach(work)
+            self._started.add(moved)
         try:
-            most_s = min(SHORT_S, deadline_s)
-            best = await self._search(self._short, project, work, ends_s, most_s)
-            if deadline_s <= SHORT_S or is_final(best):
-                return best
-            return await self._search(self._long, project, work, ends_s, deadline_s)
-        except DeadlineExceeded:
-            if best is not None:
-                return best
-            if deadline_s <= SHORT_S or time.monotonic() >= ends_s:
-                raise
-        return await self._search(self._long, project, work, ends_s, deadline_s)
+            is_begun = self._long.has_room
+            if not is_begun:
+                moved.end()
+            async with AsyncExitStack() as long:
+                await _in_time(wait_s, long.enter_async_context(self._long.place(project)))
+                long.enter_context(self._measured(work))
+                if not is_begun:
+                    call = await moved.begin(work, wait_s, deadline_s)
+                moved.lower_priority()
+                if await moved.wait(call, call.left_s + GRACE_S):
+                    return moved.take(call)
+                raise too_late(deadline_s)
+        finally:
+            # Not used again: without privileges a priority cannot be raised.
+            moved.end()
+            self._started.discard(moved)
 
     async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a solver process; function, arguments and result are pickled.
@@ -151,35 +177,39 @@ class Solver:
             DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed.
             SolverEnded: The process ended; other calls are unaffected.
         """
-        async with self._short.process() as process:
-            return await self._call(process, MAX_WORK_S, partial(work, *args, **kwargs))
+        async with self._process() as process:
+            with self._measured(work):
+                if process is None:
+                    return await run_in_threadpool(work, *args, **kwargs)
+                prepared = partial(_without_seconds, work, args, kwargs)
+                call = await process.begin(prepared, math.inf, MAX_WORK_S)
+                if await process.wait(call, call.left_s):
+                    return process.take(call)
+                process.end()
+                raise too_late(MAX_WORK_S)
 
-    async def _search(
-        self, lane: Lane, project: str, work: Callable[[float], R], ends_s: float, most_s: float
-    ) -> R:
-        wait_s = ends_s - time.monotonic()
-        async with AsyncExitStack() as stack:
+    @asynccontextmanager
+    async def _process(self) -> AsyncIterator[SolverProcess | None]:
+        """Wait for a process; there is none where threads do the work."""
+        async with self._calls.place(""):
+            if not self._idle:
+                yield None
+                return
+            process = self._idle.pop()
             try:
-                async with asyncio.timeout(wait_s if math.isfinite(wait_s) else None):
-                    process = await stack.enter_async_context(lane.search(project))
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    "the deadline passed before a process was free to search; ask again later, or "
-                    "allow more time"
-                ) from None
-            left_s = max(0.0, min(most_s, ends_s - time.monotonic()))
-            return await self._call(process, left_s + GRACE_S, partial(work, left_s))
+                yield process
+            finally:
+                # The next call takes the last: not one that has to start, if it can be helped.
+                self._idle.insert(len(self._idle) if process.is_warm else 0, process)
 
-    async def _call(self, process: SolverProcess | None, timeout_s: float, work: partial[R]) -> R:
-        """Run prepared work in a process, or in a thread, and measure it."""
-        name = getattr(_innermost(work), "__name__", "other")
+    @contextmanager
+    def _measured(self, work: Callable[..., Any]) -> Iterator[None]:
+        name = getattr(function_of(work), "__name__", "other")
         self.num_running += 1
         started = time.perf_counter()
         try:
             with span("stagewright.solve", work=name):
-                if process is None:
-                    return await run_in_threadpool(work)
-                return await process.run(timeout_s, work)
+                yield
         except MemoryError:
             raise InvalidInput(
                 f"planning needs more than the {MAX_BYTES // 2**30} GiB this server gives it; "
@@ -196,7 +226,8 @@ class Solver:
         Raises: SolverEnded.
         """
         try:
-            self._short.prepare()
+            for process in self._idle[-1:]:
+                process.prepare()
         except OSError as error:
             raise SolverEnded(f"no solver process starts: {error}") from None
 
@@ -206,10 +237,11 @@ class Solver:
         if self._compiler is not None:
             self._compiler.close()
         # All are killed before any is waited for, so that they end side by side.
-        for process in [*self._short.end(), *self._long.end()]:
-            process.join()
+        for ended in [process.end() for process in self._started]:
+            for process in ended:
+                process.join()
 
-    def _start(self, niceness: int) -> ProcessPoolExecutor:
+    def _start(self) -> ProcessPoolExecutor:
         if self._is_closed:
             raise SolverEnded("this server is shutting down; ask again")
         if self._compiler is None:
@@ -219,54 +251,20 @@ class Solver:
             1,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_prepare,
-            initargs=(os.getpid(), self._compiler.done, niceness),
+            initargs=(os.getpid(), self._compiler.done),
         )
 
 
-class Lane:
-    """Solver processes of one priority, of which searches may use some; without any, threads."""
+@dataclass(frozen=True)
+class Call(Generic[R]):
+    """Work that runs in a process, and when its time is over, on the monotonic clock."""
 
-    def __init__(
-        self, number: int, num_searches: int, start: Callable[[], ProcessPoolExecutor]
-    ) -> None:
-        self._all = [SolverProcess(start) for _ in range(number)]
-        self._idle = list(self._all)
-        self._calls = FairTurns(number or MAX_IN_THREADS)
-        self._searches = FairTurns(num_searches or MAX_IN_THREADS - 1)
+    running: asyncio.Future[R]
+    ends_s: float
 
     @property
-    def num_waiting(self) -> int:
-        return self._calls.num_waiting + self._searches.num_waiting
-
-    @asynccontextmanager
-    async def search(self, project: str) -> AsyncIterator[SolverProcess | None]:
-        """Wait for a process for a search, in turn with other projects."""
-        # Before it waits for a process: so searches leave those that are not for them.
-        async with self._searches.place(project), self.process() as process:
-            yield process
-
-    @asynccontextmanager
-    async def process(self) -> AsyncIterator[SolverProcess | None]:
-        """Wait for a process; there is none where threads do the work."""
-        async with self._calls.place(""):
-            if not self._all:
-                yield None
-                return
-            process = self._idle.pop()
-            try:
-                yield process
-            finally:
-                # The next call takes the last: not one that has to start, if it can be helped.
-                self._idle.insert(len(self._idle) if process.is_started else 0, process)
-
-    def prepare(self) -> None:
-        """Start the process of the next call, if it is not running. Raises: OSError."""
-        for process in self._idle[-1:]:
-            process.prepare()
-
-    def end(self) -> list[BaseProcess]:
-        """Kill all processes; return what the caller may join."""
-        return [ended for process in self._all for ended in process.end()]
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
 
 
 class SolverProcess:
@@ -279,11 +277,12 @@ class SolverProcess:
     def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
         self._start = start
         self._pool: ProcessPoolExecutor | None = None
+        self._is_warm = False
 
     @property
-    def is_started(self) -> bool:
-        """Return True if the next call need not start the process."""
-        return self._pool is not None
+    def is_warm(self) -> bool:
+        """Return True if the next call need not wait for the process to start and to import."""
+        return self._pool is not None and self._is_warm
 
     def prepare(self) -> ProcessPoolExecutor:
         """Return the pool for the next call, with a new process if the last one ended.
@@ -293,70 +292,121 @@ class SolverProcess:
         if self._pool is not None and not _is_alive(self._pool):
             self.end()
         if self._pool is None:
-            self._pool = self._start()
+            self._pool, self._is_warm = self._start(), False
         return self._pool
 
-    async def run(self, timeout_s: float, work: Callable[[], R]) -> R:
-        """Run a function in the process; cancelling the call kills the process, as time does.
+    async def begin(self, work: Callable[[float], R], limit_s: float, deadline_s: float) -> Call[R]:
+        """Begin a function of the seconds that are left, on the clock, until both limits.
 
-        Raises: DeadlineExceeded, SolverEnded.
+        Raises: SolverEnded.
         """
-        is_new = not self.is_started
-        pool = self.prepare()
-        running: asyncio.Future[R] | None = None
+        began_s, pool = time.monotonic(), self.prepare()
+        if not self._is_warm:  # its start and imports, of a second or two, take none of the time
+            first = Call(asyncio.wrap_future(pool.submit(callable, function_of(work))), math.inf)
+            if await self.wait(first, None):
+                self.take(first)
+            self._is_warm = True
+        now_s = time.monotonic()
+        ends_s = min(limit_s + (now_s - began_s), now_s + deadline_s)
+        running = asyncio.wrap_future(pool.submit(work, max(0.0, ends_s - now_s)))
+        return Call(running, ends_s)
+
+    async def wait(self, call: Call[R], timeout_s: float | None) -> bool:
+        """Return whether a call has ended after a timeout; cancelling this kills the process."""
+        # Otherwise asyncio would log that the exception of a killed call was never retrieved.
+        call.running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
-            if is_new:  # its start and imports, of a second or two, take none of the time
-                await asyncio.wrap_future(pool.submit(callable, _innermost(work)))
-            running = asyncio.wrap_future(pool.submit(work))
-            # Not cancelled after the time: the pool must not see its own future cancelled while
-            # the work runs on.
-            if not (await asyncio.wait([running], timeout=timeout_s))[0]:
-                raise DeadlineExceeded(
-                    f"the work went on after its deadline and was ended after {timeout_s:.3g} s; "
-                    "ask for less, or do it with the library"
-                )
-            return running.result()
-        except (asyncio.CancelledError, DeadlineExceeded):
-            if running is not None and not running.done():
-                # Otherwise asyncio would log that the exception was never retrieved.
-                running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                self.end()
-            elif running is None:
-                self.end()
+            # The pool must not see its own future cancelled while the work runs on.
+            return bool((await asyncio.wait([call.running], timeout=timeout_s))[0])
+        except asyncio.CancelledError:
+            self.end()
             raise
+
+    def take(self, call: Call[R]) -> R:
+        """Return the result of a call that has ended. Raises: SolverEnded."""
+        try:
+            return call.running.result()
         except BrokenProcessPool:
             self.end()
+            self.prepare()  # raises the reason, if it was the server's shutdown
             raise SolverEnded(
                 "the solver process was killed, most likely for lack of memory; ask for fewer "
                 "micro-batches or stages, or ask again later"
             ) from None
 
+    def detach(self, work: Callable[..., Any]) -> SolverProcess:
+        """Return the process with its call; this object starts another for more of that work."""
+        detached = SolverProcess(self._start)
+        detached._pool, self._pool = self._pool, None
+        with suppress(OSError, SolverEnded):  # the next call will say so
+            self.prepare().submit(callable, function_of(work))
+        return detached
+
+    def lower_priority(self) -> None:
+        """Let other processes go first from now on."""
+        for process in self._processes():
+            with suppress(ProcessLookupError, PermissionError):
+                os.setpriority(os.PRIO_PROCESS, process.pid or 0, LONG_NICENESS)
+
     def end(self) -> list[BaseProcess]:
         """Kill the process, busy or not; return what the caller may join."""
+        processes = self._processes()
         pool, self._pool = self._pool, None
-        if pool is None:
-            return []
         # The executor has no public way to kill a process that is busy (Python 3.14 adds one).
-        processes: list[BaseProcess] = list((pool._processes or {}).values())
         for process in processes:
             with suppress(ProcessLookupError, ValueError):
                 process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
         return processes
+
+    def _processes(self) -> list[BaseProcess]:
+        return [] if self._pool is None else list((self._pool._processes or {}).values())
+
+
+async def _in_time(limit_s: float, waited_for: Awaitable[R]) -> R:
+    """Return what is waited for, or raise `DeadlineExceeded` at a time on the monotonic clock."""
+    left_s = limit_s - time.monotonic()
+    try:
+        async with asyncio.timeout(None if left_s == math.inf else left_s):
+            return await waited_for
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the deadline passed before it was this request's turn to search; ask again later, or "
+            "allow more time"
+        ) from None
+
+
+def too_late(deadline_s: float) -> DeadlineExceeded:
+    """Return the error of work that was killed after its deadline."""
+    return DeadlineExceeded(
+        f"nothing was found within {deadline_s:g} s, and the work was ended; ask for less, allow "
+        "more time, or plan with the library"
+    )
+
+
+def function_of(work: Callable[..., Any]) -> Any:
+    """Return the function of some work, without prepared arguments."""
+    return work.func if isinstance(work, partial) else work
+
+
+def _without_seconds(work: Callable[..., R], args: Any, kwargs: Any, _: float) -> R:
+    return work(*args, **kwargs)
 
 
 class Compiler:
     """Process that compiles the kernels, if that is still to be done.
 
-    It takes half a minute; then ``done``, which spawned processes share, is set, whether it
+    It takes half a minute; then ``done``, which spawned processes share, is 1, whether it
     succeeded or not. Small problems are planned in plain Python until then.
     """
 
     def __init__(self) -> None:
-        self.done = multiprocessing.get_context("spawn").Event()
+        # Shared memory without a lock: one that a killed process held would stop all others.
+        self.done = multiprocessing.get_context("spawn").RawValue("b", 0)
         self._process: subprocess.Popen[bytes] | None = None
         if numba_cache.is_done():
-            self.done.set()
+            self.done.value = 1
             return
         self._process = subprocess.Popen(COMPILE, stdin=subprocess.DEVNULL)
         threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
@@ -370,12 +420,7 @@ class Compiler:
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         if process.wait() > 0:  # negative when `close` killed it
             _log.warning("the planner's kernels could not be compiled: planning takes longer")
-        self.done.set()
-
-
-def _innermost(work: Any) -> Any:
-    """Return the function below partial ones."""
-    return _innermost(work.func) if isinstance(work, partial) else work
+        self.done.value = 1
 
 
 def _is_alive(pool: ProcessPoolExecutor) -> bool:
@@ -398,13 +443,13 @@ def _read_profile(text: str) -> Profile:
 ForkingPickler.register(Profile, _reduced)
 
 
-def _prepare(parent: int, compiled: multiprocessing.synchronize.Event, niceness: int) -> None:
+def _prepare(parent: int, compiled: ctypes.c_byte) -> None:
     """Limit this process, tie its life to the server's, and load numba.
 
     Loading takes a second, once all is compiled. From then on a plan of twenty layers takes 15 ms
     instead of 80, whatever is asked first.
     """
-    os.nice(niceness)
+    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which drains first
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
@@ -417,11 +462,12 @@ def _prepare(parent: int, compiled: multiprocessing.synchronize.Event, niceness:
         os._exit(1)
 
     def load() -> None:
-        compiled.wait()
+        while not compiled.value:
+            time.sleep(COMPILED_CHECKED_S)
         jit.load_if_worthwhile(jit.LARGE_STEPS)
 
     threading.Thread(target=watch, daemon=True).start()
-    if compiled.is_set():
+    if compiled.value:
         load()
     else:
         threading.Thread(target=load, daemon=True).start()

@@ -16,7 +16,7 @@ from ...core.service.jobs import FINAL_STATES, JobList, JobView
 from ..auth.access import CurrentPrincipal
 from ..http.examples import JOB_EXAMPLES
 from ..http.pagination import Cursor, Limit, blame_parameter
-from ..http.problems import Problem
+from ..http.problems import RETRY_AFTER_S, Problem
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
 from ..store.records import Job, JobState, StoredJobEvent
@@ -155,15 +155,28 @@ async def watch_job(
     # Browsers resend whatever id they saw last; a malformed one must not fail the stream for good.
     seen = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else (after or 0)
     job = await jobs.get(principal.project_id, job_id)
+    if not jobs.streams.has_room(principal.owner):
+        raise Problem(
+            429,
+            "too-many-streams",
+            f"One key may watch {jobs.streams.for_one} jobs at once, and all clients together "
+            f"{jobs.streams.for_all}. End a stream, or read the jobs now and then.",
+            headers={"Retry-After": str(RETRY_AFTER_S)},
+        )
     return StreamingResponse(
-        _stream(jobs, store, job, seen, may_read),
+        _stream(jobs, store, job, seen, principal.owner, may_read),
         media_type=EVENT_STREAM,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},  # nginx would buffer
     )
 
 
 async def _stream(
-    jobs: JobService, store: Store, job: Job, seen: int, may_read: Callable[[], Awaitable[bool]]
+    jobs: JobService,
+    store: Store,
+    job: Job,
+    seen: int,
+    owner: str,
+    may_read: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
     """Yield the events after number ``seen``, up to the job's end.
 
@@ -172,7 +185,11 @@ async def _stream(
     """
     project, job_id = job.project_id, job.id
     sent_s = checked_s = time.monotonic()
-    with jobs.notifications.watch(job_id) as wait_for_change:
+    with (
+        jobs.streams.share(owner) as stream,
+        jobs.notifications.watch(job_id) as wait_for_change,
+    ):
+        stream.add()
         while True:
             # The job is read before its events: one that is finished here has written them all.
             job = await jobs.get(project, job_id)

@@ -14,6 +14,7 @@ from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
 from ..auth.access import KEYS, CurrentPrincipal
 from ..auth.scopes import Scope
 from ..http.examples import KEY_EXAMPLES
+from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.problems import Problem
 from ..planning.service import pointing_at
 from .dependencies import TheStore, strict_router
@@ -70,8 +71,7 @@ def create_key(
     project_id = principal.choose_project(request.project_id)
     with pointing_at("/project_id"):
         store.projects.get(project_id)
-    keys = store.keys.list(project_id)
-    if sum(key.revoked_at is None for key in keys) >= MAX_LIVE_KEYS:
+    if store.keys.count_live(project_id) >= MAX_LIVE_KEYS:
         raise Problem(
             409,
             "too-many-keys",
@@ -91,15 +91,22 @@ def create_key(
 
 @router.get("")
 def list_keys(
-    store: TheStore, principal: CurrentPrincipal, project_id: OfProject = None
+    store: TheStore,
+    principal: CurrentPrincipal,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    project_id: OfProject = None,
 ) -> KeyList:
-    """List the project's keys, without their secrets."""
-    return KeyList(keys=tuple(store.keys.list(principal.choose_project(project_id))))
+    """List the project's keys, newest first, without their secrets."""
+    project_id = principal.choose_project(project_id)
+    with blame_parameter("cursor"):
+        page = store.keys.page(project_id, limit=limit, cursor=cursor)
+    return KeyList(keys=page.items, next_cursor=page.next_cursor)
 
 
 @router.delete("/{key_id}")
 def revoke_key(
     store: TheStore, key_id: str, principal: CurrentPrincipal, project_id: OfProject = None
 ) -> ApiKey:
-    """Revoke a key, effective with the next request. It stays in the list."""
+    """Revoke a key, effective with the next request. It stays in the list for some weeks."""
     return store.keys.revoke(principal.choose_project(project_id), key_id)

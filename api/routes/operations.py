@@ -22,8 +22,8 @@ from ...core.document import Record
 from ...core.errors import StagewrightError
 from ..auth.access import AUDIT, METRICS, CurrentPrincipal
 from ..http.pagination import Cursor, Limit, blame_parameter
-from ..http.problems import PROBLEM_RESPONSE, Problem
-from ..middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
+from ..http.problems import PROBLEM_RESPONSE, RETRY_AFTER_S, Problem
+from ..middleware.graceful_shutdown import GracefulShutdown
 from ..planning.solver_pool import Solver
 from ..store.records import AuditEntry
 from ..store.store import Store

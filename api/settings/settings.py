@@ -248,5 +248,8 @@ class ServerSettings(Record):
     keep_audit_days: Days = Field(
         None, ge=0, description="Age at which audit log entries are removed; by default never."
     )
+    keep_keys_days: Days = Field(
+        90.0, ge=0, description="Age at which revoked and expired API keys are removed, or `never`."
+    )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")

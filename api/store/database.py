@@ -226,8 +226,8 @@ ACCEPTED = "give a file's path, or postgresql://user:password@host:port/name"
 
 
 def new_id(kind: str) -> str:
-    """Return a random id such as ``job_5f0c...``, with 96 bits that cannot be guessed."""
-    return f"{kind}_{secrets.token_hex(12)}"
+    """Return a random id such as ``job_5f0c...``, with 128 bits that cannot be guessed."""
+    return f"{kind}_{secrets.token_hex(16)}"
 
 
 def _reason(error: Exception) -> str:

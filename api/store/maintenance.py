@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
 from ...core.document import json_digest
 from .database import Database
 from .migrate import check_revision
 from .records import UNFINISHED, Retention
-from .tables import ANSWERS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
+from .tables import ANSWERS, API_KEYS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
 
 BATCH_ROWS = 500
 """Rows removed per transaction, which is as long as a writer has to wait."""
@@ -32,6 +32,10 @@ def expire(database: Database, retention: Retention) -> dict[str, int]:
     if retention.audit_days is not None:
         cutoff = now - timedelta(days=retention.audit_days)
         removed["audit_log"] = _remove(database, AUDIT, AUDIT.c.created_at < cutoff)
+    if retention.keys_days is not None:
+        cutoff = now - timedelta(days=retention.keys_days)
+        dead = or_(API_KEYS.c.revoked_at < cutoff, API_KEYS.c.expires_at < cutoff)
+        removed["api_keys"] = _remove(database, API_KEYS, dead)
     if retention.plans_days is not None:
         cutoff = now - timedelta(days=retention.plans_days)
         has_plan = exists().where(

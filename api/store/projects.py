@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, insert, select, update
+from sqlalchemy import ColumnElement, Row, func, insert, select, update
 
 from ...core.errors import InvalidInput
 from .database import Database, new_id
@@ -167,6 +167,19 @@ class KeyStore:
         with self._database.read() as connection:
             found = connection.execute(rows.order_by(API_KEYS.c.position)).all()
         return [_key(row) for row in found]
+
+    def page(self, project_id: str, *, limit: int, cursor: str | None) -> Page[ApiKey]:
+        """Return a page of a project's keys, newest first."""
+        rows = select(API_KEYS).where(API_KEYS.c.project_id == project_id)
+        return self._database.fetch_page(rows, API_KEYS, _key, limit=limit, cursor=cursor)
+
+    def count_live(self, project_id: str) -> int:
+        """Return the number of a project's keys that are not revoked."""
+        mine = API_KEYS.c.project_id == project_id, API_KEYS.c.revoked_at.is_(None)
+        with self._database.read() as connection:
+            return connection.execute(
+                select(func.count()).select_from(API_KEYS).where(*mine)
+            ).scalar_one()
 
     def revoke(self, project_id: str, key_id: str) -> ApiKey:
         """Revoke a key for good; revoking it again changes nothing. Raises: RecordNotFound."""

@@ -72,12 +72,14 @@ class Retention(Record):
     Attributes:
         jobs_days: Finished jobs with their events, since they ended.
         audit_days: Lines of the audit log.
+        keys_days: API keys, since they were revoked or expired.
         plans_days: Plans, since they were first stored. Profiles and graphs follow once they
             are as old and no plan names them.
     """
 
     jobs_days: float | None = Field(30.0, ge=0)
     audit_days: float | None = Field(365.0, ge=0)
+    keys_days: float | None = Field(None, ge=0)
     plans_days: float | None = Field(None, ge=0)
 
 

@@ -115,12 +115,15 @@ def create_project(name: str) -> Steps[Project]:
     return (yield from ask(build_once("projects", fields={"name": name}), Project))
 
 
-def keys(*, project_id: str | None = None) -> Steps[KeyList]:
-    """List the project's keys without their secrets, including revoked ones.
+def keys(
+    *, limit: int | None = None, cursor: str | None = None, project_id: str | None = None
+) -> Steps[KeyList]:
+    """List the project's keys without their secrets, newest first, including revoked ones.
 
     Only the server's own token may name another project, here and below.
     """
-    return (yield from ask(build_get("api-keys", project_id=project_id), KeyList))
+    call = build_get("api-keys", limit=limit, cursor=cursor, project_id=project_id)
+    return (yield from ask(call, KeyList))
 
 
 def create_key(

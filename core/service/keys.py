@@ -54,6 +54,7 @@ class NewApiKey(Record):
 
 
 class KeyList(Record):
-    """Keys, oldest first, including revoked ones."""
+    """One page of keys, newest first, including those revoked or expired not long ago."""
 
     keys: tuple[ApiKey, ...]
+    next_cursor: str | None = None

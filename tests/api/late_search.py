@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -25,8 +26,13 @@ def take_all(seconds: float) -> float:
     return seconds
 
 
-def sleep_through(*durations_s: float) -> float:
-    """Sleep for the first duration, or the last if there is more time, whatever it was given."""
-    *durations, seconds = durations_s
-    time.sleep(durations[0] if seconds <= 0.5 or len(durations) == 1 else durations[-1])
-    return seconds if len(durations) == 1 else 0
+def take_all_of(duration_s: float, _: float) -> tuple[int, int]:
+    """Take that long; return the process and its niceness at the end."""
+    time.sleep(duration_s)
+    return os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def sleep_through(duration_s: float, seconds: float) -> float:
+    """Sleep for a duration, whatever the time that was given; return that."""
+    time.sleep(duration_s)
+    return seconds

@@ -55,3 +55,17 @@ def test_odd_names_survive():
     )
     (row,) = read(profile_csv(Profile(layers=(layer,), boundaries=())))
     assert (row["layer"], row["opaque"]) == (name, "branches, on data")
+
+
+def test_a_name_that_a_spreadsheet_would_compute_is_quoted():
+    """A layer named '=HYPERLINK(...)' became a link in the reader's spreadsheet."""
+    profile = random_profile(1, 7)
+    names = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "plain =1"]
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
+        for entry, name in zip(profile.layers, names, strict=True)
+    )
+    text = profile_csv(profile.model_copy(update={"layers": layers}))
+    found = [row["layer"] for row in csv.DictReader(io.StringIO(text, newline=""))]
+    assert found == [*(f"'{name}" for name in names[:-1]), names[-1]]
+    assert float(read(text)[0]["forward_s"]) == profile.layers[0].forward.median_s

@@ -11,8 +11,9 @@ from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
+from stagewright.api.auth import sessions as sessions_module
 from stagewright.api.auth.access import Principal
-from stagewright.api.auth.sessions import LIFETIME_S, Sessions
+from stagewright.api.auth.sessions import LIFETIME_S, MAX_ENDED, Sessions
 from stagewright.api.http.examples import example_profile
 from stagewright.api.middleware.load_limits import MAX_OPEN_BYTES
 from stagewright.api.page.templates import assets
@@ -311,6 +312,41 @@ def test_sessions_end_by_time_and_when_closed():
     now[0] = LIFETIME_S
     assert read(sessions, first) is None
     sessions.close(None)
+
+
+def test_one_holder_who_signs_in_and_out_for_ever_ends_no_session_of_another():
+    """Sessions ended early were kept one by one: a key could make a server remember any number."""
+    now = [0.0]
+    sessions = Sessions(now=lambda: now[0])
+    busy, other = Principal(id="key_1"), Principal(id="key_2")
+    kept, closed = sessions.open(other, "sw_"), sessions.open(other, "sw_")
+    sessions.close(read(sessions, closed))
+    values = []
+    for _ in range(1005):
+        now[0] += 1.0
+        values.append(sessions.open(busy, "sw_"))
+        sessions.close(read(sessions, values[-1]))
+    assert all(read(sessions, value) is None for value in values)
+    assert read(sessions, kept) is not None
+    assert read(sessions, closed) is None
+    now[0] += 1.0
+    assert read(sessions, sessions.open(busy, "sw_")) is not None
+    assert sum(map(len, sessions._ended._ended.values())) <= 2 * MAX_ENDED
+
+
+def test_the_holders_remembered_are_bounded_and_nothing_ended_is_valid_again(monkeypatch):
+    monkeypatch.setattr(sessions_module, "MAX_HOLDERS", 3)
+    now = [0.0]
+    sessions = Sessions(now=lambda: now[0])
+    values = []
+    for number in range(10):
+        now[0] += 1.0
+        values.append(sessions.open(Principal(id=f"key_{number}"), "sw_"))
+        sessions.close(read(sessions, values[-1]))
+    assert all(read(sessions, value) is None for value in values)
+    assert len(sessions._ended._ended) == 3
+    now[0] += 1.0
+    assert read(sessions, sessions.open(Principal(id="key_0"), "sw_")) is not None
 
 
 def test_a_session_of_a_providers_token_ends_with_it():

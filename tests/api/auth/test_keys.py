@@ -204,3 +204,21 @@ def test_keys_are_counted_apart(holder):
     assert first.get("/v1/plans").status_code == 200
     assert second.get("/v1/plans").status_code == 200
     assert first.get("/v1/plans").status_code == 429
+
+
+def test_keys_are_listed_by_pages_newest_first(client):
+    made = [
+        client.post("/v1/api-keys", json={"name": str(n), "scopes": ["read"]}).json()["key"]["id"]
+        for n in range(5)
+    ]
+    seen, cursor = [], None
+    while True:
+        query = {"limit": 2} if cursor is None else {"limit": 2, "cursor": cursor}
+        page = client.get("/v1/api-keys", params=query).json()
+        assert len(page["keys"]) <= 2
+        seen += [key["id"] for key in page["keys"]]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            break
+    assert seen == made[::-1]
+    assert client.get("/v1/api-keys", params={"cursor": "x"}).status_code == 422

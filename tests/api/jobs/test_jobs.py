@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stagewright.api.http.examples import measure_example
+from stagewright.api.jobs import service as service_module
 from stagewright.core.profile.profile import Profile
 from tests.api.job_children import failing, measuring, sleeping
 
@@ -102,6 +103,27 @@ def test_its_events_are_numbered_and_a_stream_goes_on_where_one_broke(serving):
     assert events(client.get(path, params={"after": len(told) - 1}).text) == told[-1:]
     assert client.get(path, params={"after": len(told)}).text == ""
     assert client.get("/v1/jobs/job_none/events").status_code == 404
+
+
+def test_one_key_watches_so_many_jobs_and_all_keys_together_so_many(serving, monkeypatch):
+    """Every stream reads the store every other second, and nothing bounded their number."""
+    monkeypatch.setattr(service_module, "MAX_KEY_STREAMS", 2)
+    monkeypatch.setattr(service_module, "MAX_STREAMS", 3)
+    client = serving()
+    job = ended(client, hand_in(client).json())
+    path, streams = f"/v1/jobs/{job['id']}/events", client.app.state.jobs.streams
+    assert client.get(path).status_code == 200
+    with streams.share("the server's token") as own, streams.share("key_1") as others:
+        own.add(2)
+        refused = client.get(path)
+        assert refused.status_code == 429
+        assert refused.headers["Retry-After"]
+        assert "may watch 2 jobs at once" in refused.json()["detail"]
+        own.add(-1)
+        assert client.get(path).status_code == 200, "what has ended makes room"
+        others.add(2)
+        assert client.get(path).status_code == 429
+    assert client.get(path).status_code == 200
 
 
 def test_a_request_waits_as_long_as_it_says(serving, profile):

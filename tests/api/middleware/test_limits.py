@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from stagewright.api.auth.access import Principal
 from stagewright.api.middleware.load_limits import LoadLimits
 from stagewright.api.settings.settings import ServerSettings
 
@@ -123,3 +124,67 @@ def test_a_client_that_leaves_is_let_go():
         LoadLimits(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
     )
     assert inner.bodies == []
+
+
+MIB = 2**20
+
+
+class Uploads:
+    """Clients that send some mebibytes of a body and then nothing more."""
+
+    def __init__(self, limit):
+        self.limit, self.sent, self.tasks = limit, [], []
+
+    async def begin(self, key, mebibytes):
+        pieces, sent = [b"x" * MIB] * mebibytes, []
+        self.sent.append(sent)
+
+        async def receive():
+            if pieces:
+                return {"type": "http.request", "body": pieces.pop(), "more_body": True}
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        state = {"principal": Principal(id=key)}
+        scope = {"type": "http", "path": "/v1/profiles", "headers": [], "state": state}
+        self.tasks.append(asyncio.create_task(self.limit(scope, receive, send)))
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    @property
+    def num_refused(self):
+        return sum(bool(sent) for sent in self.sent)
+
+    def end(self):
+        for task in self.tasks:
+            task.cancel()
+
+
+def test_unfinished_uploads_are_bounded_for_a_key_and_in_all():
+    """Forty unfinished uploads of 15 MB held 600 MB."""
+
+    async def main():
+        uploads = Uploads(LoadLimits(Inner(), 16 * MIB))
+        for _ in range(10):
+            await uploads.begin("key_1", 15)
+        assert uploads.num_refused == 6, "64 MiB are four of 15"
+        headers = dict(uploads.sent[-1][0]["headers"])
+        assert uploads.sent[-1][0]["status"] == 429
+        assert headers[b"retry-after"] == b"10"
+        await uploads.begin("key_2", 15)
+        assert uploads.num_refused == 6, "another key is not refused"
+        for number in range(30):
+            await uploads.begin(f"key_{3 + number}", 15)
+        assert 41 - uploads.num_refused == 256 // 15
+        uploads.tasks[0].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await uploads.begin("key_1", 15)
+        assert not uploads.sent[-1], "what was given up makes room"
+        uploads.end()
+        await asyncio.gather(*uploads.tasks, return_exceptions=True)
+        assert uploads.limit._bodies.has_room("key_1", 64 * MIB)
+
+    asyncio.run(main())

@@ -71,7 +71,7 @@ def test_one_that_fails_is_told_and_not_waited_for(
     command(monkeypatch, "raise SystemExit(3)")
     with caplog.at_level(logging.WARNING):
         compiler = Compiler()
-        until(compiler.done.is_set)
+        until(lambda: compiler.done.value)
     assert "could not be compiled" in caplog.text
     compiler.close()
 
@@ -80,9 +80,9 @@ def test_one_that_fails_is_told_and_not_waited_for(
 def test_it_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, "import time; time.sleep(600)")
     compiler = Compiler()
-    assert not compiler.done.is_set()
+    assert not compiler.done.value
     compiler.close()
-    until(compiler.done.is_set)
+    until(lambda: compiler.done.value)
 
 
 def test_what_is_compiled_is_remembered_until_the_sources_change(
@@ -99,7 +99,7 @@ def test_what_is_compiled_is_remembered_until_the_sources_change(
     compiling.compile_all()
     assert len(planned) == len(compiling.ASKED)
     assert compiling.is_done()
-    assert Compiler().done.is_set(), "nothing is started"
+    assert Compiler().done.value, "nothing is started"
     source.write_text("changed")
     assert not compiling.is_done()
 

@@ -119,3 +119,18 @@ def test_a_plan_stored_while_profiles_go_has_its_profile(store, clock, a_profile
         profile.content_id() for profile, kept in zip(profiles, stored, strict=True) if kept
     }
     assert expiring.result()["profiles"] == len(profiles) - len(left)
+
+
+def test_keys_revoked_or_expired_are_forgotten_in_time_and_live_ones_are_not(store, clock):
+    revoked = store.keys.create(HERE, name="revoked", scopes=["read"]).key.id
+    store.keys.revoke(HERE, revoked)
+    store.keys.create(HERE, name="old", scopes=[], expires_at=clock.time + timedelta(hours=1))
+    live = store.keys.create(HERE, name="live", scopes=[]).key.id
+    later = clock.time + timedelta(days=99)
+    valid = store.keys.create(HERE, name="valid", scopes=[], expires_at=later).key.id
+    assert store.expire(keep(keys_days=5))["api_keys"] == 0
+    clock.time += timedelta(days=6)
+    fresh = store.keys.create(HERE, name="fresh", scopes=[]).key.id
+    store.keys.revoke(HERE, fresh)
+    assert store.expire(keep(keys_days=5))["api_keys"] == 2
+    assert [key.id for key in store.keys.list(HERE)] == [live, valid, fresh]
