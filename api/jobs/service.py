@@ -17,7 +17,7 @@ from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
 from ..auth.access import Principal
 from ..errors import MeasuringUnavailable
-from ..http.shares import Shares
+from ..http.fair_shares import FairShares
 from ..planning.requests import PlanRequest, digest_measurement
 from ..planning.service import MeasurementNeeded, Planning, pointing_at
 from ..store.database import utc_now
@@ -72,7 +72,7 @@ class JobService:
         self._store, self._planning, self._runner = store, planning, runner
         self._options = options
         self._submitting = asyncio.Lock()
-        self.streams = Shares(MAX_KEY_STREAMS, MAX_STREAMS)
+        self.streams = FairShares(MAX_KEY_STREAMS, MAX_STREAMS)
 
     async def submit_plan(
         self,

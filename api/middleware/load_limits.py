@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.units import format_bytes
 from ..auth.access import is_open
+from ..http.fair_shares import FairShares, Share
 from ..http.problems import RETRY_AFTER_S, Problem
-from ..http.shares import Share, Shares
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""
@@ -56,7 +56,7 @@ class LoadLimits:
         self._max_read_bytes = max_bytes + max_discarded_bytes
         self._max_body_s = max_body_s
         self._concurrency = ConcurrencyLimit() if concurrency is None else concurrency
-        self._bodies = Shares(max(KEY_BYTES, max_bytes), max(ALL_BYTES, 4 * max_bytes))
+        self._bodies = FairShares(max(KEY_BYTES, max_bytes), max(ALL_BYTES, 4 * max_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -143,7 +143,7 @@ def _too_large(max_bytes: int) -> Problem:
     )
 
 
-def _too_many_bytes(bodies: Shares) -> Problem:
+def _too_many_bytes(bodies: FairShares) -> Problem:
     return Problem(
         429,
         "too-many-uploads",

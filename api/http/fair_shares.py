@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Shares:
+class FairShares:
     """Amounts held by each owner, with a limit for one and for all; belongs to one event loop."""
 
     def __init__(self, for_one: int, for_all: int) -> None:
