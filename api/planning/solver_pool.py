@@ -141,13 +141,15 @@ class Solver:
             short.enter_context(self._measured(work))
             if process is None:
                 return await run_in_threadpool(work, min(deadline_s, wait_s - time.monotonic()))
+            for spare in self._idle[-1:]:  # started beside, for the next call
+                spare.warm_up()
             call = await process.begin(work, wait_s, deadline_s)
             if await process.wait(call, min(SHORT_S, call.left_s + GRACE_S)):
                 return process.take(call)
             if call.left_s + GRACE_S <= 0:
                 process.end()
                 raise too_late(deadline_s)
-            moved = process.detach(work)
+            moved = process.detach()
             self._started.add(moved)
         try:
             is_begun = self._long.has_room
@@ -334,13 +336,18 @@ class SolverProcess:
                 "micro-batches or stages, or ask again later"
             ) from None
 
-    def detach(self, work: Callable[..., Any]) -> SolverProcess:
-        """Return the process with its call; this object starts another for more of that work."""
+    def detach(self) -> SolverProcess:
+        """Return the process with its call; this object starts another for the next."""
         detached = SolverProcess(self._start)
         detached._pool, self._pool = self._pool, None
-        with suppress(OSError, SolverEnded):  # the next call will say so
-            self.prepare().submit(callable, function_of(work))
+        self.warm_up()
         return detached
+
+    def warm_up(self) -> None:
+        """Start the process, unless it is running, without waiting for it."""
+        if self._pool is None:
+            with suppress(OSError, SolverEnded):  # the next call will say so
+                self.prepare().submit(os.getpid)
 
     def lower_priority(self) -> None:
         """Let other processes go first from now on."""

@@ -180,8 +180,8 @@ class ServerSettings(Record):
     plan_processes: int = Field(
         2,
         ge=0,
-        description="Processes that search for plans, besides one for short searches; 0 uses "
-        "threads of the server.",
+        description="Searches of over 2 s at once, and as many shorter ones, each in a process; "
+        "one more does other work. 0 uses threads of the server, which no deadline ends.",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto",
