@@ -112,7 +112,13 @@ def build_middleware(services: Services) -> list[Middleware]:
             shutdown=services.shutdown,
             allowed_hosts=services.settings.allowed_hosts,
         ),
-        Middleware(AuthMiddleware, authenticator=services.authenticator, audit=services.audit),
+        Middleware(
+            AuthMiddleware,
+            authenticator=services.authenticator,
+            audit=services.audit,
+            key_requests=services.settings.key_requests_per_minute,
+            project_requests=services.settings.project_requests_per_minute,
+        ),
         Middleware(LoadLimits, max_bytes=services.settings.max_body_bytes),
     ]
 

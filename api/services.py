@@ -72,7 +72,8 @@ def build_services(
     factories = read_factories(settings.factories_file)
     if is_local(settings.scheduler) and settings.sandbox == "required":
         find_sandbox()
-    store = Store(settings.database) if store is None else store
+    if store is None:
+        store = Store(settings.database, max_project_bytes=settings.project_stored_bytes)
     workers = build_workers(settings) if workers is None else workers
     shutdown = GracefulShutdown() if shutdown is None else shutdown
     metrics = Metrics()
@@ -85,7 +86,11 @@ def build_services(
     runner = build_runner(settings, store, workers, planning, notifications, metrics)
     sessions = Sessions(settings.session_key, settings.oidc)
     options = JobOptions(
-        measuring_place(settings.scheduler), is_local(settings.scheduler), settings.job_deadline_s
+        measuring_place(settings.scheduler),
+        is_local(settings.scheduler),
+        settings.job_deadline_s,
+        key_jobs=settings.key_unfinished_jobs,
+        project_jobs=settings.project_unfinished_jobs,
     )
     return Services(
         settings=settings,

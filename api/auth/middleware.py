@@ -38,7 +38,11 @@ class AuthMiddleware:
         authenticator: Authenticator,
         audit: AuditWriter,
         now: Callable[[], float] = time.monotonic,
+        *,
+        key_requests: int | None = None,
+        project_requests: int | None = None,
     ) -> None:
+        self._key_requests, self._project_requests = key_requests, project_requests
         self._app = app
         self._authenticator = authenticator
         self._rate_limiter = RateLimiter(now)
@@ -66,13 +70,8 @@ class AuthMiddleware:
         principal, headers = None, dict[str, str]()
         try:
             principal = await self._authenticator.principal(Headers(scope=scope), scope)
-            # The quota before the scope: refused requests count, too.
-            quota = principal.quotas.max_requests_per_minute
-            if quota is not None and principal.id is not None:
-                rate = self._rate_limiter.take(principal.id, quota)
-                headers = rate_headers(rate)
-                if rate.is_exceeded:
-                    raise too_many_requests(rate)
+            # The quotas before the scope: refused requests count, too.
+            headers = self._count(principal)
             method, path = scope["method"], scope["path"]
             principal.require(needed_scope(method, path), f"{method} {path[:80]}")
         except StagewrightError as error:
@@ -81,6 +80,25 @@ class AuthMiddleware:
                 await self._audit.write_denied(scope, principal, problem.kind)
             raise problem from None
         return principal, headers
+
+    def _count(self, principal: Principal) -> dict[str, str]:
+        """Count a request of a key and of its project; return headers about the key's quota.
+
+        Raises: Problem, 429. The server's own token has no quota.
+        """
+        if principal.id is None:
+            return {}
+        if self._project_requests is not None:
+            rate = self._rate_limiter.take(principal.project_id, self._project_requests)
+            if rate.is_exceeded:
+                raise too_many_requests(rate, "project")
+        quota = principal.quotas.max_requests_per_minute or self._key_requests
+        if quota is None:
+            return {}
+        rate = self._rate_limiter.take(principal.id, quota)
+        if rate.is_exceeded:
+            raise too_many_requests(rate)
+        return rate_headers(rate)
 
 
 def rate_headers(rate: RateStatus) -> dict[str, str]:
@@ -91,12 +109,12 @@ def rate_headers(rate: RateStatus) -> dict[str, str]:
     }
 
 
-def too_many_requests(rate: RateStatus) -> Problem:
+def too_many_requests(rate: RateStatus, owner: str = "key") -> Problem:
     """Return the refusal of a request beyond the quota."""
     return Problem(
         429,
         "too-many-requests",
-        f"This key is limited to {rate.quota} requests a minute. Retry in {rate.wait_s} s.",
+        f"This {owner} is limited to {rate.quota} requests a minute. Retry in {rate.wait_s} s.",
         headers={"Retry-After": str(rate.wait_s), **rate_headers(rate)},
     )
 

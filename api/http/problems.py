@@ -48,6 +48,7 @@ from ..store.errors import (
     KeyReused,
     ProfileInUse,
     RecordNotFound,
+    StorageFull,
     StoreUnavailable,
     TooManyJobs,
 )
@@ -83,6 +84,7 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (KeyReused, 422, "idempotency-key-reused"),
     (AnswerPending, 409, "answer-pending"),
     (TooManyJobs, 429, "too-many-jobs"),
+    (StorageFull, 409, "storage-full"),
     (ProfileInUse, 409, "profile-in-use"),
     (InvalidInput, 422, "invalid-input"),
     (CaptureError, 422, "capture-failed"),

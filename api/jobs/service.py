@@ -50,11 +50,15 @@ class JobOptions:
         place: Where measurements are made (see `measuring_place`).
         needs_torch: Whether they are made on this machine, which then needs torch.
         deadline_s: Time from submission in which a job has to end.
+        key_jobs: Unfinished jobs of a key without a quota of its own.
+        project_jobs: Unfinished jobs of all keys of a project.
     """
 
     place: str
     needs_torch: bool
     deadline_s: float
+    key_jobs: int | None = None
+    project_jobs: int | None = None
 
 
 class JobService:
@@ -240,7 +244,9 @@ class JobService:
                     self._store.jobs.unfinished_like, principal.project_id, request.request_digest
                 )
             if job is None:
-                job = await run_in_threadpool(submit, self._store.jobs, principal, request)
+                job = await run_in_threadpool(
+                    submit, self._store.jobs, principal, request, self._options
+                )
         self._runner.take(job)
         return job
 
@@ -264,11 +270,17 @@ def _result(result_id: str | None) -> JobResult | None:
     return JobResult.model_validate({"kind": kind, "id": result_id, "href": href})
 
 
-def submit(jobs: JobStore, principal: Principal, request: JobRequest) -> Job:
+def submit(
+    jobs: JobStore, principal: Principal, request: JobRequest, options: JobOptions | None = None
+) -> Job:
     """Queue a job of the caller's project. Raises: TooManyJobs.
 
-    It counts towards the key's limit until it ends; jobs of the server's own token count together.
+    It counts towards the limits of its key and project until it ends. The server's own token has
+    no limits.
     """
+    limit, of_project = principal.quotas.max_unfinished_jobs, None
+    if options is not None and principal.id is not None:
+        limit = options.key_jobs if limit is None else limit
+        of_project = options.project_jobs
     owned = request.model_copy(update={"key_id": principal.id})
-    limit = principal.quotas.max_unfinished_jobs
-    return jobs.submit(principal.project_id, owned, max_unfinished=limit)
+    return jobs.submit(principal.project_id, owned, max_unfinished=limit, max_of_project=of_project)

@@ -41,7 +41,7 @@ class KeyRequest(Record):
             server's own token.
         name: A label for people, to tell keys apart when one has to be revoked.
         scopes: What the key allows; only scopes that the caller has.
-        quotas: Limits of the key; unlimited if not given.
+        quotas: Limits of the key; the server's defaults if not given.
         expires_at: When the key expires, with its offset from UTC.
     """
 

@@ -37,6 +37,11 @@ NameSet = Annotated[frozenset[str], BeforeValidator(_split)]
 Days = Annotated[float | None, BeforeValidator(lambda days: None if days == "never" else days)]
 """Number of days, or ``never``."""
 
+Quota = Annotated[
+    int | None, BeforeValidator(lambda number: None if number == "unlimited" else number)
+]
+"""Positive number, or ``unlimited``."""
+
 
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
@@ -78,10 +83,10 @@ class OidcSettings(Record):
         None, description="Project of tokens without that claim; by default they are refused."
     )
     requests_per_minute: int | None = Field(
-        None, ge=1, description="Quota per subject; unlimited by default."
+        None, ge=1, description="Quota per subject; by default `key_requests_per_minute`."
     )
     unfinished_jobs: int | None = Field(
-        None, ge=0, description="Quota per subject; unlimited by default."
+        None, ge=0, description="Quota per subject; by default `key_unfinished_jobs`."
     )
 
     @field_validator("algorithms")
@@ -239,6 +244,24 @@ class ServerSettings(Record):
     )
     job_silence_s: float = Field(
         15.0, ge=1, description="A worker without heartbeats for this long is considered lost."
+    )
+    key_requests_per_minute: Quota = Field(
+        1200, ge=1, description="Requests of a key whose own quota says nothing, or `unlimited`."
+    )
+    project_requests_per_minute: Quota = Field(
+        6000, ge=1, description="Requests of all keys of a project, or `unlimited`."
+    )
+    key_unfinished_jobs: Quota = Field(
+        100, ge=0, description="Unfinished jobs of a key whose own quota says nothing."
+    )
+    project_unfinished_jobs: Quota = Field(
+        500, ge=0, description="Unfinished jobs of all keys of a project."
+    )
+    project_stored_bytes: Quota = Field(
+        10 * 2**30,
+        ge=0,
+        description="Size of a project's documents, as characters of JSON; then nothing more is "
+        "stored until some are deleted.",
     )
     keep_jobs_days: Days = Field(
         30.0,

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
-    delete,
     func,
     or_,
     select,
@@ -39,7 +38,8 @@ from .database import Database
 from .errors import ProfileInUse, RecordNotFound
 from .idempotency import ReuseStore
 from .records import Page, Stored
-from .tables import GRAPHS, PLANS, PROFILES
+from .storage_quota import charge, delete_rows, lock_projects
+from .tables import GRAPHS, PLANS, PROFILES, PROJECTS
 
 Summary = TypeVar("Summary", bound=Record)
 Kind = Literal["profile", "graph", "plan"]
@@ -79,8 +79,11 @@ class DocumentStore:
     for a cursor of any other list.
     """
 
-    def __init__(self, database: Database, reuse: ReuseStore) -> None:
+    def __init__(
+        self, database: Database, reuse: ReuseStore, max_project_bytes: int | None = None
+    ) -> None:
         self._database, self._reuse = database, reuse
+        self._max_project_bytes = max_project_bytes
         self._parsed = ProfileCache(CACHED_CHARACTERS)
 
     def put(self, project_id: str, document: Profile | Graph) -> Stored:
@@ -179,6 +182,7 @@ class DocumentStore:
         table = TABLES[kind]
         this = _is_row(table, project_id, identifier)
         with self._database.write() as connection:
+            lock_projects(connection, PROJECTS.c.id == project_id)
             # The lock comes before the plans are counted: whoever stores one locks its profile,
             # too (see `insert`), and has ended or not begun once this transaction has the row.
             if connection.execute(select(table.c.id).where(this).with_for_update()).first() is None:
@@ -189,7 +193,7 @@ class DocumentStore:
                 num_plans, plan_id = connection.execute(plans).one()
                 if num_plans:
                     raise ProfileInUse(identifier, num_plans, plan_id)
-            connection.execute(delete(table).where(this))
+            delete_rows(connection, table, this)
 
     def profiles(
         self, project_id: str, *, limit: int, cursor: str | None = None
@@ -223,7 +227,9 @@ class DocumentStore:
 
         Raises:
             RecordNotFound: It is a plan whose profile is not stored in that project.
+            StorageFull: The project's documents have reached the size allowed.
         """
+        lock_projects(connection, PROJECTS.c.id == project_id)
         match document:
             case Profile():
                 table, values = PROFILES, _profile_columns(document)
@@ -243,7 +249,9 @@ class DocumentStore:
         insert = self._database.insert(table).values(
             project_id=project_id, created_at=self._database.now(), **values
         )
-        connection.execute(insert.on_conflict_do_nothing(index_elements=["project_id", "id"]))
+        insert = insert.on_conflict_do_nothing(index_elements=["project_id", "id"])
+        if connection.execute(insert.returning(table.c.id)).first() is not None:
+            charge(connection, project_id, len(values["document"]), self._max_project_bytes)
         names = PLAN_HEAD if table is PLANS else ("id", "created_at")
         stored: Select[Any] = select(*(table.c[name] for name in names))
         return connection.execute(stored.where(_is_row(table, project_id, values["id"]))).one()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...core import errors
 from ...core.errors import InvalidInput, Refused, StagewrightError
+from ...core.units import format_bytes
 
 
 class RecordNotFound(errors.NotFound):
@@ -47,9 +48,21 @@ class AnswerPending(StagewrightError):
 
 
 class TooManyJobs(Refused):
-    """The limit on unfinished jobs is reached."""
+    """The limit on unfinished jobs of a key or a project is reached."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, owner: str = "key") -> None:
         super().__init__(
-            f"the limit of {limit} unfinished jobs is reached; wait for one to end, or cancel one"
+            f"the limit of {limit} unfinished jobs of this {owner} is reached; wait for one to "
+            "end, or cancel one"
+        )
+
+
+class StorageFull(Refused):
+    """The documents of a project have reached the size that the server allows."""
+
+    def __init__(self, size: int, limit: int, stored: int) -> None:
+        super().__init__(
+            f"this document of {format_bytes(size)} does not fit beside the "
+            f"{format_bytes(stored)} that this project stores, of {format_bytes(limit)} allowed; "
+            "delete plans, profiles or graphs, or have the operator raise project_stored_bytes"
         )

@@ -41,16 +41,21 @@ class JobStore:
         self._database, self._documents = database, documents
 
     def submit(
-        self, project_id: str, request: JobRequest, *, max_unfinished: int | None = None
+        self,
+        project_id: str,
+        request: JobRequest,
+        *,
+        max_unfinished: int | None = None,
+        max_of_project: int | None = None,
     ) -> Job:
         """Queue a job; if its ``submit_key`` is known, return that job in whatever state it is.
 
         ``max_unfinished`` limits the unfinished jobs of the same API key (of the project, for a
-        request without a key).
+        request without a key), ``max_of_project`` those of the project.
 
         Raises:
             RecordNotFound: There is no such project.
-            TooManyJobs: ``max_unfinished`` is reached. The limit is exact under concurrency.
+            TooManyJobs: A limit is reached. Limits are exact under concurrency.
         """
         with self._database.write() as connection:
             # The lock on the project's row serialises its submissions: no two of them can both
@@ -63,8 +68,8 @@ class JobStore:
                 known = connection.execute(select(*JOB_COLUMNS).where(same)).first()
                 if known is not None:
                     return _as_job(known)
-            if max_unfinished is not None:
-                _check_unfinished(connection, project_id, request, max_unfinished)
+            _check_unfinished(connection, project_id, request.key_id, max_unfinished)
+            _check_unfinished(connection, project_id, None, max_of_project)
             now = self._database.now()
             values = {
                 **dict(request),
@@ -268,14 +273,15 @@ class JobStore:
 
 
 def _check_unfinished(
-    connection: Connection, project_id: str, request: JobRequest, limit: int
+    connection: Connection, project_id: str, key_id: str | None, limit: int | None
 ) -> None:
-    mine = JOBS.c.project_id == project_id, JOBS.c.state.in_(UNFINISHED)
+    """Compare the unfinished jobs of a key, or of a whole project, with a limit."""
+    mine = [JOBS.c.project_id == project_id, JOBS.c.state.in_(UNFINISHED)]
+    if key_id is not None:
+        mine.append(JOBS.c.key_id == key_id)
     counted = select(func.count()).select_from(JOBS).where(*mine)
-    if request.key_id is not None:
-        counted = counted.where(JOBS.c.key_id == request.key_id)
-    if connection.execute(counted).scalar_one() >= limit:
-        raise TooManyJobs(limit)
+    if limit is not None and connection.execute(counted).scalar_one() >= limit:
+        raise TooManyJobs(limit, "project" if key_id is None else "key")
 
 
 def _change(

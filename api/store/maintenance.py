@@ -12,6 +12,7 @@ from ...core.document import json_digest
 from .database import Database
 from .migrate import check_revision
 from .records import UNFINISHED, Retention
+from .storage_quota import delete_rows, lock_projects
 from .tables import ANSWERS, API_KEYS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
 
 BATCH_ROWS = 500
@@ -63,6 +64,8 @@ def _remove_batch(database: Database, table: Table, doomed: ColumnElement[bool])
     key = list(table.primary_key)
     some = select(*key).where(doomed).limit(BATCH_ROWS).with_for_update(skip_locked=True)
     with database.write() as connection:
+        if "document" in table.c:
+            lock_projects(connection)
         rows = connection.execute(some).all()
         num_removed = 0
         for row in rows:
@@ -72,7 +75,7 @@ def _remove_batch(database: Database, table: Table, doomed: ColumnElement[bool])
                 connection.execute(delete(JOB_EVENTS).where(JOB_EVENTS.c.job_id == mine))
             # The condition again, now under the lock: a plan stored since the select keeps
             # its profile.
-            num_removed += connection.execute(delete(table).where(this, doomed)).rowcount
+            num_removed += delete_rows(connection, table, this, doomed)
     return num_removed
 
 

@@ -37,6 +37,7 @@ class Store:
         address: Path of an SQLite file, created if missing; `database.IN_MEMORY`, for a database
             that lives as long as the store; or ``postgresql://user:password@host:port/name``.
         now: The clock.
+        max_project_bytes: Largest size of one project's documents.
 
     Raises:
         InvalidInput: The address is invalid, or the database was written by a newer release or
@@ -44,7 +45,13 @@ class Store:
         StoreUnavailable: The database does not answer.
     """
 
-    def __init__(self, address: str | Path, *, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        address: str | Path,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        max_project_bytes: int | None = None,
+    ) -> None:
         self._database = Database(str(address), now=now)
         try:
             upgrade(self._database)
@@ -55,7 +62,7 @@ class Store:
         self.keys = KeyStore(self._database)
         self.idempotency = IdempotencyStore(self._database)
         self.reuse = ReuseStore(self._database)
-        self.documents = DocumentStore(self._database, self.reuse)
+        self.documents = DocumentStore(self._database, self.reuse, max_project_bytes)
         self.jobs = JobStore(self._database, self.documents)
         self.audit = AuditLog(self._database)
 

@@ -20,7 +20,7 @@ from sqlalchemy.sql.schema import SchemaItem
 
 from .database import NAMING, Instant, Words, position
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration that creates these tables; a database must be at the same revision."""
 
 METADATA = MetaData(naming_convention=NAMING)
@@ -65,6 +65,7 @@ PROJECTS = _list(
     "projects",
     Column("id", Words, nullable=False, unique=True),
     Column("name", Words, nullable=False, unique=True),
+    Column("stored_size", BigInteger, nullable=False, server_default="0"),
 )
 
 API_KEYS = _list(

@@ -45,7 +45,10 @@ def served(database: str, folder: Path, num_keys: int) -> Iterator[Server]:
         process = subprocess.Popen(
             [sys.executable, "-m", "stagewright.api", "--port", "0"],
             stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=folder,
-            env={**os.environ, "STAGEWRIGHT_DATABASE": database, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "STAGEWRIGHT_DATABASE": database, "OMP_NUM_THREADS": "1",
+                 # Two keys stand for 200 clients here.
+                 "STAGEWRIGHT_KEY_REQUESTS_PER_MINUTE": "unlimited",
+                 "STAGEWRIGHT_PROJECT_REQUESTS_PER_MINUTE": "unlimited"},
         )  # fmt: skip
         try:
             assert process.stdout is not None

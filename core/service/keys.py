@@ -23,7 +23,7 @@ class ProjectList(Record):
 
 
 class Quotas(Record):
-    """Quotas of a key; `None` for no limit.
+    """Quotas of a key; `None` for the server's defaults.
 
     Attributes:
         max_requests_per_minute: Enforced by each server process.

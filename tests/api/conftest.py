@@ -142,9 +142,12 @@ def client(make_client: Callable[..., TestClient]) -> TestClient:
     return make_client()
 
 
-EMPTY = ";".join(
-    f"DELETE FROM {table.name}" + (" WHERE name <> 'default'" if table is PROJECTS else "")
-    for table in reversed(METADATA.sorted_tables)
+EMPTY = (
+    ";".join(
+        f"DELETE FROM {table.name}" + (" WHERE name <> 'default'" if table is PROJECTS else "")
+        for table in reversed(METADATA.sorted_tables)
+    )
+    + ";UPDATE projects SET stored_size = 0"
 )
 """Leaves what a new database holds."""
 

@@ -12,10 +12,18 @@ from pathlib import Path
 import pytest
 
 import stagewright.api
-from stagewright.api.auth.access import AUDIT, KEYS, PROJECTS, is_below, is_open, needed_scope
+from stagewright.api.auth.access import (
+    AUDIT,
+    KEYS,
+    OPERATOR,
+    PROJECTS,
+    is_below,
+    is_open,
+    needed_scope,
+)
 from stagewright.api.auth.authenticate import principal_of_key
 from stagewright.api.auth.scopes import SCOPES
-from stagewright.api.jobs.service import submit
+from stagewright.api.jobs.service import JobOptions, submit
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import RecordNotFound, TooManyJobs
 from stagewright.api.store.records import JobRequest, Quotas
@@ -303,3 +311,43 @@ def test_unfinished_jobs_are_limited_by_key(store):
         store.jobs.get("project_default", theirs.id)
     store.jobs.request_cancel(project, jobs[0].id)
     submit(store.jobs, first, request)
+
+
+def test_a_key_without_quotas_has_the_servers_and_its_project_has_one_for_all(make_client, kept):
+    """Requests and jobs were unlimited unless a key's maker thought of it."""
+    project, other = (kept.projects.create(name).id for name in ("ours", "theirs"))
+    client = make_client(
+        store=kept, authorized=False, key_requests_per_minute=3, project_requests_per_minute=5
+    )
+
+    def ask(key):
+        return client.get("/v1/plans", headers={"Authorization": f"Bearer {key.secret}"})
+
+    first, second = (kept.keys.create(project, name=n, scopes=SCOPES) for n in "ab")
+    given = Quotas(max_requests_per_minute=4)
+    more = kept.keys.create(other, name="c", scopes=SCOPES, quotas=given)
+    assert [ask(first).status_code for _ in range(4)] == [200, 200, 200, 429]
+    assert "This key is limited to 3" in ask(first).json()["detail"]
+    refused = ask(second)
+    assert refused.status_code == 429
+    assert "This project is limited to 5" in refused.json()["detail"]
+    assert refused.headers["Retry-After"]
+    assert [ask(more).status_code for _ in range(5)] == [200] * 4 + [429]
+
+
+def test_unfinished_jobs_have_limits_for_every_key_and_project(store):
+    project = store.projects.create("ours").id
+    options = JobOptions("here", False, 60.0, key_jobs=2, project_jobs=3)
+    first, second = (
+        principal_of_key(store.keys.create(project, name=name, scopes=SCOPES).key)
+        for name in ("first", "second")
+    )
+    request = JobRequest(kind="plan", request_json="{}")
+    for _ in range(2):
+        submit(store.jobs, first, request, options)
+    with pytest.raises(TooManyJobs, match="limit of 2 unfinished jobs of this key"):
+        submit(store.jobs, first, request, options)
+    submit(store.jobs, second, request, options)
+    with pytest.raises(TooManyJobs, match="limit of 3 unfinished jobs of this project"):
+        submit(store.jobs, second, request, options)
+    submit(store.jobs, OPERATOR.model_copy(update={"project_id": project}), request, options)

@@ -1,0 +1,17 @@
+"""Size of each project's documents, of which a server may allow so much."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+
+
+def upgrade() -> None:
+    column = sa.Column("stored_size", sa.BigInteger(), nullable=False, server_default="0")
+    op.add_column("projects", column)
+    total = " + ".join(
+        f"(SELECT coalesce(sum(length(document)), 0) FROM {name} WHERE project_id = projects.id)"
+        for name in ("profiles", "graphs", "plans")
+    )
+    op.execute(f"UPDATE projects SET stored_size = {total}")

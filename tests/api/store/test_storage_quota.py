@@ -1,0 +1,103 @@
+"""The size of a project's documents is counted, limited, and freed again."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import func, select
+
+from stagewright.api.store.database import Database, utc_now
+from stagewright.api.store.errors import StorageFull
+from stagewright.api.store.migrate import upgrade
+from stagewright.api.store.records import DEFAULT_PROJECT as HERE
+from stagewright.api.store.records import Retention
+from stagewright.api.store.store import Store
+from stagewright.api.store.tables import GRAPHS, PLANS, PROFILES, PROJECTS
+from stagewright.core.profile.profile import Profile
+from tests.api.stored import a_graph, infeasible
+
+
+@pytest.fixture
+def a_profile(profile) -> Profile:
+    return Profile.model_validate(profile)
+
+
+def counted(store, project=HERE) -> int:
+    with store._database.read() as connection:
+        wanted = select(PROJECTS.c.stored_size).where(PROJECTS.c.id == project)
+        return connection.execute(wanted).scalar_one()
+
+
+def summed(store, project=HERE) -> int:
+    """Return what the rows themselves say."""
+    with store._database.read() as connection:
+        return sum(
+            connection.execute(
+                select(func.coalesce(func.sum(func.length(table.c.document)), 0)).where(
+                    table.c.project_id == project
+                )
+            ).scalar_one()
+            for table in (PROFILES, GRAPHS, PLANS)
+        )
+
+
+def test_every_way_in_and_out_is_counted(store, clock, a_profile):
+    documents = store.documents
+    assert counted(store) == 0
+    profile_id = documents.put(HERE, a_profile).id
+    documents.put(HERE, a_profile)
+    documents.put(HERE, a_graph())
+    plan_id = documents.put_plan(HERE, infeasible(profile_id, 2.0)).id
+    documents.put_plan(HERE, infeasible(profile_id, 3.0))
+    assert counted(store) == summed(store) > 0
+    documents.delete("plan", HERE, plan_id)
+    assert counted(store) == summed(store)
+    clock.time += timedelta(days=9)
+    store.expire(Retention(jobs_days=None, audit_days=None, plans_days=5))
+    assert counted(store) == summed(store) == 0
+
+
+def test_a_project_stores_as_much_as_is_allowed_and_another_is_not_disturbed(address, a_profile):
+    size = len(a_profile.to_json())
+    with closing(Store(address, max_project_bytes=size)) as store:
+        other = store.projects.create("other").id
+        kept = store.documents.put(HERE, a_profile).id
+        store.documents.put(HERE, a_profile)
+        with pytest.raises(StorageFull, match="project_stored_bytes"):
+            store.documents.put_plan(HERE, infeasible(kept))
+        assert counted(store) == summed(store) == size, "nothing of it is stored or counted"
+        assert store.documents.put(other, a_profile).id == kept
+        store.documents.delete("profile", HERE, kept)
+        store.documents.put(HERE, a_profile)
+
+
+def test_the_limit_is_exact_when_many_store_at_once(address, a_profile):
+    profiles = [a_profile.model_copy(update={"model": f"m{number:02}"}) for number in range(12)]
+    size = len(profiles[0].to_json())
+    with closing(Store(address, max_project_bytes=5 * size)) as store:
+
+        def put(profile):
+            try:
+                return bool(store.documents.put(HERE, profile))
+            except StorageFull:
+                return False
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(put, profiles)) == 5
+        assert counted(store) == summed(store) == 5 * size
+
+
+def test_what_was_stored_before_it_was_counted_is_counted_by_the_migration(tmp_path, a_profile):
+    address = str(tmp_path / "store.db")
+    with closing(Database(address, now=utc_now)) as database:
+        upgrade(database, "0005")
+        values = {"id": a_profile.content_id(), "model": "m", "num_layers": 4, "estimated": False,
+                  "project_id": HERE, "created_at": utc_now(),
+                  "document": a_profile.to_json()}  # fmt: skip
+        with database.write() as connection:
+            connection.execute(PROFILES.insert().values(values))
+    with closing(Store(address)) as store:
+        assert counted(store) == summed(store) == len(a_profile.to_json())
