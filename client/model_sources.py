@@ -46,7 +46,7 @@ ModelLike: TypeAlias = (
 )
 """Every form in which a model can be given; `Client.plan` describes them."""
 
-STORED_ID = re.compile(r"(profile|graph)_[0-9a-f]{24}")
+STORED_ID = re.compile(r"(profile|graph)_(?:[0-9a-f]{24}|[0-9a-f]{32})")
 
 FORMS = (
     "an nn.Module with its sample, a Graph, a Profile or several, a family such as "

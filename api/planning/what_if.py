@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ...core.cluster.cluster import Cluster
-from ...core.document import Record
+from ...core.document import Record, is_same_id
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
@@ -161,7 +161,7 @@ def compare(records: tuple[StoredPlan, ...]) -> Comparison:
     return Comparison(
         plans=plans,
         fastest=ready[0].id if ready else None,
-        same_profile=len({record.profile_id for record in records}) == 1,
+        same_profile=all(is_same_id(records[0].profile_id, one.profile_id) for one in records),
     )
 
 

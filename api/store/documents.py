@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from ...core.cluster.shorthand import format_devices
-from ...core.document import Record
+from ...core.document import DIGEST_DIGITS, EARLIER_DIGITS, Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
@@ -185,10 +185,11 @@ class DocumentStore:
             lock_projects(connection, PROJECTS.c.id == project_id)
             # The lock comes before the plans are counted: whoever stores one locks its profile,
             # too (see `insert`), and has ended or not begun once this transaction has the row.
-            if connection.execute(select(table.c.id).where(this).with_for_update()).first() is None:
+            row = connection.execute(select(table.c.id).where(this).with_for_update()).first()
+            if row is None:
                 raise RecordNotFound(kind, identifier)
             if table is PROFILES:
-                named = (PLANS.c.project_id == project_id) & (PLANS.c.profile_id == identifier)
+                named = (PLANS.c.project_id == project_id) & (PLANS.c.profile_id == row.id)
                 plans = select(func.count(), func.max(PLANS.c.id)).where(named)
                 num_plans, plan_id = connection.execute(plans).one()
                 if num_plans:
@@ -239,22 +240,28 @@ class DocumentStore:
                 table, values = GRAPHS, _graph_columns(document)
             case _:
                 table, values = PLANS, _plan_columns(document)
-                profile = select(PROFILES.c.id).where(
+                wanted = select(PROFILES.c.id).where(
                     _is_row(PROFILES, project_id, document.profile_id)
                 )
                 # A shared lock, so that retention cannot delete the profile before the plan is
                 # stored.
-                if connection.execute(profile.with_for_update(read=True)).first() is None:
+                profile = connection.execute(wanted.with_for_update(read=True)).first()
+                if profile is None:
                     raise RecordNotFound("profile", document.profile_id)
+                values["profile_id"] = profile.id  # it may have an id of an earlier release
+        names = PLAN_HEAD if table is PLANS else ("id", "created_at")
+        stored: Select[Any] = select(*(table.c[name] for name in names))
+        stored = stored.where(_is_row(table, project_id, values["id"]))
+        known = connection.execute(stored).first()
+        if known is not None:
+            return known
         insert = self._database.insert(table).values(
             project_id=project_id, created_at=self._database.now(), **values
         )
         insert = insert.on_conflict_do_nothing(index_elements=["project_id", "id"])
         if connection.execute(insert.returning(table.c.id)).first() is not None:
             charge(connection, project_id, len(values["document"]), self._max_project_bytes)
-        names = PLAN_HEAD if table is PLANS else ("id", "created_at")
-        stored: Select[Any] = select(*(table.c[name] for name in names))
-        return connection.execute(stored.where(_is_row(table, project_id, values["id"]))).one()
+        return connection.execute(stored).one()
 
     def _row(self, table: Table, project_id: str, identifier: str, *columns: str) -> Row[Any]:
         names = columns or ("id", "created_at", "document")
@@ -322,7 +329,14 @@ def _plan_columns(record: PlanRecord) -> dict[str, Any]:
 
 
 def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[bool]:
-    return and_(table.c.project_id == project_id, table.c.id == identifier)
+    """Select the document of an id, whether that or the row's is of an earlier release."""
+    digits = len(identifier.rpartition("_")[2])
+    same = [table.c.id == identifier]
+    if digits == DIGEST_DIGITS:
+        same.append(table.c.id == identifier[: EARLIER_DIGITS - DIGEST_DIGITS])
+    elif digits == EARLIER_DIGITS:  # a range, which the index finds: "g" follows the last digit
+        same.append((table.c.id > identifier) & (table.c.id < identifier + "g"))
+    return and_(table.c.project_id == project_id, or_(*same))
 
 
 def _plan_head(row: Row[Any]) -> dict[str, Any]:
