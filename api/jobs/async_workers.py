@@ -80,6 +80,10 @@ class AsyncWorkers:
         """Return True if some worker is known to offer a resource."""
         return bool(self._offers and self._offers.get(needs or ""))
 
+    def count(self, needs: str | None) -> int:
+        """Return the number of workers known to offer a resource."""
+        return (self._offers or {}).get(needs or "", 0)
+
     def offered(self) -> tuple[str, ...]:
         """Return the resources known to be offered. Raises: WorkersUnavailable."""
         if self.trouble is not None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import JobUnreadable, WorkersUnavailable
+from ..http.fair_turns import FairTurns
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
 from ..telemetry.tracing import bind, span
@@ -65,6 +66,8 @@ class JobRunner:
         self._locks: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
+        # By resource: jobs wait here until their project's turn, and only then at the workers.
+        self._turns: dict[str, FairTurns] = {}
         self._background: list[asyncio.Task[None]] = []
         self._is_first_sweep = True
 
@@ -136,12 +139,8 @@ class JobRunner:
                     return
 
     async def _attempt(self, job: Job) -> None:
-        request_json = await retry_until_available(self._store.jobs.request_json, job.id)
-        try:
-            spec = await run_in_threadpool(read_job_spec, request_json)
-        except ValidationError as error:
-            _log.error("job %s cannot be read: %s", job.id, error)
-            await self._end_queued(job, problem_json(UNREADABLE))
+        spec = await self._read_spec(job)
+        if spec is None:
             return
         # Single flight: jobs with equal measurements wait for the first and reuse its profile.
         lock = self._locks.setdefault((job.project_id, spec.measure_digest), asyncio.Lock())
@@ -155,14 +154,41 @@ class JobRunner:
                 return
             if await self._reuse(job, spec):
                 return
+            del spec  # it may have megabytes, and a queue may be long
             await self._workers.until_reached(job.needs)
-            attempt = JobAttempt(job, spec, self._context)
-            self._attempts[job.id] = attempt
-            try:
-                await attempt.run()
-            finally:
-                if not attempt.is_running:  # else `stop` gives the job back
-                    self._attempts.pop(job.id, None)
+            # Until its turn a job is watched by the sweep alone, and what ends it is in its row.
+            async with self._turns_for(job.needs).place(job.project_id):
+                job, spec = await read_job(self._store, job), await self._read_spec(job)
+                if job.state == "queued" and spec is not None:
+                    await self._hand_to_worker(job, spec)
+
+    async def _hand_to_worker(self, job: Job, spec: JobSpec) -> None:
+        attempt = JobAttempt(job, spec, self._context)
+        self._attempts[job.id] = attempt
+        try:
+            await attempt.run()
+        finally:
+            if not attempt.is_running:  # else `stop` gives the job back
+                self._attempts.pop(job.id, None)
+
+    async def _read_spec(self, job: Job) -> JobSpec | None:
+        """Return a job's request; end the job and return `None` if it cannot be read."""
+        request_json = await retry_until_available(self._store.jobs.request_json, job.id)
+        try:
+            return await run_in_threadpool(read_job_spec, request_json)
+        except ValidationError as error:
+            _log.error("job %s cannot be read: %s", job.id, error)
+            await self._end_queued(job, problem_json(UNREADABLE))
+            return None
+
+    def _turns_for(self, needs: str | None) -> FairTurns:
+        """Return the places of jobs for a resource, as many as there are workers and one more.
+
+        One more because a job that plans its measured model needs no worker any longer.
+        """
+        turns = self._turns.setdefault(needs or "", FairTurns(1))
+        turns.resize(self._workers.count(needs) + 1)
+        return turns
 
     async def _reuse(self, job: Job, spec: JobSpec) -> bool:
         """End the job with a profile measured while it waited; return whether there was one."""
@@ -218,6 +244,8 @@ class JobRunner:
         self._is_first_sweep = False
         if self._tasks and self._workers.trouble is None:
             await self._workers.refresh(skip_if_busy=True)
+            for needs in self._turns:
+                self._turns_for(needs)
 
     async def _expire(self) -> None:
         await run_in_threadpool(self._store.expire, self._retention)

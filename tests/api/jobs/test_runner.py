@@ -239,6 +239,7 @@ def test_a_restart_resubmits_what_is_queued(found):
         store = Store(IN_MEMORY)
         jobs = [hand_in(store, seed=seed) for seed in range(3)]
         server = Server(store)
+        server.workers.has = {"cpu": 3}
         await server.runner.start()
         await server.given(3)
         for run in range(3):
@@ -501,5 +502,56 @@ def test_what_is_known_waits_for_no_worker(play, profile):
         job = hand_in(server.store)
         server.runner.take(job)
         assert (await server.reached(job, "succeeded")).result_id == stored.id
+
+    play(scene)
+
+
+def test_projects_take_turns_at_the_workers_and_waiting_jobs_read_no_rows(play, monkeypatch):
+    """A queue of 50 read 50 rows every 5 s, and another project's job came after all of them."""
+    reads: list[str] = []
+
+    async def scene(server: Server) -> None:
+        other = server.store.projects.create("other").id
+        many = [hand_in(server.store, seed=number) for number in range(12)]
+        for job in many:
+            server.runner.take(job)
+        await server.given(2)
+        late = JobRequest(
+            kind="profile",
+            request_json=server.store.jobs.request_json(many[0].id),
+            needs="cpu",
+        )
+        theirs = server.store.jobs.submit(other, late)
+        server.runner.take(theirs)
+        get = server.store.jobs.get
+
+        def count(project: str, job_id: str) -> Job:
+            reads.append(job_id)
+            return get(project, job_id)
+
+        await asyncio.sleep(0.3)
+        assert len(server.workers.tasks) == 2, "one worker, and one job more"
+        monkeypatch.setattr(server.store.jobs, "get", count)
+        await asyncio.sleep(0.3)
+        assert len(set(reads)) <= 2, "only those given to workers are looked after one by one"
+        monkeypatch.setattr(server.store.jobs, "get", get)
+        for run in range(3):
+            server.workers.say(WorkerStarted("w"), TaskFailed("MeasurementError", "no"), run=run)
+            await server.given(run + 3)
+        keys = [task.key for task, _ in server.workers.tasks]
+        assert any(key.startswith(theirs.id) for key in keys[2:4]), "after one more of the first"
+
+    play(scene)
+
+
+def test_more_workers_get_more_jobs(play, monkeypatch):
+    async def scene(server: Server) -> None:
+        for number in range(6):
+            server.runner.take(hand_in(server.store, seed=number))
+        await server.given(2)
+        server.workers.has = {"cpu": 4}
+        await server.given(5)
+        await asyncio.sleep(0.1)
+        assert len(server.workers.tasks) == 5
 
     play(scene)
