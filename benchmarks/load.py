@@ -17,6 +17,8 @@ database_cpu_ms   of PostgreSQL's processes
 client_cpu_share  of the processor time all of these took
 light_ratio       99th percentile of gets and lists while a plan of 1,000 layers on 512 devices is
                   searched for, again and again, over the same without
+short_ratio       95th percentile of plans of 100 layers on 8 devices beside two such searches, over
+                  the same without
 mixed_p99_s       the same beside uploads of 4 MB, timelines, traces and searches
 
 Exit code 1 if anything was lost or wrong, or a limit is missed.
@@ -45,6 +47,7 @@ from benchmarks.loading.clients import Task, Told  # noqa: E402
 from benchmarks.loading.heavy import Heavy, post  # noqa: E402
 from benchmarks.loading.page import page  # noqa: E402
 from benchmarks.loading.server import Server, cpu_s, served  # noqa: E402
+from benchmarks.loading.short import measure_short_plans  # noqa: E402
 from benchmarks.tables import write_between_marks  # noqa: E402
 from stagewright.planner import numba_cache as compiling  # noqa: E402
 from tests.api.postgres_server import postgres_server, why_not  # noqa: E402
@@ -53,6 +56,7 @@ PROFILES = sorted((ROOT / "benchmarks" / "profiles").glob("*.json"))
 DATABASES = ("sqlite", "postgresql")
 PROCESSES = 2
 LEAST_PER_S, MOST_P99_S, MOST_RATIO = 100.0, 1.0, 5.0
+MOST_SHORT_RATIO = 2.0
 WARM_UP = 40
 LIGHT_CLIENTS, LIGHT_PAUSE_S = 20, 0.2
 PAUSE_S = 1.25
@@ -84,6 +88,9 @@ class Result:
     mixed_p99_s: float = 0.0
     heavy_requests: int = 0
     light_ratio: float = 0.0
+    short_alone_p95_s: float = 0.0
+    short_beside_p95_s: float = 0.0
+    short_ratio: float = 0.0
     kinds: dict[str, tuple[int, float, float]] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
@@ -97,6 +104,8 @@ class Result:
             found.append(f"a 99th percentile of {self.p99_s:.2f} s, not under {MOST_P99_S:.0f} s")
         if self.light_ratio > MOST_RATIO:
             found.append(f"light requests took {self.light_ratio:.1f} times as long beside a heavy")
+        if self.short_ratio > MOST_SHORT_RATIO:
+            found.append(f"short plans took {self.short_ratio:.1f} times as long beside heavy ones")
         return [f"{self.database}: {miss}" for miss in found]
 
 
@@ -148,6 +157,10 @@ def measure(database: str, options: argparse.Namespace) -> Result:
             _without_pauses(result, server, profiles, options)
         if options.light_requests:
             _beside_heavy(result, server, profiles, options.light_requests)
+        if options.short_requests:
+            alone, beside, _ = measure_short_plans(server, options.short_requests)
+            result.short_alone_p95_s, result.short_beside_p95_s = map(_p95, (alone, beside))
+            result.short_ratio = result.short_beside_p95_s / result.short_alone_p95_s
         if "Traceback" in server.log.read_text():
             result.wrong += 1
             result.told.append("the server's log has a traceback")
@@ -297,6 +310,10 @@ def _late(values: list[float]) -> float:
     return sorted(values)[max(0, int(0.99 * len(values)) - 1)]
 
 
+def _p95(values: list[float]) -> float:
+    return sorted(values)[max(0, int(0.95 * len(values)) - 1)]
+
+
 def _say(result: Result) -> None:
     sys.stderr.write(page([result]) + "\n")
     for line in result.told:
@@ -314,6 +331,7 @@ def _arguments() -> argparse.Namespace:
         "--unpaused-requests", type=int, default=4_000, help="without pauses; 0 leaves them out"
     )
     parser.add_argument("--light-requests", type=int, default=2_000, help="0 leaves them out")
+    parser.add_argument("--short-requests", type=int, default=80, help="0 leaves them out")
     parser.add_argument("--database", action="append", choices=DATABASES, help="all by default")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", help="the document to write the table into")

@@ -48,6 +48,12 @@ def _whole(results: Sequence[Result]) -> str:
             ("beside uploads, timelines, traces and searches", lambda r: _ms(r.mixed_p99_s)),
             ("heavy requests answered meanwhile", lambda r: f"{r.heavy_requests}"),
         ]
+    if any(result.short_ratio for result in results):
+        rows += [
+            ("plans of 100 layers alone, 95th percentile", lambda r: _ms(r.short_alone_p95_s)),
+            ("beside two heavy searches", lambda r: _ms(r.short_beside_p95_s)),
+            ("times as long", lambda r: f"{r.short_ratio:.1f}"),
+        ]
     lines = [(name, *map(told, results)) for name, told in rows]
     return markdown_table(("", *names), lines)
 

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 
 from stagewright.api.app import create_app
-from stagewright.api.middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
+from stagewright.api.http.problems import RETRY_AFTER_S
+from stagewright.api.middleware.graceful_shutdown import GracefulShutdown
 from stagewright.api.planning.solver_pool import Solver
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY

@@ -12,7 +12,7 @@ import pytest
 from stagewright.api.planning import solver_pool
 from stagewright.api.planning.solver_pool import Solver
 from stagewright.core.errors import DeadlineExceeded
-from tests.api.late_search import ready, sleep_through, take_all, take_all_of
+from tests.api.late_search import overrun, ready, sleep_through, take_all, take_all_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -101,3 +101,17 @@ def test_waiting_counts_towards_the_deadline_unless_the_caller_is_patient(play):
         await first
 
     play(main)
+
+
+def test_a_client_gets_its_answer_at_its_deadline_whatever_the_search_does(
+    make_client, profile, monkeypatch
+):
+    client = make_client(plan_processes=1)
+    body = {"profile": profile, "cluster": "2xcpu", "deadline_s": 1.0}
+    assert client.post("/v1/plans", json=body).status_code == 201, "and its process has started"
+    monkeypatch.setattr("stagewright.api.planning.service.decide", overrun)
+    began = time.monotonic()
+    answer = client.post("/v1/plans", json=body, headers={"Cache-Control": "no-cache"})
+    assert time.monotonic() - began < 1.0 + 2.0 + 3.0, "the last are for a busy machine"
+    assert answer.status_code == 422
+    assert answer.json()["type"].endswith(":deadline-exceeded")
