@@ -62,10 +62,8 @@ def plan_from_balance(
             f"{len(counts)} numbers of replicas for {len(balance)} stages", field="/replicas"
         )
     most = max(counts, default=1)
-    if most > 1:
-        allowed = options.max_replicas
-        if allowed is not None and allowed < most:
-            options = options.model_copy(update={"max_replicas": most})
+    if options.max_replicas is not None and options.max_replicas < most:
+        options = options.model_copy(update={"max_replicas": most})
     request = PlanningRequest(profile, cluster, options)
     if most > 1 and request.state_note:
         raise InvalidInput(f"{request.state_note}; give every stage one replica", field="/replicas")

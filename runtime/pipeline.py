@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..capture.capture import default_device
 from ..capture.program.segment import Segment
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
@@ -18,11 +22,13 @@ from .batchnorm.deferred import deferred_statistics
 from .batchnorm.running_statistics import BatchStatistics, check_policy, check_statistics_reachable
 from .engine.keyed_dropout import keyed_dropout as keyed
 from .engine.microbatch import join_outputs, split_batch
+from .engine.stage import autocast_to
 from .local.checkpoint_state import is_checkpointing, is_recomputing
 from .local.run import LocalStage, run_stages
 from .local.streams import CopyStreams, full_device
 from .partition.cut import CutModel, check_no_references, cut_for_plan
 from .partition.model_snapshot import ModelSnapshot
+from .random_state import preserve_random_state
 from .supported_plans import check_runnable, check_stateful_layers
 
 CheckpointMode = Literal["always", "except_last", "never"]
@@ -43,6 +49,9 @@ class Pipeline(nn.Module):
 
     An error in a stage is raised with a note that names the stage and micro-batch.
 
+    A copy (`copy.deepcopy`, `pickle`) is a pipeline of a copy of the model, captured again. Hooks
+    on the pipeline itself, rather than on the model's modules, are not copied.
+
     Args:
         model: The model the plan was made for. Its modules are used, not copied.
         plan: Where to cut, and into how many micro-batches to split a batch.
@@ -60,12 +69,16 @@ class Pipeline(nn.Module):
     Attributes:
         plan: As given.
         steps: Batches run in training mode, which keyed dropout follows; set it when resuming.
+        accepts_loss_kwargs: False, which tells Hugging Face's ``Trainer`` to pass the batch alone
+            and no ``num_items_in_batch``, whatever the signature of the model's forward allows.
 
     Raises:
         PlanMismatch: The plan is for another model, or cannot be run in one process.
         InvalidInput: The number of devices is neither one nor the number of stages, or another
             argument is invalid.
     """
+
+    accepts_loss_kwargs = False
 
     def __init__(
         self,
@@ -86,6 +99,11 @@ class Pipeline(nn.Module):
         self.plan = plan
         self._num_microbatches = _choose_chunks(plan, chunks)
         self._checkpoint = _choose_modes(plan, checkpoint)
+        options = {
+            "devices": devices, "sample": sample, "chunks": chunks, "checkpoint": checkpoint,
+            "batch_statistics": batch_statistics, "keyed_dropout": keyed_dropout,
+        }  # fmt: skip
+        self._origin = _Origin.now(model, plan, options)
         pieces = cut_for_plan(model, plan, sample)
         if spread:
             check_no_references(pieces, "on another device")
@@ -109,6 +127,7 @@ class Pipeline(nn.Module):
         self._streams = CopyStreams()
         self._share_names(model)
         self._snapshot = ModelSnapshot(pieces.captured)
+        self._share_signature(model)
         self.training = model.training
 
     _pieces: CutModel
@@ -127,6 +146,29 @@ class Pipeline(nn.Module):
         for name, buffer in model.named_buffers(recurse=False):
             persistent = name not in model._non_persistent_buffers_set
             self.register_buffer(name, buffer, persistent=persistent)
+
+    def _share_signature(self, model: nn.Module) -> None:
+        """Let ``inspect.signature`` of ``forward`` be the model's, by which trainers go."""
+        signature = inspect.signature(model.forward)
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+
+        def forward(self: Pipeline, *args: Any, **kwargs: Any) -> Any:
+            return type(self).forward(self, *args, **kwargs)
+
+        vars(forward)["__signature__"] = signature.replace(
+            parameters=[this, *signature.parameters.values()]
+        )
+        # A bound method, as Accelerate wraps its ``__func__`` for mixed precision.
+        vars(self)["forward"] = MethodType(forward, self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Compiled stages and their graphs refer to the model in ways that neither pickle nor
+        # deepcopy can follow. So a copy is built like the original, from a copy of the model.
+        model = self._pieces.captured.program.model
+        # `to` may have replaced tensors of the root here, and not in the model.
+        root = (dict(self._parameters), dict(self._buffers))
+        state = (root, _read_modes(model), self.training, self.steps)
+        return _rebuild, (type(self), model, self._origin, *state)
 
     @property
     def stages(self) -> tuple[Segment, ...]:
@@ -198,6 +240,61 @@ class Pipeline(nn.Module):
             stage.import_buffers(self)
         self._snapshot.remember_tensors()
         return self
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Arguments and circumstances of a pipeline's construction, to build its copies.
+
+    ``device`` is the model's, ``autocast`` the dtype of the autocast region around it, ``modes``
+    are those of the model's modules.
+    """
+
+    plan: Plan
+    options: dict[str, Any]
+    device: torch.device
+    autocast: torch.dtype | None
+    modes: dict[str, bool]
+
+    @classmethod
+    def now(cls, model: nn.Module, plan: Plan, options: dict[str, Any]) -> _Origin:
+        device = default_device(model)
+        is_cast = torch.is_autocast_enabled(device.type)
+        autocast = torch.get_autocast_dtype(device.type) if is_cast else None
+        return cls(plan, options, device, autocast, _read_modes(model))
+
+
+def _read_modes(model: nn.Module) -> dict[str, bool]:
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def _write_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
+    for name, module in model.named_modules():
+        module.training = modes.get(name, module.training)
+
+
+def _rebuild(
+    kind: type[Pipeline],
+    model: nn.Module,
+    origin: _Origin,
+    root: tuple[dict[str, Any], dict[str, Any]],
+    modes: Mapping[str, bool],
+    training: bool,
+    steps: int,
+) -> Pipeline:
+    """Build a copy of a pipeline from a copy of its model, in the modes it was in."""
+    model._parameters.update(root[0])
+    model._buffers.update(root[1])
+    _write_modes(model, origin.modes)
+    # Back from the stages' devices to the one it was captured on.
+    model.to(origin.device)
+    with preserve_random_state(origin.device), autocast_to(origin.device, origin.autocast):
+        made = kind(model, origin.plan, **origin.options)
+    if made.training != training:
+        made.train(training)
+    _write_modes(model, modes)
+    made.steps = steps
+    return made
 
 
 def _run_stage(
