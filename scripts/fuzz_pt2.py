@@ -62,6 +62,7 @@ def main() -> int:
     begin = time.monotonic()
     outcome = Outcome()
     read_here(options.seed, options.mutants, outcome)
+    print(f"{options.mutants} mutants read, {len(outcome.wrongs)} wrong", flush=True)
     with tempfile.TemporaryDirectory(prefix="stagewright-fuzz-") as name:
         with attacked(Path(name)) as scene:
             send(scene.target, options.seed, options.served, outcome)

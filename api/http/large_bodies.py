@@ -11,6 +11,7 @@ from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from annotated_types import MaxLen
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -42,6 +43,9 @@ def in_slices(kind: Any, found: Any, place: tuple[str, ...] = ()) -> Any:
     for name, field in model.model_fields.items():
         key = field.alias or name
         inner = found.get(key)
+        most = next((one.max_length for one in field.metadata if isinstance(one, MaxLen)), None)
+        if isinstance(inner, list) and most is not None and len(inner) > most:
+            continue  # refused for its length, which takes no validation of its items
         if isinstance(inner, list) and len(inner) > SLICE:
             changed[key] = _items(_item_of(field.annotation), inner, (*place, key))
         elif isinstance(inner, dict):

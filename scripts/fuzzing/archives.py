@@ -168,7 +168,7 @@ def _members(program: Any, random: Random) -> bytes:
         ("net/models/model.json", "net/models/second.json", "models/model.json", f"../{MARK}",
          f"net/data/{MARK}", "net\\models\\m.json", "/net/models/model.json", f"net/{MARK}\n")
     )  # fmt: skip
-    content = random.choice((text, text[: len(text) // 2], b"", b" " * 2**20, _pack(program)))
+    content = random.choice((text, text[: len(text) // 2], b"", b" " * 2**14, _pack(program)))
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", random.choice(METHODS)) as archive:
         warnings.simplefilter("ignore")  # of names that are there twice

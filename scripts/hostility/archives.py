@@ -249,7 +249,7 @@ def _programs() -> Iterator[Attack]:
         "a normalization of nothing",
         lambda m: m[graph]["nodes"][0].update(
             target="torch.ops.aten.batch_norm.default",
-            inputs=[{"arg": {"as_int": 1}, "kind": 1}] * 4,
+            inputs=[{"name": "input", "arg": {"as_tensor": {"name": "ghost"}}, "kind": 1}] * 5,
         ),
         "",
     )
