@@ -65,8 +65,6 @@ def plan_from_balance(
     if options.max_replicas is not None and options.max_replicas < most:
         options = options.model_copy(update={"max_replicas": most})
     request = PlanningRequest(profile, cluster, options)
-    if most > 1 and request.state_note:
-        raise InvalidInput(f"{request.state_note}; give every stage one replica", field="/replicas")
     cuts = to_cuts(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
@@ -105,6 +103,8 @@ def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:
 
 
 def _check_kept(request: PlanningRequest, chosen: Assignment) -> None:
+    if max(chosen.replicas) > 1 and request.state_note:
+        raise InvalidInput(f"{request.state_note}; give every stage one replica", field="/replicas")
     broken = broken_option(chosen, request.profile, request.devices, request.options)
     if broken is not None:
         raise InvalidInput(
