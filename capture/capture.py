@@ -99,11 +99,9 @@ def trace(
         case = _Case(model, structure, flat, seen, expected, wanted)
         for name, tracer in select_tracers(model, flat, wanted.tracer if wanted else mode):
             try:
-                captured = _refine(case, tracer)
+                return _complete(case, name, _refine(case, tracer), attempts)
             except CaptureError as refusal:
                 attempts.append((name, refusal))
-            else:
-                return _complete(case, name, captured, attempts)
         # An explicit mode asks for that tracer or nothing, and a recipe must reproduce the earlier
         # capture, so neither falls back to one opaque call of the whole model.
         if mode == "auto" and wanted is None and (whole := _capture_opaque(case, attempts)):
