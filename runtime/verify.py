@@ -110,9 +110,8 @@ def verify(
     choose_strategies(plan, schedule, None)
     whole, parts = copy.deepcopy(model), copy.deepcopy(model)
     trains = plan.schedule != "forward_only"
-    if not trains:
-        whole.eval()
-        parts.eval()
+    for copied in () if trains else (whole, parts):
+        copied.eval()
     if dtype is not None:
         whole, parts, plan = whole.to(dtype), parts.to(dtype), _with_input_dtype(plan, dtype)
         batch, target = _convert(batch, dtype), _convert(target, dtype)
