@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from torch import nn
 
 from ..core.errors import CaptureError, StagewrightError, first_line
 from ..core.graph.graph import Boundary, Graph
+from ..core.units import count
 from .captured import Captured, is_compatible
 from .equivalence.check import (
     IN_FLIGHT,
@@ -27,6 +28,7 @@ from .equivalence.check import (
 )
 from .observation.observe import TracingTarget
 from .observation.preserve import preserve_model
+from .program.program import is_inside
 from .program.segment import Segment
 from .report import CaptureRecipe, choose_reason
 from .sample import check_module, get_integer_ranges, read_sample
@@ -60,16 +62,15 @@ def trace(
 
     An ``nn.Sequential`` becomes its children. Any other model goes through ``torch.export``, and
     if that fails or yields a wrong graph, through ``torch.fx`` symbolic tracing. What a tracer
-    would lose, freeze or reject (Python's random numbers, data-dependent branches, checkpointing,
-    hooks) is left to the smallest enclosing module, which becomes an opaque call; if that is the
-    model itself, the model becomes one opaque layer that cannot be cut.
+    would lose, freeze or reject (Python's random numbers, data-dependent branches, hooks) is left
+    to the smallest enclosing module, which becomes an opaque call, be it the model as a whole.
 
     A model whose root is in training mode is traced as it is (frozen submodules stay frozen); one
     in evaluation mode is put in training mode meanwhile. The model itself is not changed.
 
     Args:
-        model: Any module whose inputs and outputs are tensors (outputs may be nested).
-        sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
+        model: Any module whose inputs and outputs are tensors, or nests of them.
+        sample: One micro-batch: an argument, a tuple (positional) or a dict of them (keywords).
         mode: ``auto``, or a single tracer.
         check: Run two training steps of the model and of the traced model, split at every legal
             cut, and compare outputs, gradients and buffers; then compare both in evaluation mode.
@@ -137,7 +138,7 @@ def _complete(
     )
     program.structure = replace(case.structure, recipe=recipe.to_json())
     program.sample_ranges = get_integer_ranges(case.flat)
-    program.notes += case.seen.remarks
+    program.notes += _explain_checkpoints(case.seen.recomputed, program.opaque)
     captured.attempts = attempts
     if case.expected is not None:
         inputs = "different inputs" if case.expected.varied else "the same inputs"
@@ -145,6 +146,18 @@ def _complete(
             f"equal to the model in two training steps on {inputs}, and in evaluation"
         )
     return captured
+
+
+def _explain_checkpoints(recomputed: Collection[str], opaque: Collection[str]) -> list[str]:
+    """Return a note on the modules whose activation checkpoints are left to the plan, if any."""
+    freed = [path for path in recomputed if not any(is_inside(path, other) for other in opaque)]
+    if not freed:
+        return []
+    where = f"of {count(len(freed), 'module')}" if all(freed) else "in the model's own forward"
+    return [
+        f"activation checkpointing {where} is left to the plan, whose stages recompute if "
+        "planned with recompute='auto' or 'always'"
+    ]
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ MOST = 100
 
 _PLAIN = (
     (r"random number was drawn", "it draws random numbers in Python"),
+    (r"the shape of '.*' depends on data", "the shape of a value depends on its data"),
     (r"could not guard on data-dependent|inputs to control flow|_local_scalar_dense",
      "it branches on its data"),
     (r"extract specialized integer|number computed from data|data-dependent expression",

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..core.errors import InvalidInput
 from ..core.graph.tensors import DType, TensorSpec
+from ..core.units import count
+from .call_form import collect_tensors, describe_argument, rebuild_argument
 
-ACCEPTED = "a tensor, a tuple of tensors (positional), or a dict of tensors (keywords)"
+ACCEPTED = "one argument, a tuple of arguments (positional), or a dict of them (keywords)"
 
 
 def dtype_name(dtype: torch.dtype) -> DType:
@@ -34,69 +38,118 @@ def tensor_spec(name: str, tensor: Tensor, *, requires_grad: bool = False) -> Te
 
 @dataclass(frozen=True)
 class CallStructure:
-    """Names of the positional and keyword inputs a model is called with.
+    """Names of the tensors a model is called with, and the arguments they are part of.
 
-    ``recipe`` is the `CaptureRecipe` as JSON; empty before the model is captured.
+    Attributes:
+        positional: Names of the tensors given by position.
+        keyword: Names of the tensors given by keyword.
+        recipe: The `CaptureRecipe` as JSON; empty before the model is captured.
+        arguments: Name and form (`call_form`) of every argument, positional ones first; empty if
+            every argument is a tensor.
+        by_position: Number of arguments given by position, where ``arguments`` are listed.
     """
 
     positional: tuple[str, ...]
     keyword: tuple[str, ...]
     recipe: str = ""
+    arguments: tuple[tuple[str, Any], ...] = ()
+    by_position: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return all names in flat order: positional ones first."""
         return self.positional + self.keyword
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Return the names of the arguments, each a tensor or a nest of tensors and constants."""
+        return tuple(name for name, _ in self.arguments) or self.names
+
     def to_json(self) -> str:
         data: dict[str, Any] = {"positional": self.positional, "keyword": self.keyword}
+        if self.arguments:
+            data |= {"arguments": self.arguments, "by_position": self.by_position}
         return json.dumps(data | ({"recipe": self.recipe} if self.recipe else {}))
 
     @classmethod
     def from_json(cls, text: str) -> CallStructure:
         data = json.loads(text)
-        return cls(tuple(data["positional"]), tuple(data["keyword"]), data.get("recipe", ""))
+        return cls(
+            tuple(data["positional"]),
+            tuple(data["keyword"]),
+            data.get("recipe", ""),
+            tuple((name, form) for name, form in data.get("arguments", ())),
+            data.get("by_position", 0),
+        )
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Return the tensors of a call in flat order, given by position or by keyword.
+        """Return the tensors of a call in flat order; arguments by position or by keyword.
 
         Raises:
-            InvalidInput: An input is missing, unknown or not a tensor.
+            InvalidInput: An input is missing, unknown, or not of the captured form.
         """
-        given = dict(zip(self.names, args, strict=False))
-        if len(args) > len(self.names) or set(given) & set(kwargs):
+        names = self.argument_names
+        given = dict(zip(names, args, strict=False))
+        if len(args) > len(names) or set(given) & set(kwargs):
             raise InvalidInput(
-                f"expected the inputs {', '.join(self.names)}, once each; got {len(args)} by "
+                f"expected the inputs {', '.join(names)}, once each; got {len(args)} by "
                 f"position and {', '.join(kwargs) or 'none'} by keyword"
             )
         given.update(kwargs)
-        unknown = sorted(set(given) - set(self.names))
-        missing = [name for name in self.names if name not in given]
+        unknown = sorted(set(given) - set(names))
+        forms = dict(self.arguments)
+        # An argument that was None at capture may be left out: that is what it is by default.
+        missing = [
+            name for name in names if name not in given and forms.get(name, name) is not None
+        ]
         if unknown or missing:
             raise InvalidInput(
-                f"expected the inputs {', '.join(self.names)}; "
+                f"expected the inputs {', '.join(names)}; "
                 f"missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
-        for name, value in given.items():
-            if not isinstance(value, Tensor):
-                raise InvalidInput(f"input {name!r} is a {type(value).__name__}, not a tensor")
-        return tuple(given[name] for name in self.names)
+        found: dict[int, Tensor] = {}
+        for index, name in enumerate(names):
+            form = forms[name] if forms else {"tensor": index}
+            collect_tensors(form, given.get(name), name, found)
+        return tuple(found[index] for index in range(len(self.names)))
 
     def as_sample(self, flat: Iterable[Tensor]) -> Any:
         """Return the call as a sample: a tuple, or a dict if keywords are used."""
         values = tuple(flat)
-        return dict(zip(self.names, values, strict=True)) if self.keyword else values
+        if not self.arguments:
+            return dict(zip(self.names, values, strict=True)) if self.keyword else values
+        args, kwargs = self.unflatten(values)
+        return kwargs or args
 
-    def unflatten(self, flat: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def unflatten(self, flat: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of ``forward``."""
         values = list(flat)
-        split = len(self.positional)
-        return tuple(values[:split]), dict(zip(self.keyword, values[split:], strict=True))
+        if not self.arguments:
+            split = len(self.positional)
+            return tuple(values[:split]), dict(zip(self.keyword, values[split:], strict=True))
+        made = [(name, rebuild_argument(form, values)) for name, form in self.arguments]
+        split = self.by_position
+        return tuple(value for _, value in made[:split]), dict(made[split:])
+
+    def split_call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a batch: one argument, a tuple, or a dict of keywords."""
+        alone = self.arguments[0][1] if len(self.arguments) == 1 else None
+        if isinstance(batch, Mapping) and not (alone and set(batch) != {self.arguments[0][0]}):
+            return (), dict(batch)
+        if type(batch) is tuple or (type(batch) is list and not alone):
+            return tuple(batch), {}
+        return (batch,), {}
 
 
 def check_module(model: object) -> None:
     """Raise `InvalidInput`, with what it is and the remedy, unless a model is an ``nn.Module``."""
     if isinstance(model, nn.Module):
+        if isinstance(model, torch.jit.ScriptModule):
+            raise InvalidInput(
+                f"{model.original_name} is a ScriptModule, of which only whole calls can be "
+                "captured; give the module that it was made from, or put it into an nn.Module"
+            )
+        _check_initialised(model)
         return
     name = getattr(model, "__name__", "")
     if isinstance(model, type):
@@ -109,6 +162,21 @@ def check_module(model: object) -> None:
     raise InvalidInput(f"a model must be an nn.Module, not a {type(model).__name__}")
 
 
+def _check_initialised(model: nn.Module) -> None:
+    lazy = [
+        name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if is_lazy(tensor)
+    ]
+    if lazy:
+        shown = f"{', '.join(lazy[:3])}{' ...' if len(lazy) > 3 else ''}"
+        raise InvalidInput(
+            f"{count(len(lazy), 'parameter')} of {type(model).__name__} ({shown}) have no shape "
+            "yet: its lazy modules get theirs from the first batch; call the model on a sample "
+            "before you profile it or build a pipeline of it, on every rank with the same seed"
+        )
+
+
 def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Tensor, ...]]:
     """Name the tensors of a sample after the parameters of the model's ``forward``.
 
@@ -117,29 +185,54 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
             does not accept it.
     """
     check_module(model)
-    kwargs = dict(sample) if isinstance(sample, Mapping) else {}
-    positional = () if isinstance(sample, Mapping) else sample
-    args = tuple(positional) if isinstance(positional, tuple | list) else (positional,)
-    given = (*args, *kwargs.values())
-    for value in given:
-        if not isinstance(value, Tensor):
-            raise InvalidInput(f"a sample is {ACCEPTED}; it contains a {type(value).__name__}")
+    args, kwargs = _split_sample(model, sample)
+    names = [*_positional_names(model, args), *kwargs]
+    given: dict[str, Tensor] = {}
+    forms: list[tuple[str, Any]] = []
+    by_position = 0
+    for name, value in zip(names, (*args, *kwargs.values()), strict=True):
+        taken = set() if isinstance(value, Tensor) else set(names)
+        forms.append((name, describe_argument(value, name, given, taken)))
+        by_position = len(given) if len(forms) == len(args) else by_position
     if not given:
-        raise InvalidInput(f"a sample is {ACCEPTED}; this one is empty")
-    for tensor in given:
+        raise InvalidInput(f"a sample is {ACCEPTED}; this one contains no tensor")
+    for tensor in given.values():
         if tensor.dim() == 0:
             raise InvalidInput(
                 "a 0-dimensional input cannot be split into micro-batches; give a tensor with a "
-                "batch dimension"
+                "batch dimension, or a number"
             )
-    structure = CallStructure(_positional_names(model, args, kwargs), tuple(kwargs))
+    tensors = tuple(given)
+    structure = CallStructure(tensors[:by_position], tensors[by_position:])
+    if not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        structure = replace(structure, arguments=tuple(forms), by_position=len(args))
     # A tensor passed twice is cloned: tracers would merge the two inputs into one.
     seen: set[int] = set()
     flat = []
-    for tensor in given:
+    for tensor in given.values():
         flat.append(tensor.clone() if id(tensor) in seen else tensor)
         seen.add(id(tensor))
     return structure, tuple(flat)
+
+
+def _split_sample(model: nn.Module, sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a sample.
+
+    A dict or list is taken for a single argument if ``forward`` takes it as such only.
+    """
+    kwargs = dict(sample) if isinstance(sample, Mapping) else {}
+    args = tuple(sample) if type(sample) in (tuple, list) else () if kwargs else (sample,)
+    accepts = inspect.signature(model.forward).bind
+    try:
+        accepts(*args, **kwargs)
+    except TypeError as error:
+        with suppress(TypeError):
+            accepts(sample)
+            return (sample,), {}
+        raise InvalidInput(
+            f"{type(model).__name__}.forward does not take this sample: {error}"
+        ) from None
+    return args, kwargs
 
 
 def get_integer_ranges(flat: Iterable[Tensor]) -> tuple[tuple[int, int] | None, ...]:
@@ -152,16 +245,8 @@ def get_integer_ranges(flat: Iterable[Tensor]) -> tuple[tuple[int, int] | None, 
     )
 
 
-def _positional_names(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _positional_names(model: nn.Module, args: Sequence[Any]) -> tuple[str, ...]:
     signature = inspect.signature(model.forward)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise InvalidInput(
-            f"{type(model).__name__}.forward does not take this sample: {error}"
-        ) from None
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if len(names) == len(args):

@@ -10,9 +10,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
+from ..capture.observation.nested_values import list_tensors, map_tensors
 from ..core.errors import InvalidInput, NonFinite
 from .distributed import DistributedPipeline
 from .engine.batch_io import LossFunction, as_scalar_loss
@@ -272,9 +272,9 @@ class LocalRunner:
                 output = trim_padding(output, *filled_from)
             if target is None:
                 return output, None
-            where = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-            return output, as_scalar_loss(self._loss_fn(output, _to(target, where.device)))
+            where = list_tensors(output)[0].device
+            return output, as_scalar_loss(self._loss_fn(output, _to(target, where)))
 
 
 def _to(values: Any, device: torch.device) -> Any:
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
+    return map_tensors(lambda tensor: tensor.to(device), values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
 from ..capture.equivalence.check import relative_difference
-from ..capture.observation.preserve import preserve_model
+from ..capture.observation.nested_values import list_tensors, map_tensors, replace_tensors
+from ..capture.observation.preserve import copy_module, preserve_model
 from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .engine.batch_io import BatchInputs, BatchOutputs, as_scalar_loss, to_call_arguments
+from .engine.batch_io import BatchInputs, BatchOutputs, as_scalar_loss
 from .engine.emulated_ranks import EmulatedRanks
 from .engine.microbatch import split_target
 from .partition.cut import cut_for_plan
@@ -93,7 +92,7 @@ def verify(
     Args:
         model: The model, which is copied and not changed.
         plan: The plan to verify.
-        batch: A whole batch: a tensor, a tuple or a dict of keyword tensors.
+        batch: A whole batch: one argument, a tuple of them, or a dict of keywords.
         target: A tensor or a nest of tensors, split like the batch.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch.
         dtype: Dtype to convert both copies and floating inputs to; ``torch.float64`` separates
@@ -108,7 +107,7 @@ def verify(
     check_runnable(plan, "processes")
     schedule = schedule_of(plan)
     choose_strategies(plan, schedule, None)
-    whole, parts = copy.deepcopy(model), copy.deepcopy(model)
+    whole, parts = copy_module(model), copy_module(model)
     trains = plan.schedule != "forward_only"
     for copied in () if trains else (whole, parts):
         copied.eval()
@@ -120,7 +119,7 @@ def verify(
     check_stateful_layers(pieces.captured.graph.layers, plan, schedule)
     outputs = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
     ranks = EmulatedRanks(pieces, plan, schedule, loss=outputs.compute_loss_share, device=device)
-    args, kwargs = to_call_arguments(batch)
+    args, kwargs = pieces.structure.split_call(batch)
     inputs = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
@@ -170,7 +169,7 @@ def _run_unsplit(
         random[index] = RandomState.now(device)
         # Cloned: micro-batches are views of the batch, and the model may work in place.
         args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
-        there = pytree.tree_map_only(Tensor, lambda value: value.to(device), target)
+        there = map_tensors(lambda value: value.to(device), target)
         loss = as_scalar_loss(loss_fn(model(*args, **kwargs), there)) / len(batches)
         if torch.is_grad_enabled():
             loss.backward()
@@ -236,7 +235,7 @@ def _match_tensors(
 def _difference(ours: Tensor | None, theirs: Tensor | None) -> float:
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else math.inf
-    return relative_difference(ours, theirs)
+    return relative_difference(ours.to_dense(), theirs.to_dense())  # some may be sparse
 
 
 def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
@@ -252,18 +251,13 @@ def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
 
 def _convert(values: Any, dtype: torch.dtype) -> Any:
     """Convert the floating tensors of a nest."""
-    return pytree.tree_map_only(
-        Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values
-    )
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
 def join_samples(samples: Sequence[Any]) -> Any:
     """Join micro-batches to a batch: tensors of any nest along their first dimension."""
-
-    def joined(*parts: Any) -> Any:
-        return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
-
-    return pytree.tree_map(joined, *samples)
+    columns = zip(*(list_tensors(sample) for sample in samples), strict=True)
+    return replace_tensors(samples[0], [torch.cat(parts) for parts in columns])
 
 
 def mean_of_squares(output: Any, target: Tensor) -> Tensor:
@@ -272,11 +266,7 @@ def mean_of_squares(output: Any, target: Tensor) -> Tensor:
     Raises:
         InvalidInput: The model has no floating output.
     """
-    found = [
-        value.square().mean()
-        for value in pytree.tree_leaves(output)
-        if isinstance(value, Tensor) and value.is_floating_point()
-    ]
+    found = [value.square().mean() for value in list_tensors(output) if value.is_floating_point()]
     if not found:
         raise InvalidInput("the model returns no floating tensor; pass a loss and a target")
     return torch.stack(found).sum()

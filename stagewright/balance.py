@@ -30,7 +30,7 @@ def balance_by_time(
         partitions: Number of partitions.
         module: An ``nn.Sequential``, whose children are the layers, or any module that can be
             captured.
-        sample: A micro-batch: a tensor, a tuple or a dict of keyword tensors.
+        sample: A micro-batch: one argument, a tuple of them, or a dict of keywords.
         timeout: Seconds to spend on repeats.
         device: Measure a copy of the module there; `None` measures it where it is.
 

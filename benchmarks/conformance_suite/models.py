@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from conformance_suite.blocks import (
     Attention,
@@ -50,7 +51,7 @@ class Model:
     name: str
     what: str
     build: Callable[[], nn.Module]
-    batch: Callable[[int], tuple[tuple[Tensor, ...], Tensor]]
+    batch: Callable[[int], tuple[tuple[Any, ...], Tensor]]
     loss: Callable[[Any, Tensor], Tensor]
     cuts: tuple[str, ...]
 
@@ -332,6 +333,37 @@ class StatefulOpaque(nn.Module):
         return x
 
 
+class DictInputs(nn.Module):
+    """One argument, which is a dict of a tensor, a list with another, None and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(WIDTH) for _ in range(8)])
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        x: Tensor = batch["x"]
+        for block in self.blocks[:6]:
+            x = block(x)
+        (scale,) = batch["late"]
+        assert batch["mask"] is None
+        y: Tensor = self.blocks[7](self.blocks[6](x) * scale * batch["factor"])
+        return y
+
+
+class GradientCheckpointing(nn.Module):
+    """Every block but the first checkpointed, some reentrantly, as transformers does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(WIDTH) for _ in range(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x)
+        for number, block in enumerate(self.blocks[1:]):
+            x = checkpoint(block, x, use_reentrant=number % 2 == 0)
+        return x
+
+
 def rows(width: int = WIDTH, *, target: int = WIDTH) -> Callable[[int], Any]:
     """Random vectors, and others to reach."""
     return lambda count: (
@@ -355,6 +387,11 @@ def two_inputs(second: int) -> Callable[[int], Any]:
         ),
         torch.randn(count, WIDTH, dtype=torch.float64),
     )
+
+
+def one_dict(count: int) -> tuple[tuple[Any, ...], Tensor]:
+    (x, late), target = two_inputs(1)(count)
+    return ({"x": x, "late": [late], "mask": None, "factor": 0.5},), target
 
 
 def texts(inputs: int) -> Callable[[int], Any]:
@@ -422,4 +459,8 @@ MODELS = (
           UnregisteredTie, texts(1), next_token, numbered("blocks", 7, first=0)),
     Model("stateful opaque layer", "layers called as written count their calls", StatefulOpaque,
           rows(), squares, numbered("blocks", 7)),
+    Model("dict inputs", "one argument, a nest of tensors, None and a number", DictInputs, one_dict,
+          squares, numbered("blocks", 7)),
+    Model("gradient checkpointing", "activation checkpoints in the model itself",
+          GradientCheckpointing, rows(), squares, numbered("blocks", 7)),
 )  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from conformance_suite.cell import NUM_MICROBATCHES, TOLERANCE, Cell
 from conformance_suite.masks import Masks, Replay
@@ -39,7 +41,7 @@ class StepState:
         return {name for name, _ in (*self.gradients, *self.buffers)}
 
 
-def batch_of(model: Model, step: int) -> tuple[tuple[Tensor, ...], Tensor]:
+def batch_of(model: Model, step: int) -> tuple[tuple[Any, ...], Tensor]:
     """Return the whole batch of a step, the same on every rank."""
     torch.manual_seed(1000 + step)
     return model.batch(ROWS * NUM_MICROBATCHES)
@@ -78,9 +80,14 @@ def _steps(model: Model, trains: bool) -> list[StepState]:
     states = []
     for step in range(STEPS):
         inputs, target = batch_of(model, step)
-        pieces = zip(*(whole.chunk(NUM_MICROBATCHES) for whole in (*inputs, target)), strict=True)
+        leaves, spec = pytree.tree_flatten((inputs, target))
         total = 0.0
-        for *piece, wanted in pieces:
+        for index in range(NUM_MICROBATCHES):
+            cut = [
+                leaf.chunk(NUM_MICROBATCHES)[index] if isinstance(leaf, Tensor) else leaf
+                for leaf in leaves
+            ]
+            piece, wanted = pytree.tree_unflatten(cut, spec)
             with torch.set_grad_enabled(trains):
                 loss = model.loss(module(*piece), wanted) / NUM_MICROBATCHES
             if trains:

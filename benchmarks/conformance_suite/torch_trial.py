@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
     SplitPoint,
     pipeline,
 )
+from torch.utils import _pytree as pytree
 
 from conformance_suite.cell import NUM_MICROBATCHES, Cell
 from conformance_suite.models import ROWS
@@ -72,7 +73,8 @@ class TorchTrial:
 
     def run(self) -> None:
         for step in range(STEPS):
-            inputs, target = batch_of(self._model, step)
+            nest, target = batch_of(self._model, step)
+            inputs = pytree.tree_leaves(nest)  # a stage has an argument for each of them
             losses: list[Tensor] = []
             last = self._cell.stages - 1 in self._held
             perform = self._schedule.step if self._cell.trains else self._schedule.eval
@@ -86,10 +88,10 @@ class TorchTrial:
             loss = float(torch.stack(losses).detach().mean()) if last else None
             self.states.append(state_of(loss, [stage.submod for stage in self._stages]))
 
-    def _positional(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    def _positional(self, inputs: list[Any]) -> list[Any]:
         return [inputs[place] for place, _ in self._inputs.get(0, [])]
 
-    def _keywords(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def _keywords(self, inputs: list[Any]) -> dict[str, Any]:
         return {
             name: inputs[place]
             for stage in self._held

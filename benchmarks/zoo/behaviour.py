@@ -26,17 +26,30 @@ Behaviour = dict[str, Any]
 
 
 def flatten(sample: Any) -> list[Tensor]:
-    """Return the tensors of a sample, in order."""
-    if isinstance(sample, Tensor):
-        return [sample]
-    return list(sample.values() if isinstance(sample, Mapping) else sample)
+    """Return the tensors of a sample, in order, from containers and data classes too."""
+    return [value for _, value in leaves(sample) if isinstance(value, Tensor)]
 
 
 def call(model: nn.Module, sample: Any, flat: list[Tensor]) -> Any:
     """Return the model on other tensors, passed as those of the sample are."""
+    made = _with_tensors(sample, iter(flat))
     if isinstance(sample, Mapping):
-        return model(**dict(zip(sample, flat, strict=True)))
-    return model(*flat)
+        return model(**made)
+    return model(*made) if isinstance(sample, tuple) else model(made)
+
+
+def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_with_tensors(item, tensors) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        made = {name: _with_tensors(getattr(value, name), tensors) for name in fields}
+        return dataclasses.replace(value, **made)
+    return value
 
 
 def leaves(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stagewright.core.errors import PlanMismatch, StagewrightError
+from stagewright.core.requests.requests import ProfilingOptions
+from stagewright.profiler.measure.profile import profile
 
 from .architecture import DRAWN, Architecture
 from .behaviour import TOLERANCE, Behaviour, call, differences, flatten, observe, seed_all, weights
@@ -21,6 +23,8 @@ LEARNING_RATE = 0.1
 STEPS = 2
 PERTURBATION = 0.02
 """Added to every parameter: a bias or a scale that starts at zero hides a lost gradient."""
+
+MEASURING_S = 0.01
 
 TRACING_SEED, FIRST_SEED = 100, 1
 
@@ -118,6 +122,7 @@ class Trial:
                 self.one_step(way, run, eager, seed)
             self.several_steps(way, run, eager)
             self.evaluation(way, run, eager)
+        self.profile()
 
     def one_step(self, way: str, run: CutRun, eager: nn.Module, seed: int) -> None:
         """Forward and backward; gradients of inputs too while the model is in one piece."""
@@ -165,6 +170,14 @@ class Trial:
             mode = "training again" if training else "evaluation"
             self.compare(f"in {mode}, {way}", found, expected)
         self.row.eval = "equal"
+
+    def profile(self) -> None:
+        """Measure the model: one that is equal but cannot be measured could not be planned."""
+        options = ProfilingOptions(budget_s=MEASURING_S, num_threads=1)
+        found = profile(self.fresh(), self.sample, options=options)
+        names = [entry.layer.name for entry in found.layers]
+        if names != [layer.name for layer in self.captured.graph.layers]:
+            raise Wrong(f"measured, its layers are {', '.join(names)}")
 
     def compare(self, when: str, found: Behaviour, expected: Behaviour) -> None:
         """Note in the row what of each kind is off most.

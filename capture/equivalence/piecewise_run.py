@@ -14,9 +14,19 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError
 from ...core.graph.graph import Boundary
+from ...core.graph.tensors import TensorSpec
 from ..observation.interception import AccessWatch
 from ..observation.preserve import save_random_state
 from ..program.program import storage_key
+
+
+def _check_shapes(values: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    for value, spec in zip(values, specs, strict=True):
+        if tuple(value.shape) != spec.shape:
+            raise CaptureError(
+                f"the shape of {spec.name!r} depends on data: {spec.shape} on the sample, "
+                f"{tuple(value.shape)} on other inputs"
+            )
 
 
 class PiecewiseRun:
@@ -43,6 +53,7 @@ class PiecewiseRun:
         values: list[Any] = self._flat
         if self._sent:
             specs = self._boundaries[len(self._sent) - 1].tensors
+            _check_shapes(self._sent[-1], specs)
             self._received.append(
                 [
                     value.detach().requires_grad_(spec.requires_grad)

@@ -115,11 +115,16 @@ def _replace_checkpoint(replacement: Callable[..., Any]) -> Any:
 
 @contextmanager
 def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``seen(function, options)`` at every checkpoint, which then proceeds as usual."""
+    """Call ``seen(function, options)`` at every checkpoint; reentrant ones become plain calls.
+
+    A reentrant checkpoint runs without gradients, which hides custom autograd functions inside.
+    """
 
     def watch(function: Any, *args: Any, **kwargs: Any) -> Any:
         seen(function, {key: kwargs[key] for key in _CHECKPOINT_OPTIONS if key in kwargs})
-        return _CHECKPOINT(function, *args, **kwargs)
+        if kwargs.get("use_reentrant") is False:
+            return _CHECKPOINT(function, *args, **kwargs)
+        return call_plainly(function, *args, **kwargs)
 
     with _replace_checkpoint(watch):
         yield
@@ -128,13 +133,14 @@ def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[N
 @contextmanager
 def disable_checkpoints() -> Iterator[None]:
     """Replace every checkpoint by a plain call."""
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {key: value for key, value in kwargs.items() if key not in _CHECKPOINT_OPTIONS}
-        return function(*args, **given)
-
-    with _replace_checkpoint(call):
+    with _replace_checkpoint(call_plainly):
         yield
+
+
+def call_plainly(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the function of a checkpoint, without the checkpoint."""
+    given = {key: value for key, value in kwargs.items() if key not in _CHECKPOINT_OPTIONS}
+    return function(*args, **given)
 
 
 @contextmanager

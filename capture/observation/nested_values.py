@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,31 @@ def insert_tensors(value: Any, items: list[Any]) -> Any:
     if isinstance(value, CONSTANTS):
         return value
     return _rebuilt(value, lambda item: insert_tensors(item, items))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to every tensor of a nest, those in data classes included.
+
+    Unlike with torch's pytree, data classes need not be registered for that.
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if not list_tensors(value):
+        return value
+    return _put_together(value, lambda item: map_tensors(function, item))
+
+
+def replace_tensors(value: Any, tensors: Iterable[Tensor]) -> Any:
+    """Return a nest with its tensors replaced by others, in order."""
+    remaining = iter(tensors)
+    return map_tensors(lambda _: next(remaining), value)
+
+
+def list_tensors(value: Any) -> list[Tensor]:
+    """Return every tensor of a nest, in order; those in data classes included."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for _, _, item in _items(value) for tensor in list_tensors(item)]
 
 
 def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.Node | None:

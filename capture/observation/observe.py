@@ -95,12 +95,12 @@ class ForwardObservation:
         functions: Custom autograd functions by class, with the modules that apply them.
         checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
             checkpoints.
+        recomputed: Modules that recompute, or are recomputed by their parent.
         changed: Attributes that the forward changed, by path and name.
         stateful: Names of the state in Python that modules change in every call, by their paths.
         references: Parameters and buffers that a module's calls read although they are not its
             own, by name, with whether the calls changed them.
         globals: Global variables that the forward changed.
-        remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
     calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
@@ -109,11 +109,11 @@ class ForwardObservation:
     mode_readers: set[str] = field(default_factory=set)
     functions: dict[type, set[str]] = field(default_factory=dict)
     checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recomputed: set[str] = field(default_factory=set)
     changed: dict[tuple[str, str], AttributeChange] = field(default_factory=dict)
     stateful: dict[str, str] = field(default_factory=dict)
     references: dict[nn.Module, dict[str, bool]] = field(default_factory=dict)
     globals: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
 
     def blame(self, path: str, reason: str) -> None:
         """Record why a module must be opaque; the first reason counts."""
@@ -137,6 +137,8 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
     for path, module in model.named_modules():
         if path and any(getattr(module, table) for table in HOOKS):
             found.blame(path, "has hooks, which run around it")
+        if path and isinstance(module, torch.jit.ScriptModule):
+            found.blame(path, "is a ScriptModule, which runs without Python")
     _iterators(model, found)
     # Before anything runs: an iterator that cannot be copied must not be advanced.
     watch, globals_before = _ForwardWatcher(found, model), read_globals(model)
@@ -233,16 +235,19 @@ class _ForwardWatcher:
         here = self.stack[-1] if self.stack else None
         own = here is not None and here.module is target
         paths = {id(module): name for name, module in self.stack[0].module.named_modules()}
+        # Recomputation changes no result, so the module is only suspected: it becomes opaque if
+        # the traced model turns out different, as where a reentrant checkpoint loses gradients.
         if target is not None and not own and paths.get(id(target)):
-            self._found.checkpointed[paths[id(target)]] = options
-            self._found.blame(paths[id(target)], "is recomputed in its backward (checkpoint)")
-        elif here is not None and here.path:
-            self._found.blame(here.path, "recomputes in its backward (checkpoint)")
+            path = paths[id(target)]
+            # A reentrant checkpoint allows no gradients of inputs and weights apart, which
+            # profiles and zero-bubble schedules take.
+            self._found.checkpointed[path] = options | {"use_reentrant": False}
+            self._found.suspects.setdefault(path, "is recomputed in its backward (checkpoint)")
         else:
-            self._found.remarks.append(
-                "activation checkpointing in the model's own forward is not kept; let the planner "
-                "recompute instead"
-            )
+            path = here.path if here is not None else ""
+            if path:
+                self._found.suspects.setdefault(path, "recomputes in its backward (checkpoint)")
+        self._found.recomputed.add(path)
 
 
 def checkpointed_module(function: Any) -> nn.Module | None:

@@ -69,11 +69,13 @@ def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterato
 
 def _save_attributes(model: nn.Module, later: Later) -> None:
     """Save every module's attributes, including its mode, and the contents of its tables."""
-    for module in model.modules():
+    # The attributes of a ScriptModule are held by TorchScript, out of Python's reach.
+    modules = [each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)]
+    for module in modules:
         for name in TABLES:
             table = getattr(module, name)
             later(_restore_table, table, type(table)(table))
-    for module in model.modules():
+    for module in modules:
         later(_restore_table, vars(module), dict(vars(module)))
 
 
@@ -163,6 +165,17 @@ def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
             return copy.deepcopy(iterator)
         except Exception:  # noqa: BLE001 - whatever it holds may refuse in its own way
             return None
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Copy a module with its parameters and buffers; shared ones stay shared."""
+    # With gradients on, the copied parameters of a ScriptModule would be results of an operation,
+    # whose .grad stays empty.
+    with torch.no_grad():
+        made = copy.deepcopy(module)
+    for original, copy_of in zip(module.parameters(), made.parameters(), strict=True):
+        copy_of.requires_grad_(original.requires_grad)
+    return made
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from ..observation.interception import replace_attribute
 from ..observation.nested_values import extract_tensors, keep_positions
 from ..observation.observe import TracingTarget
 from ..program.program import CALL, PATH, Program, is_inside
+from ..sample import CallStructure
 from ..serialize.operations import is_check
 from .data_checks import skip_data_checks
 from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, restore_opaque_calls
@@ -35,7 +36,6 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
     names the module and operation to blame.
     """
     model, structure, seen = subject.model, subject.structure, subject.seen
-    args, kwargs = structure.unflatten(subject.flat)
     functions = [
         function
         for function, paths in seen.functions.items()
@@ -49,11 +49,11 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
             replace_with_opaque_calls(
                 model, seen, {*opaque, *find_recurrent_modules(model, seen)}, functions
             ) as active,
-            flatten_output(model) as outputs,
+            flatten_call(model, structure) as outputs,
             skip_data_checks() as unchecked,
         ):
             warnings.simplefilter("ignore")
-            exported = _export(model, args, kwargs)
+            exported = _export(model, structure, subject.flat)
             module = exported.module()
     except Exception as error:
         raise _refusal(error, model) from error
@@ -69,7 +69,8 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
             node.meta[PATH], node.meta[CALL] = path, key
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     by_position, by_keyword = pytree.tree_unflatten(nodes, exported.call_spec.in_spec)
-    placeholders = {**dict(zip(structure.positional, by_position, strict=True)), **by_keyword}
+    positional = structure.names if structure.arguments else structure.positional
+    placeholders = {**dict(zip(positional, by_position, strict=True)), **by_keyword}
     program = Program(
         model=model,
         holder=module,
@@ -90,8 +91,12 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
     return program
 
 
-def _export(model: nn.Module, args: Any, kwargs: Any) -> torch.export.ExportedProgram:
+def _export(
+    model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
+) -> torch.export.ExportedProgram:
     """Export a model; if that fails, export the code that it runs when it is not compiled."""
+    # With nested arguments the model takes its tensors flat, see `flatten_call`.
+    args, kwargs = (flat, {}) if structure.arguments else structure.unflatten(flat)
     # Code that asks torch.compiler.is_compiling() often leaves out what export could trace very
     # well: transformers' LongT5 then makes no attention mask, and fails for the lack of it.
     with _watch_compile_flags(answer=None) as asked:
@@ -125,15 +130,19 @@ def _watch_compile_flags(answer: bool | None) -> Iterator[list[str]]:
 
 
 @contextmanager
-def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
-    """Make the model return a flat tuple of its output's tensors.
+def flatten_call(model: nn.Module, structure: CallStructure) -> Iterator[list[Any]]:
+    """Make the model return a flat tuple of its output's tensors, and take flat tensors if nested.
 
     Yields a list to which each call appends its output, with a `TensorPosition` for each tensor.
     """
-    # torch.export rejects outputs of classes that are not registered with pytree, such as the
-    # dataclasses of user code.
+    # torch.export rejects inputs and outputs of classes that are not registered with pytree, such
+    # as the dataclasses of user code.
     written = model.forward
     forms: list[Any] = []
+
+    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+        args, kwargs = structure.unflatten(tensors)
+        return forward(*args, **kwargs)
 
     @functools.wraps(written)
     def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -141,7 +150,7 @@ def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
         forms.append(extract_tensors(written(*args, **kwargs), found))
         return tuple(found)
 
-    with replace_attribute(model, "forward", forward):
+    with replace_attribute(model, "forward", flat if structure.arguments else forward):
         yield forms
 
 

@@ -104,7 +104,7 @@ def replace_with_opaque_calls(
             stack.enter_context(disable_checkpoints())
             for path in opaque:
                 module = model.get_submodule(path)
-                stack.enter_context(_replaced_module(module, path, seen, active))
+                stack.enter_context(_replaced_module(model, module, path, seen, active))
             for function in functions:
                 stack.enter_context(_replaced_function(function, active))
             yield active
@@ -114,7 +114,7 @@ def replace_with_opaque_calls(
 
 @contextmanager
 def _replaced_module(
-    module: nn.Module, path: str, seen: ForwardObservation, active: OpaqueCalls
+    model: nn.Module, module: nn.Module, path: str, seen: ForwardObservation, active: OpaqueCalls
 ) -> Iterator[None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         number = active.numbers[path]
@@ -140,10 +140,24 @@ def _replaced_module(
         return active.stand(entry, tensors)
 
     with ExitStack() as replaced:
+        if isinstance(module, torch.jit.ScriptModule):
+            # Its attributes cannot be replaced, and export rejects its parameters.
+            module = _exchange(model, module, replaced)
         for name in HOOKS:
             replaced.enter_context(replace_attribute(module, name, OrderedDict()))
         replaced.enter_context(replace_attribute(module, "forward", forward))
         yield
+
+
+def _exchange(model: nn.Module, module: nn.Module, replaced: ExitStack) -> nn.Module:
+    """Put an empty module in the place of another wherever the model holds it, until the end."""
+    empty = nn.Module()
+    for parent in list(model.modules()):
+        children = [] if isinstance(parent, torch.jit.ScriptModule) else parent._modules.items()
+        for name in [name for name, child in children if child is module]:
+            replaced.callback(parent._modules.__setitem__, name, module)
+            parent._modules[name] = empty
+    return empty
 
 
 @contextmanager

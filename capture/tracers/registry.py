@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ...core.errors import CaptureError, InvalidInput
 from ..captured import Captured
@@ -13,7 +13,8 @@ from ..observation.observe import ForwardObservation, TracingTarget, explain_fun
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
-from ..program.program import Program
+from ..program.program import Program, tensors_of, value_of
+from ..sample import tensor_spec
 from .attention import erase_copies_behind_attention, restore_causal_attention
 from .export import trace_with_export
 from .frontier import keep_outermost
@@ -82,4 +83,7 @@ def build_captured(program: Program, seen: ForwardObservation) -> Captured:
         raise CaptureError(f"forward changes the global variable {seen.globals[0]}")
     program.frozen_modules = frozenset(m for m in program.model.modules() if not m.training)
     layers = assign_layers(program)
+    for node in program.flat_outputs:
+        for tensor in tensors_of(value_of(node)) if isinstance(node, fx.Node) else ():
+            tensor_spec(node.name, tensor)  # raises for a shape that depends on data
     return Captured(program, layers, find_cuts(program, layers))

@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError, first_line
 from ..observation.observe import TracingTarget
 from ..observation.preserve import get_random_state, preserve_model
 from ..program.program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
+from ..sample import CallStructure
 from .export import silence_loggers
 
 
@@ -40,7 +41,7 @@ def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Progr
 def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     """Trace symbolically, with ``torch.nn`` modules and the opaque ones as leaves."""
     model = subject.model
-    tracer = _Tracer()
+    tracer = _Tracer(subject.structure)
     tracer.leaves = {id(model.get_submodule(path)) for path in opaque}
     given = set(subject.structure.names)
     parameters = inspect.signature(model.forward).parameters.values()
@@ -99,6 +100,21 @@ class _Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         self.has_branched = True  # fx raises a ValueError here, which forward may catch
         return super().to_bool(obj)
+
+    def __init__(self, structure: CallStructure) -> None:
+        super().__init__()
+        self._structure = structure
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        if not self._structure.arguments:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        # A nested argument is put together from one placeholder for each of its tensors.
+        names = self._structure.names
+        flat: Any = [self.create_proxy("placeholder", name, (), {}) for name in names]
+        args, kwargs = self._structure.unflatten(flat)
+        return (lambda: root_fn(self.root, *args, **kwargs)), []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) in self.leaves or super().is_leaf_module(m, module_qualified_name)
@@ -171,11 +187,17 @@ def _propagate(
     with warnings.catch_warnings(), silence_loggers("torch"), torch.no_grad():
         warnings.simplefilter("ignore")
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        recorder = _Recorder(module, values)
         try:
             fakes = [fake_mode.from_tensor(tensor) for tensor in given]
             with fake_mode, _fake_state(module, fake_mode):
-                _Recorder(module, values).run(*fakes)
-        except Exception:  # noqa: BLE001 - whatever it is, the real run shows it or does not
+                recorder.run(*fakes)
+        except Exception as error:
+            if isinstance(error, DynamicOutputShapeException) and not recorder.is_in_leaf:
+                # The real run would show a shape that holds for this sample only.
+                raise CaptureError(
+                    f"the shape of {recorder.current!r} depends on data", module=recorder.path
+                ) from error
             values.clear()
             recorder = _Recorder(module, values)
             try:
@@ -195,10 +217,11 @@ class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
         super().__init__(module)
         self._values = values
-        self.current = ""
+        self.current, self.path, self.is_in_leaf = "", "", False
 
     def run_node(self, n: fx.Node) -> Any:
-        self.current = path_of(n) or n.name
+        self.current, self.path = path_of(n) or n.name, path_of(n)
+        self.is_in_leaf = n.op == "call_module"
         value = super().run_node(n)
         if n.op != "output":
             self._values[n] = value
@@ -209,7 +232,10 @@ class _Recorder(fx.Interpreter):
 def _fake_state(module: nn.Module, fake_mode: FakeTensorMode) -> Iterator[None]:
     """Replace a module's parameters and buffers by fake tensors inside."""
     tables: list[dict[str, Any]] = [
-        table for child in module.modules() for table in (child._parameters, child._buffers)
+        table
+        for child in module.modules()
+        if not isinstance(child, torch.jit.ScriptModule)
+        for table in (child._parameters, child._buffers)
     ]
     saved = [(table, dict(table)) for table in tables]
     try:

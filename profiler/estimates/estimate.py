@@ -80,7 +80,7 @@ def estimate(
 
     Args:
         model: Any module `capture.capture.trace` accepts.
-        sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
+        sample: One micro-batch: an argument, a tuple (positional) or a dict of them (keywords).
         device: A name from the catalogue, such as ``H100``.
         precision: Of parameters, activations and products; bfloat16 on GPUs that have it,
             float16 on others, if not given.

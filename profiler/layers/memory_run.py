@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +36,8 @@ class PeakMemory(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         # A view or an in-place result shares an argument's storage: nothing was allocated.
-        given = {storage_key(tensor) for tensor in tensors_of((*args, *(kwargs or {}).values()))}
-        for tensor in tensors_of(result):
+        given = {storage_key(tensor) for tensor in _memory((*args, *(kwargs or {}).values()))}
+        for tensor in _memory(result):
             key = storage_key(tensor)
             if key not in given:
                 self._live[key] = Storage.of(tensor)
@@ -74,6 +74,15 @@ class PeakMemory(TorchDispatchMode):
             return 0
         torch.cuda.reset_peak_memory_stats(self._device)
         return torch.cuda.memory_allocated(self._device)
+
+
+def _memory(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a value that have memory: for a sparse one, its indices and values."""
+    for tensor in tensors_of(value):
+        if tensor.layout is torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())
+        else:
+            yield tensor
 
 
 @dataclass(frozen=True)

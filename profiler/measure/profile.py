@@ -58,7 +58,7 @@ def profile(
 
     Args:
         model: Any module `capture.capture.trace` accepts.
-        sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
+        sample: One micro-batch: an argument, a tuple (positional) or a dict of them (keywords).
         options: Device, threads, neighbours, precision, and time budget.
         loss_fn: ``loss_fn(output, target)``; if given, its cost is charged to the last stage.
         target: What the loss is taken against.

@@ -71,6 +71,7 @@ def assemble_rank(
     called with a description of what comes next, for error messages.
     """
     placement = WeightPlacement(pieces.captured.graph.parameters, plan.balance, schedule)
+    placement.check_gradients_dense(pieces.captured.program.model)
     whole = build_rank_module([*stages.values()]).to(device)
     groups = placement.broadcast_initial_values(whole, ranks)
     together = {each: GroupCollective(group) for each, group in groups.items()}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from ...capture.captured import Captured
+from ...capture.observation.nested_values import map_tensors
 from ...capture.sample import CallStructure, dtype_name
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
@@ -62,7 +62,7 @@ class BatchOutputs:
             output, weight = trim_padding(output, size, target.samples), target.samples / target.of
             target = target.target
         if self._device.type != "cpu":
-            target = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
+            target = map_tensors(lambda value: value.to(self._device), target)
         return as_scalar_loss(self._loss_fn(output, target)) * weight
 
     def reduce_loss(self, shares: Sequence[Tensor]) -> Tensor:
@@ -122,13 +122,6 @@ def as_scalar_loss(loss: Any) -> Tensor:
     return loss.reshape(())
 
 
-def to_call_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the call arguments for a batch: a tensor, a tuple, or a dict of keywords."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
-
-
 class BatchInputs:
     """The micro-batches of the arguments that a model is called with."""
 
@@ -146,13 +139,14 @@ class BatchInputs:
         return self.microbatch_size * self._plan.num_microbatches
 
     def microbatches(
-        self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[Tensor, ...]]:
         """Check the batch and return the flat inputs of every micro-batch, on the device."""
-        if len(args) == len(self._structure.names) + 1 and not kwargs:
+        names = self._structure.argument_names
+        if len(args) == len(names) + 1 and not kwargs:
             raise InvalidInput(
                 f"this model takes {count(len(args) - 1, 'input')} "
-                f"({', '.join(self._structure.names)}) but got {len(args)}; pass the target as "
+                f"({', '.join(names)}) but got {len(args)}; pass the target as "
                 "target="
             )
         flat = self._structure.flatten(args, kwargs)

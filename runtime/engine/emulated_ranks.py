@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...capture.observation.preserve import copy_module
 from ...capture.program.segment import Segment, get_constants
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
@@ -62,6 +62,7 @@ class EmulatedRanks:
         self._random: RandomStates = {}
         self._executors: list[Executor] = []
         placement = WeightPlacement(pieces.captured.graph.parameters, plan.balance, schedule)
+        placement.check_gradients_dense(pieces.captured.program.model)
         points = {ranks: SynchronisationPoint(len(ranks)) for ranks in placement.rank_sets()}
         # One per stage, not per set of ranks: calls are matched by their number, and a stage that
         # shares nothing makes none.
@@ -160,7 +161,9 @@ def _take_stages(pieces: CutModel, indices: Sequence[int], taken: set[int]) -> d
     stages = {index: pieces.stages[index] for index in indices}
     tensors = {id(tensor) for stage in stages.values() for tensor in _tensors(stage)}
     if tensors & taken or any(_runs_own_code(stage) for stage in stages.values()):
-        stages = copy.deepcopy(stages)  # all at once: weights tied within the rank stay tied
+        # All at once: weights tied within the rank stay tied.
+        copies: Any = copy_module(nn.ModuleList(stages.values()))
+        stages = dict(zip(stages, copies, strict=True))
     taken |= tensors
     return stages
 

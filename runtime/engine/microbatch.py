@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...capture.observation.nested_values import list_tensors, replace_tensors
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 
@@ -89,20 +90,17 @@ def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[
 
 def split_target(target: Any, num_microbatches: int) -> list[Any]:
     """Split a batch's target, a tensor or a nest of tensors, by micro-batch."""
-    leaves, spec = pytree.tree_flatten(target)
-    columns: list[Any] = []
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            columns.append([leaf] * num_microbatches)
-            continue
-        length = leaf.shape[0] if leaf.dim() else 0
+    columns = []
+    for tensor in list_tensors(target):
+        length = tensor.shape[0] if tensor.dim() else 0
         if not length or length % num_microbatches:
             raise InvalidInput(
-                f"a target of shape {tuple(leaf.shape)} does not divide into {num_microbatches} "
+                f"a target of shape {tuple(tensor.shape)} does not divide into {num_microbatches} "
                 "micro-batches along its first dimension; give one entry per sample"
             )
-        columns.append(torch.tensor_split(leaf, num_microbatches))
-    return [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
+        columns.append(torch.tensor_split(tensor, num_microbatches))
+    pieces = zip(*columns, strict=True) if columns else [()] * num_microbatches
+    return [replace_tensors(target, row) for row in pieces]
 
 
 def describe_shapes(value: Any) -> str:

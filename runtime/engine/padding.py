@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ...capture.observation.nested_values import list_tensors, map_tensors
 from ...core.errors import InvalidInput
 
 
@@ -33,10 +33,7 @@ def check_evaluation_mode(module: nn.Module) -> None:
 
 def count_samples(values: Any) -> int | None:
     """Return the first dimension of a nest's first tensor; `None` without such a tensor."""
-    for leaf in pytree.tree_leaves(values):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return len(leaf)
-    return None
+    return next((len(tensor) for tensor in list_tensors(values) if tensor.dim()), None)
 
 
 def pad_samples(values: Any, size: int) -> Any:
@@ -52,7 +49,7 @@ def pad_samples(values: Any, size: int) -> Any:
         # Not with zeros: token ids and masks of zeros may be invalid inputs.
         return torch.cat([tensor, tensor[-1:].expand(size - here, *tensor.shape[1:])])
 
-    return pytree.tree_map_only(Tensor, pad, values)
+    return map_tensors(pad, values)
 
 
 def trim_padding(values: Any, size: int, samples: int) -> Any:
@@ -66,7 +63,7 @@ def trim_padding(values: Any, size: int, samples: int) -> Any:
             )
         return tensor[:samples]
 
-    return values if samples == size else pytree.tree_map_only(Tensor, trim, values)
+    return values if samples == size else map_tensors(trim, values)
 
 
 def split_partial_target(
@@ -74,9 +71,7 @@ def split_partial_target(
 ) -> list[PartialTarget | None]:
     """Split a smaller batch's target by micro-batch; `None` for micro-batches of padding only."""
     samples = count_samples(target)
-    lengths = {
-        len(t) if t.dim() else 0 for t in pytree.tree_leaves(target) if isinstance(t, Tensor)
-    }
+    lengths = {len(t) if t.dim() else 0 for t in list_tensors(target)}
     if samples is None or lengths != {samples} or samples > num_microbatches * size:
         raise InvalidInput(
             f"a target with {sorted(lengths)} entries does not match at most "
@@ -85,6 +80,6 @@ def split_partial_target(
     found: list[PartialTarget | None] = []
     for first in range(0, num_microbatches * size, size):
         here = min(max(samples - first, 0), size)
-        part = pytree.tree_map_only(Tensor, itemgetter(slice(first, first + size)), target)
+        part = map_tensors(itemgetter(slice(first, first + size)), target)
         found.append(PartialTarget(part, here, samples) if here else None)
     return found

@@ -119,7 +119,7 @@ class InferencePipeline:
         The stream may be endless: batches are taken from it as results are consumed.
 
         Args:
-            batches: Each a tensor, a tuple of tensors, or a dict of keyword arguments.
+            batches: Each one argument, a tuple of them, or a dict of keyword arguments.
 
         Raises:
             Exception: The error of a stage; later batches are cancelled. Use `submit` to continue

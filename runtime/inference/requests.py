@@ -13,7 +13,6 @@ import torch
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ..engine.batch_io import to_call_arguments
 from ..partition.cut import CutModel
 from .batching import BatchSplit, BatchSplitter
 from .microbatch import InFlightMicrobatch, OrderedQueue, Values
@@ -105,7 +104,7 @@ class RequestDispatcher:
         waiting: deque[Future[Any]] = deque()
         try:
             for batch in batches:
-                waiting.append(self.submit(*to_call_arguments(batch)))
+                waiting.append(self.submit(*self._captured.structure.split_call(batch)))
                 while waiting and (waiting[0].done() or len(waiting) >= self._max_in_flight):
                     yield waiting.popleft().result()
             while waiting:

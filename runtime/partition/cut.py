@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from ...capture.capture import default_device, trace
 from ...capture.captured import Captured
+from ...capture.observation.nested_values import map_tensors
 from ...capture.program.segment import Segment, adopt_unused, get_references
 from ...capture.sample import CallStructure, check_module, dtype_name, synthetic_inputs
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
@@ -224,7 +224,7 @@ def _trace(model: nn.Module, sample: Any, recipe: str) -> Captured:
     if not is_on_meta(model):
         return trace(model, sample, check=False, recipe=recipe)
     with buffers_on_meta(model), torch.device("meta"):
-        sample = pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), sample)
+        sample = map_tensors(lambda tensor: tensor.to("meta"), sample)
         try:
             return trace(model, sample, check=False, recipe=recipe)
         except CaptureError as error:

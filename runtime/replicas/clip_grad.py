@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
+@torch.no_grad()
 def sum_of_squares(
     parameters: Iterable[Tensor], holders: Mapping[int, int], device: torch.device
 ) -> Tensor:
@@ -22,6 +23,8 @@ def sum_of_squares(
     for parameter in parameters:
         if parameter.grad is not None:
             gradient = _local(parameter.grad)
+            if gradient.layout is torch.sparse_coo:  # a row may occur several times until then
+                gradient = gradient.coalesce().values()
             # Squares of half precision would overflow long before the gradients do.
             is_half = gradient.dtype in (torch.float16, torch.bfloat16)
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_half else None)
@@ -29,6 +32,7 @@ def sum_of_squares(
     return squares
 
 
+@torch.no_grad()
 def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
     """Multiply the gradients of those parameters that have one."""
     for parameter in parameters:
@@ -43,4 +47,5 @@ def clipping_factor(norm: float, max_norm: float) -> float:
 
 def _local(gradient: Tensor) -> Tensor:
     """Return the part of a gradient on this rank: its shard, or all of it."""
-    return gradient.to_local().detach() if isinstance(gradient, DTensor) else gradient.detach()
+    # Without detach(): a sparse tensor changed in place does not change what it was detached from.
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

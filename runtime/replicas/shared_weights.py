@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...core.errors import InvalidInput
 from ...core.graph.graph import Parameter
 from ...core.plan.schedule import Schedule
 from ..ranks.process_groups import ProcessGroups, RankSet
@@ -32,6 +33,22 @@ class WeightPlacement:
         """Return all names of the weights that a stage uses and no other."""
         own = (record for record in self._records if self._stages_of(record) == (stage,))
         return {name for record in own for name in record.names}
+
+    def check_gradients_dense(self, model: nn.Module) -> None:
+        """Raise `InvalidInput` if several ranks hold a weight whose gradients are sparse."""
+        sparse = {
+            f"{path}.weight"
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        }
+        for record in self._records:
+            ranks = self._ranks_of(record)
+            if record.trainable and len(ranks) > 1 and sparse.intersection(record.names):
+                raise InvalidInput(
+                    f"the gradients of {record.names[0]!r} are sparse, and cannot be summed over "
+                    f"the {len(ranks)} ranks that hold it; build its embedding with sparse=False, "
+                    "or plan its stages without replicas and in one piece (--tied together)"
+                )
 
     def shared_weights(self, module: nn.Module) -> list[SharedWeight]:
         """Return a rank's weights that other ranks hold too, with frozen ones, last layers first.

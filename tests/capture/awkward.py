@@ -161,12 +161,13 @@ class LazyCache(Base):
 
 
 OPAQUE = [
-    PythonChance, TorchChance, Branch, Mixture, Checkpointed, CheckpointedReentrant, Counting,
-    Remembering, GradientHook,
+    PythonChance, TorchChance, Branch, Mixture, Counting, Remembering, GradientHook,
 ]  # fmt: skip
 """Called as written, and said to be."""
 
-TRACED = [Quantised, Reversed, LazyCache, DropPath, AlphaDropout]
+TRACED = [
+    Quantised, Reversed, LazyCache, DropPath, AlphaDropout, Checkpointed, CheckpointedReentrant,
+]  # fmt: skip
 """Traced like any other, in evaluation as a graph of its own where that differs."""
 
 
