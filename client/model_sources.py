@@ -19,6 +19,7 @@ from ..core.graph.tensors import Sample
 from ..core.models.families import ModelSpec
 from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
+from ..core.requests.model_input import is_shorthand, read_model
 from ..core.requests.presets import find_preset
 from ..core.requests.requests import FactoryCall
 from ..core.service.documents import Stored, StoredGraph, StoredProfile
@@ -50,8 +51,8 @@ STORED_ID = re.compile(r"(profile|graph)_(?:[0-9a-f]{24}|[0-9a-f]{32})")
 
 FORMS = (
     "an nn.Module with its sample, a Graph, a Profile or several, a family such as "
-    "{'family': 'gpt2'}, a published model's name, the id of a stored profile or graph, or the "
-    "path of a .pt2 or .json file"
+    "{'family': 'gpt2'}, a Hugging Face config as a mapping, a published model's name, the id of a "
+    "stored profile or graph, or the path of a .pt2 or .json file"
 )
 
 
@@ -76,6 +77,9 @@ def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upl
             return found
         return {**found, "sample": found["sample"] if sample is None else _sample(sample)}
     if isinstance(model, Mapping):
+        if is_shorthand(dict(model)):  # read here: services of earlier releases know families only
+            spec: Any = read_model(dict(model))
+            return {"model": to_json_value(spec), "sample": _sample(sample or default_sample(spec))}
         if "family" not in model:
             raise InvalidInput(f"the mapping has no 'family'; give {FORMS}", field="/model")
         return drop_none(model=dict(model), sample=_sample(sample))

@@ -28,6 +28,9 @@ from .threads import in_busy_thread
 
 API = "/v1/"
 
+ARCHIVES = ("application/octet-stream", "application/zip")
+"""Media types accepted for a ``.pt2`` file."""
+
 
 class StrictRequest(Request):
     """Request whose ``json`` is parsed strictly, with at most 200 levels, and validated.

@@ -12,7 +12,7 @@ from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.tensors import Sample
-from ...core.models.families import ModelSpec
+from ...core.requests.model_input import ModelInput, expand_model
 from ...core.requests.requests import FactoryCall, MeasureRequest, ProfilingOptions
 from ..planning.requests import PlanRequest, check_model
 from .messages import CPU, CUDA
@@ -24,7 +24,8 @@ class ProfileJobRequest(Record):
     """Request to measure a model on a worker.
 
     Attributes:
-        model: A family and its configuration.
+        model: A family and its configuration, the name of a published model, or a Hugging Face
+            ``config.json``.
         sample: The inputs of one of its micro-batches.
         graph: Instead, a captured model, which carries its own sample.
         graph_id: A graph the service has stored.
@@ -33,13 +34,18 @@ class ProfileJobRequest(Record):
         device_kind: The kind of GPU it has to be, such as ``H200``; any if not given.
     """
 
-    model: ModelSpec | None = None
+    model: ModelInput | None = None
     sample: Sample | None = None
     graph: Graph | None = None
     graph_id: str | None = Field(None, max_length=80)
     factory: FactoryCall | None = None
     profiling: ProfilingOptions | None = None
     device_kind: str | None = Field(None, pattern=r"^[\w.+-]{1,40}$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return expand_model(data)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -14,6 +14,7 @@ from ...core.units import format_bytes
 from ..auth.access import is_open
 from ..http.fair_shares import FairShares, Share
 from ..http.problems import RETRY_AFTER_S, Problem
+from ..http.strict_requests import ARCHIVES
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""
@@ -38,6 +39,12 @@ MAX_SLOT_S = 0.25
 
 Count = Callable[[int], None]
 """Counts bytes of a body, or raises the refusal."""
+
+
+WITHOUT_WEIGHTS = (
+    " Of a .pt2 file only the program is read: leave out its weights, constants and sample inputs, "
+    "zip -d model.pt2 '*/data/*', and send what is left. The Python client does that by itself."
+)
 
 
 class LoadLimits:
@@ -99,10 +106,10 @@ class LoadLimits:
         announced = _announced_bytes(headers)
         expects_continue = headers.get("expect", "").lower() == "100-continue"
         if announced > max_bytes and (expects_continue or announced > self._max_read_bytes):
-            raise _too_large(max_bytes)
+            raise _too_large(max_bytes, headers)
         try:
             async with asyncio.timeout(self._max_body_s):
-                return await self._receive_body(receive, max_bytes, count)
+                return await self._receive_body(receive, max_bytes, count, headers)
         except TimeoutError:
             raise Problem(
                 408,
@@ -111,7 +118,9 @@ class LoadLimits:
                 headers={"Connection": "close"},
             ) from None
 
-    async def _receive_body(self, receive: Receive, max_bytes: int, count: Count) -> bytes:
+    async def _receive_body(
+        self, receive: Receive, max_bytes: int, count: Count, headers: Headers
+    ) -> bytes:
         # The bytes that arrive are counted, whatever Content-Length says. An overlong body is read
         # on and discarded: clients send all of it before they read the answer, and closing the
         # connection earlier resets it, so that they would never learn the reason.
@@ -130,15 +139,19 @@ class LoadLimits:
                 count(len(chunk))
                 body += chunk
         if num_read > max_bytes:
-            raise _too_large(max_bytes)
+            raise _too_large(max_bytes, headers)
         return bytes(body)
 
 
-def _too_large(max_bytes: int) -> Problem:
+def _too_large(max_bytes: int, headers: Headers) -> Problem:
+    announced = _announced_bytes(headers)
+    size = f"; this one has {format_bytes(announced)}" if announced else ""
+    is_archive = headers.get("content-type", "").partition(";")[0].strip().lower() in ARCHIVES
     return Problem(
         413,
         "body-too-large",
-        f"A request body may have at most {format_bytes(max_bytes)} ({max_bytes} bytes).",
+        f"A request body may have at most {format_bytes(max_bytes)} ({max_bytes} bytes){size}."
+        + (WITHOUT_WEIGHTS if is_archive else ""),
         headers={"Connection": "close"},
     )
 

@@ -16,10 +16,10 @@ from ...core.document import Record, json_digest
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.tensors import ELEMENT_SIZE_BYTES, MAX_SAMPLE_BYTES, Sample
-from ...core.models.families import ModelSpec
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.profile.scale import get_microbatch_size
+from ...core.requests.model_input import ModelInput, expand_model
 from ...core.requests.requests import (
     EstimateOptions,
     EstimateRequest,
@@ -95,7 +95,9 @@ class PlanRequest(Record):
         profiles: Profiles of one model at several micro-batch sizes, with a ``batch_size`` among
             the options: the plan chooses the size, too.
         profile_id: A profile stored in this service.
-        model: A family and its configuration, to be estimated or measured by the service.
+        model: A family and its configuration, to be estimated or measured by the service; or the
+            name of a published model such as ``gpt2-xl``, or a Hugging Face ``config.json``, which
+            are estimated unless there is ``profiling``.
         graph: A captured model, as ``stagewright capture`` writes it: operations and shapes,
             without weights or code. It is estimated, or with ``profiling`` measured with random
             weights.
@@ -114,7 +116,7 @@ class PlanRequest(Record):
     profile: Profile | None = None
     profiles: tuple[Profile, ...] | None = Field(None, min_length=1, max_length=12)
     profile_id: str | None = Field(None, max_length=80)
-    model: ModelSpec | None = None
+    model: ModelInput | None = None
     graph: Graph | None = None
     graph_id: str | None = Field(None, max_length=80)
     factory: FactoryCall | None = None
@@ -124,6 +126,14 @@ class PlanRequest(Record):
     cluster: ClusterInput
     options: PlanOptions = PlanOptions()
     deadline_s: float | None = Field(None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        found = expand_model(data)
+        if found is data or found.get("estimate") is not None or found.get("profiling") is not None:
+            return found
+        return {**found, "estimate": {}}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

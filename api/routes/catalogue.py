@@ -132,9 +132,10 @@ def _tiers(registered: Factories, scheduler: str) -> tuple[Tier, ...]:
     torch = "" if has_torch else "torch is not installed on this server"
     factories = "" if registered else "none is registered (factories_file)"
     pt2 = "an exported program, of which its JSON is read"
+    model = "a family and its configuration, a published model's name, or a config.json"
     tiers: tuple[tuple[str, str, CodeOf, str], ...] = (
         ("profile", "numbers, inline or by profile_id", "nobody", ""),
-        ("model", "a family and its configuration", "this release's own families", torch),
+        ("model", model, "this release's own families", torch),
         ("graph", "operations and shapes, inline or by graph_id", "nobody", torch),
         ("POST /v1/graphs", pt2, "nobody", ""),
         ("factory", "a registered name and its arguments", "the administrator's", factories),

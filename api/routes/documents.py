@@ -17,6 +17,7 @@ from ...core.service.documents import GraphList, ProfileList, StoredGraph, Store
 from ..auth.access import CurrentPrincipal
 from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
 from ..http.pagination import Cursor, Limit, blame_parameter
+from ..http.strict_requests import ARCHIVES
 from ..model_sources.pt2_upload import ProgramReader
 from ..planning.exports import ProfileFormat, profile_text
 from ..planning.service import Planning
@@ -32,9 +33,6 @@ from .dependencies import (
     from_state,
     strict_router,
 )
-
-ARCHIVES = ("application/octet-stream", "application/zip")
-"""Media types accepted for a ``.pt2`` file."""
 
 PT2_BODY = {
     "requestBody": {

@@ -120,11 +120,11 @@ class Heavy:
         return "" if found["status"] == "planned" else str(found)
 
     def _timeline(self) -> str:
-        found = ask(self._server, self._token, f"/v1/plans/{self._drawn}/timeline")
+        found = ask(self._server, self._token, f"/v1/plans/{self._drawn}?format=timeline")
         return "" if len(found["events"]) >= DRAWN_ACTIONS else f"{len(found['events'])} events"
 
     def _trace(self) -> str:
-        path = f"/v1/plans/{self._drawn}/export?format=chrome_trace"
+        path = f"/v1/plans/{self._drawn}?format=chrome_trace"
         events = ask(self._server, self._token, path)["traceEvents"]
         return "" if len(events) >= DRAWN_ACTIONS else f"{len(events)} events"
 

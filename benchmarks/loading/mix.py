@@ -150,7 +150,7 @@ async def get_profile(connection: Connection, book: Book) -> None:
 
 async def schedule(connection: Connection, book: Book) -> None:
     made = book.random.choice(book.made)
-    answer = await connection.ask("GET", f"/v1/plans/{made.id}/schedule")
+    answer = await connection.ask("GET", f"/v1/plans/{made.id}?format=schedule")
     if made.step_time_s is not None:
         expect(answer, 200, "a schedule")
 

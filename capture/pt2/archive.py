@@ -79,6 +79,8 @@ def is_plain_name(name: str) -> bool:
 
 def _find_program(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     found = [entry for entry in archive.infolist() if PROGRAM_MEMBER.fullmatch(entry.filename)]
+    if not found and (other := _describe_other([entry.filename for entry in archive.infolist()])):
+        raise InvalidInput(f"this is {other}")
     if len(found) != 1:
         raise InvalidInput(
             f"the archive holds {len(found)} programs (members models/<name>.json), not one; "
@@ -97,6 +99,22 @@ def _find_program(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
             f"{MAX_COMPRESSION_RATIO} times the compressed size"
         )
     return entry
+
+
+def _describe_other(names: list[str]) -> str:
+    """Describe an archive that another function of torch wrote, with the way out; "" if none."""
+    export = "torch.export.save(torch.export.export(module, inputs), 'model.pt2')"
+    inner = {name.partition("/")[2] for name in names}
+    if any(name.startswith("code/") for name in inner):  # beside them data.pkl, as of torch.save
+        return (
+            "a TorchScript file (torch.jit.save), whose program is code; export the module that "
+            f"was scripted or traced instead: {export}"
+        )
+    if "data.pkl" in inner:
+        return (
+            f"a file of torch.save, which has weights and no program; export the module: {export}"
+        )
+    return ""
 
 
 def _read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:

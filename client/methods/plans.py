@@ -43,7 +43,8 @@ def plan(
     Args:
         model: An ``nn.Module``, which is captured on this machine: its graph is sent, without
             weights or code. Or a `Graph`; one or several `Profile`; a family
-            (``{"family": "gpt2"}``) or the name of a published model; a stored profile or graph,
+            (``{"family": "gpt2"}``), a Hugging Face config (``config.to_dict()``) or the name of a
+            published model; a stored profile or graph,
             or its id; the path of a ``.pt2`` file, or of a ``.json`` with a graph or profile. If
             the service accepts them, a `FactoryCall`.
         sample: For a module, the inputs of one micro-batch: a tensor, a tuple or a dict. For a

@@ -111,7 +111,7 @@ FAMILIES: Mapping[str, Family] = {
         "image_size patch_size num_channels hidden_size intermediate_size num_hidden_layers "
         "num_attention_heads",
         # A config without labels stands for two (transformers.PretrainedConfig).
-        {"num_labels": lambda config: len(config.get("id2label") or (0, 1))},
+        {"num_labels": lambda config: len(_labels(config))},
         {"hidden_act": "gelu", "qkv_bias": True},
         _HIDDEN_DROPOUTS,
     ),
@@ -182,6 +182,13 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
     if "num_key_value_heads" in values:
         return {"head_dim": values["hidden_size"] // max(values["num_attention_heads"], 1)}
     return {}
+
+
+def _labels(config: Mapping[str, Any]) -> Mapping[str, str]:
+    found = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if not isinstance(found, Mapping):
+        raise _refusal("id2label", f"is {_shown(found)}, which is no object")
+    return found
 
 
 def _shown(value: object) -> str:

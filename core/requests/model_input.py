@@ -35,9 +35,11 @@ def read_model(model: object) -> object:
         return _SPEC.validate_python(read_hugging_face_config(model))
     except ValidationError as error:
         first = error.errors()[0]
-        name = first["loc"][-1]
-        message = f"{name} of the Hugging Face config: {first['msg']}"
-        raise InvalidInput(message, field=f"/{name}") from None
+        # The last part is a key, or "config" where several keys do not go together.
+        *_, name = first["loc"]
+        place = "" if name == "config" else f"/{name}"
+        message = f"Hugging Face config{place}: {first['msg'].removeprefix('Value error, ')}"
+        raise InvalidInput(message, field=place) from None
 
 
 ModelInput = Annotated[

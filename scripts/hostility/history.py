@@ -31,7 +31,8 @@ def _others() -> Iterator[Attack]:
         ("GET", "/v1/profiles/{}", profile), ("GET", "/v1/profiles/{}?format=csv", profile),
         ("GET", "/v1/graphs/{}", graph), ("GET", "/v1/jobs/{}", job),
         ("GET", "/v1/jobs/{}/events", job), ("POST", "/v1/jobs/{}/cancel", job),
-        ("DELETE", "/v1/api-keys/{}", key),
+        ("DELETE", "/v1/api-keys/{}", key), ("DELETE", "/v1/plans/{}", plan),
+        ("DELETE", "/v1/profiles/{}", profile), ("DELETE", "/v1/graphs/{}", graph),
     ):  # fmt: skip
         yield Attack("project", f"{method} {path}", of(make, method, path), GONE, "no ")
     for field, make, rest in (

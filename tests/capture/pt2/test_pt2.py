@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import time
+import warnings
 import zipfile
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from stagewright.capture.capture import trace
 from stagewright.capture.pt2 import archive as archives
 from stagewright.capture.pt2.archive import read_program_json
 from stagewright.capture.pt2.graph import read_pt2
+from stagewright.client.model_sources import read_pt2_without_weights
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.graph import Graph
@@ -341,3 +343,18 @@ def test_no_mutant_is_anything_but_a_graph_or_refused():
     assert outcome.wrongs == []
     assert sum(outcome.counts.values()) == 150
     assert {how.rpartition(": ")[2] for how in outcome.counts} == {"is a graph", "is refused"}
+
+
+def test_files_of_other_functions_of_torch_are_named(tmp_path):
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    scripted, weights = tmp_path / "model.pt", tmp_path / "weights.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # releases that deprecate TorchScript say so
+        torch.jit.save(torch.jit.trace(module, torch.ones(2, 4)), scripted)
+    torch.save(module.state_dict(), weights)
+    for path, words in ((scripted, "a TorchScript file"), (weights, "a file of torch.save")):
+        # Also as the client sends it, without members of weights.
+        for content in (path.read_bytes(), read_pt2_without_weights(path)):
+            with pytest.raises(InvalidInput, match=words) as refused:
+                read_pt2(content)
+            assert "torch.export.save(torch.export.export(module, inputs)" in str(refused.value)

@@ -1,0 +1,75 @@
+"""Models over HTTP by a published name, or by a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stagewright.client.model_sources import describe_model
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.requests.requests import EstimateOptions, EstimateRequest
+from stagewright.profiler.estimates.worker import estimate
+
+CONFIG = {
+    "model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2,
+    "n_head": 2, "architectures": ["GPT2LMHeadModel"], "n_inner": None, "use_cache": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def estimating(make_client, child):
+    """A client whose service keeps what was to be estimated and answers a small model."""
+    request = EstimateRequest(
+        model={"family": "mlp"}, cluster=Cluster.parse("2xH100"), estimate=EstimateOptions()
+    )
+    text = estimate(request).model_dump_json()
+    return make_client(
+        estimate_command=child(f"import sys; sys.stdin.read(); sys.stdout.write({text!r})")
+    )
+
+
+@pytest.mark.parametrize("model", ["gpt2-xl", "GPT-3", CONFIG], ids=["name", "alias", "config"])
+def test_shorthand_is_estimated_as_the_client_asks_for_it(estimating, model):
+    short = estimating.post("/v1/plans", json={"model": model, "cluster": "2xH100"})
+    assert short.status_code == 201, short.text
+    said = describe_model(model)
+    body = {**said, "estimate": {}, "cluster": "2xH100"}
+    whole = estimating.post("/v1/plans", json=json.loads(json.dumps(body)))
+    assert whole.headers["Stagewright-Reused"] == "plan", "one request in two forms"
+    assert whole.json() == short.json()
+
+
+def test_a_published_model_has_the_tokens_of_its_training(estimating):
+    sample = describe_model("gpt3-175b")["sample"]
+    assert sample["inputs"]["input_ids"]["shape"] == [1, 2048]
+
+
+@pytest.mark.parametrize(
+    ("model", "pointer", "words"),
+    [
+        ("gpt2-x", "/model", "did you mean 'gpt2-xl'?"),
+        ("x" * 100_000, "/model", "unknown model"),
+        ({**CONFIG, "n_inner": 17}, "/model/n_inner", "is 17; built is 64"),
+        ({**CONFIG, "n_layer": 0}, "/model/n_layer", "greater than or equal to 1"),
+        ({"model_type": "mamba"}, "/model/model_type", "built are gpt2, llama"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/profile-jobs"])
+def test_what_is_not_known_is_refused_with_what_is(client, path, model, pointer, words):
+    body = {"model": model, **({"cluster": "2xH100"} if path == "/v1/plans" else {})}
+    answer = client.post(path, json=body)
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["errors"][0]
+    assert error["pointer"] == pointer
+    assert words in error["detail"]
+
+
+def test_shorthand_is_measured_where_profiling_is_asked_for(client):
+    body = {"model": CONFIG, "profiling": {"device": "cpu"}, "cluster": "2xcpu"}
+    with_job = client.post("/v1/plans", json=body, headers={"Prefer": "respond-async"})
+    assert with_job.status_code == 202, with_job.text
+    job = client.post("/v1/profile-jobs", json={"model": CONFIG, "profiling": {"device": "cpu"}})
+    assert job.status_code == 202, job.text
+    for made in (with_job, job):
+        client.post(f"/v1/jobs/{made.json()['id']}/cancel")

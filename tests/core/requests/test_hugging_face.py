@@ -1,0 +1,104 @@
+"""A Hugging Face ``config.json`` is the model that ``transformers`` builds of it, or is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from stagewright.core.errors import InvalidInput
+from stagewright.core.models.families import ModelSpec
+from stagewright.core.requests.hugging_face import FAMILIES, read_hugging_face_config
+from stagewright.core.requests.model_input import read_model
+
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 32},
+    "llama": {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "qwen2": {"hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": True}
+    | {"num_key_value_heads": 4},
+    "mixtral": {"hidden_size": 64, "num_attention_heads": 4, "num_local_experts": 3}
+    | {"num_key_value_heads": 2},
+    "bert": {"hidden_size": 48, "num_attention_heads": 4, "hidden_dropout_prob": 0.1},
+    "t5": {"d_model": 48, "d_kv": 8, "d_ff": 96, "num_layers": 3, "num_heads": 4},
+    "vit": {"hidden_size": 48, "num_attention_heads": 4, "image_size": 64},
+}
+COMMON = {"intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 128}
+
+
+def config_of(family: str, **changes: Any) -> dict[str, Any]:
+    """What ``transformers`` writes, with every default of its own."""
+    transformers = pytest.importorskip("transformers")
+    known = transformers.AutoConfig.for_model(family)
+    common = {name: value for name, value in COMMON.items() if hasattr(known, name)}
+    config = transformers.AutoConfig.for_model(family, **{**common, **SMALL[family], **changes})
+    found: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+    return found
+
+
+def shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(one.shape) for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_is_the_one_that_transformers_builds(family):
+    transformers = pytest.importorskip("transformers")
+    from stagewright.profiler.models.families import build_model
+
+    config = config_of(family)
+    spec = read_model(config)
+    theirs = getattr(transformers, FAMILIES[family].architecture)
+    with torch.device("meta"):
+        expected = theirs(type(transformers.AutoConfig.for_model(family)).from_dict(config))
+        assert shapes(build_model(spec)) == shapes(expected)
+    rates = {m.p for m in expected.modules() if isinstance(m, torch.nn.Dropout)} - {0.0}
+    assert not rates or getattr(spec.config, "dropout", 0.0) in rates
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "name"),
+    [
+        ("gpt2", {"n_inner": 100}, "n_inner"),
+        ("gpt2", {"attn_pdrop": 0.5}, "resid_pdrop"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("gpt2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("gpt2", {"n_layer": None}, "n_layer"),
+        ("gpt2", {"n_layer": True}, "n_layer"),
+        ("gpt2", {"n_layer": "12"}, "n_layer"),
+        ("gpt2", {"n_layer": 10**9}, "n_layer"),
+        ("gpt2", {"n_embd": 50}, ""),
+        ("gpt2", {"resid_pdrop": [0.1]}, "resid_pdrop"),
+        ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "architectures"),
+        ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"head_dim": 32}, "head_dim"),
+        ("llama", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
+        ("mixtral", {"sliding_window": 8}, "sliding_window"),
+        ("t5", {"feed_forward_proj": "gated-gelu"}, "feed_forward_proj"),
+        ("vit", {"qkv_bias": False}, "qkv_bias"),
+        ("vit", {"id2label": 7}, "id2label"),
+        ("bert", {"model_type": "mamba"}, "model_type"),
+        ("bert", {"model_type": ["bert"]}, "model_type"),
+        ("bert", {"x" * 500: 1}, "x" * 80),
+    ],
+)
+def test_what_would_be_another_model_is_refused_by_name(family, change, name):
+    with pytest.raises(InvalidInput, match="Hugging Face config") as refused:
+        read_model({**config_of(family), **change})
+    assert refused.value.field == (f"/{name}" if name else "")
+    assert "stagewright capture" in str(refused.value) or name in ("", "n_layer")
+
+
+def test_keys_that_change_nothing_may_say_anything():
+    config = config_of("llama", rope_theta=5e5) | {
+        "torch_dtype": "bfloat16",
+        "eos_token_id": [1, 2],
+    }
+    config |= {"architectures": ["LlamaForCausalLM"], "use_cache": True, "unknown_feature": False}
+    del config["num_key_value_heads"]
+    spec = TypeAdapter(ModelSpec).validate_python(read_hugging_face_config(config))
+    assert spec.config.num_key_value_heads == spec.config.num_attention_heads == 8
