@@ -79,7 +79,8 @@ def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upl
     if isinstance(model, Mapping):
         if is_shorthand(dict(model)):  # read here: services of earlier releases know families only
             spec: Any = read_model(dict(model))
-            return {"model": to_json_value(spec), "sample": _sample(sample or default_sample(spec))}
+            sample = default_sample(spec) if sample is None else sample
+            return {"model": to_json_value(spec), "sample": _sample(sample)}
         if "family" not in model:
             raise InvalidInput(f"the mapping has no 'family'; give {FORMS}", field="/model")
         return drop_none(model=dict(model), sample=_sample(sample))
