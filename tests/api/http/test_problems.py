@@ -71,7 +71,8 @@ FIELDS = [
     ("model.config.activation", 1, "/model/config/activation", "known are "),
     ("model.config.hidden_size", -1, "/model/config/hidden_size", "greater than"),
     ("model.mlp", 1, "/model/mlp", "unknown field 'mlp'"),
-    ("model", "mlp", "/model", "valid dictionary"),
+    ("model", "mlp", "/model", "unknown model 'mlp'"),
+    ("model", 7, "/model", "valid dictionary"),
     ("profiling.device", "tpu", "/profiling/device", "match"),
     ("options", {"num_microbatches": 0}, "/options/num_microbatches", "greater than"),
     ("optoins", {}, "/optoins", "unknown field 'optoins'; did you mean 'options'?"),
@@ -194,7 +195,7 @@ def test_what_is_not_there_is_a_problem(client, path):
     problem(client.get(path), 404)
 
 
-@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/plans"), ("DELETE", "/v1/plans/plan_0"),
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/plans"), ("PUT", "/v1/plans/plan_0"),
                                               ("POST", "/healthz"), ("TRACE", "/v1/plans"),
                                               ("BREW", "/v1/profiles")])  # fmt: skip
 def test_a_method_that_is_not_allowed_is_a_problem(client, method, path):
