@@ -299,6 +299,8 @@ def _copied(piece: nn.Module) -> nn.Module | None:
     """Return a deep copy; `None` if the piece must be of a model of its own, as in a process."""
     if getattr(piece, "_references", ()):  # references in closures are not copied
         return None
+    if any(isinstance(module, torch.jit.ScriptModule) for module in piece.modules()):
+        return None  # the parameters of its copy would be no leaves, and get no gradients
     try:
         return copy.deepcopy(piece)
     except RuntimeError:  # weights that a hook computes are no leaves
