@@ -1,10 +1,71 @@
-"""Shares of something limited: what each client holds of it, and all of them together."""
+"""Fair shares of what is limited: turns by project, and amounts that each client may hold."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+
+class FairTurns:
+    """Limit on what runs at once, with a queue for each project; belongs to one event loop.
+
+    Places are handed out round robin: a project that got one goes to the end of the line, and
+    inside a project the first to ask is the first served.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_held = 0
+        self.num_waiting = 0
+        # In the order of their turns; a project is listed while anything of it waits.
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def has_room(self) -> bool:
+        """Return True if a place would be had without waiting."""
+        return self._num_held < self._limit
+
+    @asynccontextmanager
+    async def place(self, project: str) -> AsyncIterator[None]:
+        """Wait for this project's turn, and hold a place for the duration of the block."""
+        turn = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(project, deque()).append(turn)
+        self.num_waiting += 1
+        self._hand_out()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # Cancelled after the place was handed over, but before this task could run again.
+            if turn.done() and not turn.cancelled():
+                self._give_back()
+            raise
+        finally:
+            self.num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def resize(self, limit: int) -> None:
+        """Change the number of places; those that are held beyond it are not taken away."""
+        self._limit = limit
+        self._hand_out()
+
+    def _give_back(self) -> None:
+        self._num_held -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._num_held < self._limit and self._queues:
+            project, queue = self._queues.popitem(last=False)
+            turn = queue.popleft()
+            if queue:
+                self._queues[project] = queue
+            if not turn.cancelled():
+                self._num_held += 1
+                turn.set_result(None)
 
 
 class FairShares:

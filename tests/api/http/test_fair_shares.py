@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stagewright.api.http.fair_turns import FairTurns
+from stagewright.api.http.fair_shares import FairTurns
 
 
 async def settle():
