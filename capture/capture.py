@@ -16,7 +16,7 @@ from torch import nn
 
 from ..core.errors import CaptureError, StagewrightError, first_line
 from ..core.graph.graph import Boundary, Graph
-from ..core.units import count
+from ..core.units import count, list_some
 from .captured import Captured, is_compatible
 from .equivalence.check import (
     IN_FLIGHT,
@@ -139,6 +139,13 @@ def _complete(
     program.structure = replace(case.structure, recipe=recipe.to_json())
     program.sample_ranges = get_integer_ranges(case.flat)
     program.notes += _explain_checkpoints(case.seen.recomputed, program.opaque)
+    program.losses = case.seen.losses
+    program.notes += case.seen.remarks
+    if program.losses:
+        program.notes.append(
+            f"forward leaves a number with a gradient in {list_some(program.losses, 3)}, as "
+            "auxiliary losses are left; declare it to the pipeline (aux_losses=)"
+        )
     captured.attempts = attempts
     if case.expected is not None:
         inputs = "different inputs" if case.expected.varied else "the same inputs"

@@ -16,6 +16,7 @@ from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from .batchnorm.running_statistics import BatchStatistics
 from .distributed import DistributedPipeline
+from .engine.aux_losses import AuxLosses
 from .engine.batch_io import LossFunction
 from .engine.stage import autocast_to
 from .meta_init.materialise import materialise_whole
@@ -39,6 +40,7 @@ def build(
     autocast: torch.dtype | None = None,
     keyed_dropout: int | None = None,
     batch_statistics: BatchStatistics = "microbatch",
+    aux_losses: AuxLosses | None = None,
     strategy: Strategy | Mapping[int, Strategy] | None = None,
     max_norm: float | None = None,
     accumulate: int = 1,
@@ -52,8 +54,7 @@ def build(
     Args:
         plan: Where to cut, and in which order to work.
         model: The model the plan was made for; on the meta device ranks allocate their stages only.
-        loss_fn: ``loss_fn(output, target)``, a mean: over each micro-batch in processes, over the
-            batch in one process.
+        loss_fn: ``loss_fn(output, target)``, a mean over a micro-batch; in one process, the batch.
         weights: Source of the values of a model on the meta device; a path is a checkpoint's.
         devices: This rank's device, or in one process one per stage; `None` for the model's.
         group: The ranks, in order; the default group if `None`.
@@ -61,6 +62,7 @@ def build(
         autocast: The dtype to autocast stages and loss to; weights and gradients keep theirs.
         keyed_dropout: See `DistributedPipeline`.
         batch_statistics: See `DistributedPipeline`.
+        aux_losses: See `DistributedPipeline`.
         strategy: See `DistributedPipeline`; replicas need processes.
         max_norm: See `Training`.
         accumulate: See `Training`.
@@ -70,17 +72,17 @@ def build(
         PlanMismatch: The plan is for another model or another number of ranks.
         InvalidInput: An argument is invalid, or torchrun's process group was not initialised.
     """
-    if isinstance(weights, str | Path):
-        weights = Weights(checkpoint=weights)
-    common = _Common(sample=sample, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics)
+    weights = Weights(checkpoint=weights) if isinstance(weights, str | Path) else weights
+    common = _Common(
+        sample=sample, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics,
+        aux_losses=aux_losses,
+    )  # fmt: skip
     loop = _Loop(max_norm=max_norm, accumulate=accumulate, loss_scale=loss_scale)
     chosen = _list_devices(devices)
     if not dist.is_initialized():
         _check_single_process(strategy)
         local = _build_local(model, plan, weights, chosen, autocast, common)
         return Training(local, loss_fn=loss_fn, autocast=autocast, **loop)
-    if len(chosen) > 1:
-        raise InvalidInput(f"a rank has one device, not {len(chosen)}; pass this rank's")
     pipeline = _build_distributed(
         model, plan, loss_fn, weights, chosen, group, strategy, autocast, common
     )
@@ -101,6 +103,7 @@ class _Common(TypedDict):
     sample: Any
     keyed_dropout: int | None
     batch_statistics: BatchStatistics
+    aux_losses: AuxLosses | None
 
 
 def _build_distributed(
@@ -114,6 +117,8 @@ def _build_distributed(
     autocast: torch.dtype | None,
     common: _Common,
 ) -> DistributedPipeline:
+    if len(devices) > 1:
+        raise InvalidInput(f"a rank has one device, not {len(devices)}; pass this rank's")
     return DistributedPipeline(
         model,
         plan,

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput, NonFinite
@@ -19,8 +20,9 @@ from ..core.rank_heartbeats import SILENCE_S
 from ..schedules.plan_schedule import schedule_of
 from .batchnorm.running_statistics import BatchStatistics, check_policy
 from .engine.assemble import assemble_rank
+from .engine.aux_losses import AuxLoss, AuxLosses, find_aux_losses
 from .engine.batch_comparison import BatchComparison
-from .engine.batch_io import BatchInputs, LossFunction
+from .engine.batch_io import BatchInputs, LossFunction, check_loss_function
 from .engine.executor import Observer
 from .engine.finite_check import FiniteCheck
 from .engine.microbatch import split_target
@@ -44,6 +46,7 @@ from .ranks.pipeline_rank import PipelineRank
 from .ranks.process_groups import check_initialised, check_world, choose_device
 from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
+from .replicas.sharded import check_whole_weights
 from .replicas.strategy import NonDefaultStrategy, Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule, check_stateful_layers
@@ -86,6 +89,9 @@ class DistributedPipeline(PipelineRank):
         keyed_dropout: A seed that makes dropout depend on the layer, step and micro-batch alone,
             and not on the plan (`engine.keyed_dropout`); `None` to draw masks as they come.
         batch_statistics: Policy for running statistics (`batchnorm.running_statistics`).
+        aux_losses: Attributes in which modules leave losses of a micro-batch in training mode
+            (`engine.aux_losses`). `step` differentiates them on their own stages and adds their
+            mean over micro-batches to the loss; `evaluate` leaves them out.
         strategy: What the replicas of a stage do, for all stages with several or by stage: sum
             gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
             `replicas.strategy.Strategy`. `None` follows the plan's stages.
@@ -118,6 +124,7 @@ class DistributedPipeline(PipelineRank):
         autocast: torch.dtype | None = None,
         keyed_dropout: int | None = None,
         batch_statistics: BatchStatistics = "microbatch",
+        aux_losses: AuxLosses | None = None,
         strategy: Strategy | Mapping[int, Strategy] | None = None,
         weights: Weights | None = None,
         check_finite: bool = True,
@@ -132,12 +139,7 @@ class DistributedPipeline(PipelineRank):
         # this one for alive.
         with ExitStack() as undo, self._detector.explain_errors():
             undo.callback(self.close)
-            check_module(model)
-            check_no_sync_batch_norm(model)
-            check_policy(batch_statistics)
-            check_runnable(plan, "processes")
-            if schedule is not None:
-                check_schedule(schedule, plan)
+            _check_arguments(model, plan, loss_fn, batch_statistics, schedule)
             self.schedule = schedule or schedule_of(plan)
             chosen = choose_strategies(plan, self.schedule, strategy)
             check_world(self.schedule, group)
@@ -152,14 +154,16 @@ class DistributedPipeline(PipelineRank):
             options = {
                 "autocast": autocast, "keyed_dropout": keyed_dropout, "strategy": strategy,
                 "batch_statistics": batch_statistics, "check_finite": check_finite,
-                "evaluates only": loss_fn is None,
+                "evaluates only": loss_fn is None, "aux_losses": aux_losses,
             }  # fmt: skip
             facts = list_facts(model, self.graph, plan, self.schedule, options)
             check_consistency(self._detector, facts, plan.content_id())
             self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
+            self._trains = loss_fn is not None and plan.schedule != "forward_only"
+            losses = find_aux_losses(pieces, aux_losses) if self._trains else []
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
-            self._assemble(pieces, chosen, loss_fn, batch_statistics)
+            self._assemble(pieces, chosen, loss_fn, batch_statistics, losses)
             self._snapshot = ModelSnapshot(pieces.captured)
             undo.pop_all()
 
@@ -169,8 +173,10 @@ class DistributedPipeline(PipelineRank):
         chosen: Mapping[int, NonDefaultStrategy],
         loss_fn: LossFunction | None,
         batch_statistics: BatchStatistics,
+        aux_losses: Sequence[Sequence[AuxLoss]],
     ) -> None:
         """Connect this rank's stages to those of the others."""
+        self._has_aux_losses = any(aux_losses)
         self._first = BatchInputs(self.plan, pieces.structure, self.device)
         assembled = assemble_rank(
             pieces,
@@ -183,6 +189,7 @@ class DistributedPipeline(PipelineRank):
             device=self.device,
             batch_statistics=batch_statistics,
             autocast=self.autocast,
+            aux_losses=aux_losses,
             set_activity=self._detector.set_activity,
         )
         self.module, self._holders = assembled.module, assembled.holders
@@ -212,7 +219,7 @@ class DistributedPipeline(PipelineRank):
             NonFinite: A loss or gradient is infinite or NaN, which arose on this rank.
             RankFailed: Another rank failed or stopped answering; the message names it.
         """
-        if not self._has_loss or self.plan.schedule == "forward_only":
+        if not self._trains:
             raise InvalidInput(
                 "this pipeline only evaluates; to train, create it with a loss_fn and a plan for "
                 "training"
@@ -221,6 +228,7 @@ class DistributedPipeline(PipelineRank):
         with self._detector.announce_errors():
             self._snapshot.check()
             inputs = self._inputs(args, kwargs)
+            self._check_no_input_gradients(args, kwargs)
             if self._has_last and target is None:
                 raise InvalidInput("the last stage computes the loss and needs target=")
             targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
@@ -238,11 +246,22 @@ class DistributedPipeline(PipelineRank):
                 sums_gradients=self._sums_gradients,
                 dropout_key=None if seed is None else (seed, self.steps),
             )
-            loss = self._last.reduce_loss(losses) if self._has_last else None
+            loss = self._reduce_loss(losses)
             self.steps += 1
             self._batches.compare(self.steps)
             self._raise_if_non_finite(inputs)
         return loss
+
+    def _reduce_loss(self, shares: Sequence[Tensor]) -> Tensor | None:
+        """Return the batch's mean loss on ranks of the last stage; called on every rank."""
+        if not self._has_aux_losses:
+            return self._last.reduce_loss(shares) if self._has_last else None
+        # Losses of a model's own modules arise on any rank, and in other dtypes than loss_fn's.
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for share in shares:
+            total += share
+        dist.all_reduce(total, group=self._group)
+        return total.to(shares[0].dtype) if self._has_last else None
 
     def _raise_if_non_finite(self, inputs: Sequence[Sequence[Tensor]]) -> None:
         check = self._executor.finite_check
@@ -382,6 +401,15 @@ class DistributedPipeline(PipelineRank):
         """Call ``observer`` with each action, its start and its end from now on."""
         self._executor.observer = observer
 
+    def _check_no_input_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                raise InvalidInput(
+                    f"an input of shape {tuple(leaf.shape)} requires a gradient, but a pipeline in "
+                    "processes computes those of weights alone; detach() the input, make it a "
+                    "parameter of the model, or use a Pipeline in one process"
+                )
+
     @property
     def _has_last(self) -> bool:
         return self.plan.num_stages - 1 in self.stages
@@ -393,3 +421,21 @@ class DistributedPipeline(PipelineRank):
         if 0 not in self.stages and not args and not kwargs:
             return []
         return self._first.microbatches(args, kwargs)
+
+
+def _check_arguments(
+    model: nn.Module,
+    plan: Plan,
+    loss_fn: LossFunction | None,
+    batch_statistics: BatchStatistics,
+    schedule: Schedule | None,
+) -> None:
+    check_module(model)
+    check_no_sync_batch_norm(model)
+    check_whole_weights(model)
+    if loss_fn is not None:
+        check_loss_function(loss_fn, model)
+    check_policy(batch_statistics)
+    check_runnable(plan, "processes")
+    if schedule is not None:
+        check_schedule(schedule, plan)

@@ -20,6 +20,7 @@ from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from .batchnorm.deferred import deferred_statistics
 from .batchnorm.running_statistics import BatchStatistics, check_policy, check_statistics_reachable
+from .engine.aux_losses import AuxLosses, AuxLossReader, find_aux_losses
 from .engine.keyed_dropout import keyed_dropout as keyed
 from .engine.microbatch import join_outputs, split_batch
 from .engine.stage import autocast_to
@@ -65,8 +66,12 @@ class Pipeline(nn.Module):
             micro-batch or, with ``deferred``, once per batch by the statistics of all of it.
         keyed_dropout: A seed that makes dropout depend on the layer, step and micro-batch alone,
             and not on the plan (`engine.keyed_dropout`); `None` to draw masks as they come.
+        aux_losses: Attributes in which modules leave losses (`engine.aux_losses`); add `aux_loss`
+            to the loss.
 
     Attributes:
+        aux_loss: Weighted sum of the auxiliary losses of the last batch, each a mean over its
+            micro-batches; 0 in evaluation mode.
         plan: As given.
         steps: Batches run in training mode, which keyed dropout follows; set it when resuming.
         accepts_loss_kwargs: False, which tells Hugging Face's ``Trainer`` to pass the batch alone
@@ -91,6 +96,7 @@ class Pipeline(nn.Module):
         checkpoint: CheckpointMode | None = None,
         batch_statistics: BatchStatistics = "microbatch",
         keyed_dropout: int | None = None,
+        aux_losses: AuxLosses | None = None,
     ) -> None:
         super().__init__()
         check_module(model)
@@ -122,6 +128,15 @@ class Pipeline(nn.Module):
         if self._deferred:
             check_statistics_reachable(pieces.captured.program, pieces.stages)
         self._dropout_seed = keyed_dropout
+        self._aux = [
+            AuxLossReader(stage, losses) if losses else None
+            for stage, losses in zip(
+                pieces.stages,
+                find_aux_losses(pieces, aux_losses),
+                strict=True,
+            )
+        ]
+        self.aux_loss = torch.zeros(())
         self.steps = 0
         self._devices = _place_stages(pieces, devices, model)
         self._streams = CopyStreams()
@@ -207,20 +222,26 @@ class Pipeline(nn.Module):
         with deferred_statistics(self) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
         self.steps += self.training
-        sizes = [len(batch[0]) for batch in batches]
-        return self._pieces.captured.unflatten_output(join_outputs(values, sizes))
+        joined = join_outputs(values, [len(batch[0]) for batch in batches])
+        count = len(self._pieces.captured.program.flat_outputs)
+        self.aux_loss = sum((loss.to(joined[0].device) for loss in joined[count:]), torch.zeros(()))
+        return self._pieces.captured.unflatten_output(joined[:count])
 
     def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
         recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         places = self._streams.stage_devices(self._devices)
         key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
         found: list[LocalStage] = []
-        for stage, place, mode in zip(self.stages, places, self._checkpoint, strict=True):
-            function = partial(_run_stage, stage, place.device, key if self.training else None)
+        for index, (stage, place, mode) in enumerate(
+            zip(self.stages, places, self._checkpoint, strict=True)
+        ):
+            aux = self._aux[index] if self.training else None
+            function = partial(_run_stage, stage, place.device, key if self.training else None, aux)
             if self._changes_input and not found:
                 function = partial(_run_on_copies, function)
             checkpointed = recomputed[mode] if self.training else 0
-            found.append(LocalStage(function, stage, place, checkpointed))
+            leaves = () if aux is None else (("aux_loss", index),)
+            found.append(LocalStage(function, stage, place, checkpointed, leaves=leaves))
         return found
 
     def train(self, mode: bool = True) -> Self:
@@ -301,10 +322,11 @@ def _run_stage(
     stage: Segment,
     device: torch.device | None,
     key: tuple[int, int] | None,
+    aux: AuxLossReader | None,
     microbatch: int,
     inputs: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    """Run a stage, with keyed dropout if there is a seed and step."""
+    """Run a stage, with keyed dropout if there is a seed and step; its own losses come last."""
     elsewhere = {
         name: parameter.to(device)
         for name, parameter in stage.named_parameters()
@@ -318,10 +340,15 @@ def _run_stage(
             )
         # A tied weight lives on its first stage's device. Copies for this call keep it a single
         # parameter, and autograd sends their gradients back to it.
-        if elsewhere:
-            result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, inputs)
-            return result
-        return tuple(stage(*inputs))
+        run = (
+            partial(torch.func.functional_call, stage, elsewhere, inputs)
+            if elsewhere
+            else partial(stage, *inputs)
+        )
+        if aux is None:
+            return tuple(run())
+        outputs, loss = aux.run(run)
+        return (*outputs, loss)
 
 
 def _run_on_copies(

@@ -15,7 +15,7 @@ from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors, map_tensors
 from ..core.errors import InvalidInput, NonFinite
 from .distributed import DistributedPipeline
-from .engine.batch_io import LossFunction, as_scalar_loss
+from .engine.batch_io import LossFunction, as_scalar_loss, check_loss_function
 from .engine.padding import check_evaluation_mode, count_samples, pad_samples, trim_padding
 from .engine.stage import autocast_to
 from .pipeline import Pipeline
@@ -205,6 +205,7 @@ def _make_runner(
     if isinstance(pipeline, Pipeline):
         if loss_fn is None:
             raise InvalidInput("a Pipeline has no loss function; pass loss_fn=")
+        check_loss_function(loss_fn, pipeline)
         return LocalRunner(pipeline, loss_fn, autocast)
     if loss_fn is not None or autocast is not None:
         raise InvalidInput(
@@ -232,6 +233,7 @@ class LocalRunner:
             raise InvalidInput("a training step needs target=")
         _, loss = self._run(args, kwargs, target)
         assert loss is not None
+        loss = loss + self.module.aux_loss.to(loss.device)
         value = float(loss.detach())
         if self.check_finite and loss_scale <= 1 and not math.isfinite(value):
             raise NonFinite(f"the loss is {value}; correct the data or lower the learning rate")
@@ -257,7 +259,7 @@ class LocalRunner:
 
     def gradient_norm(self) -> Tensor:
         """Return the gradients' norm; see `DistributedPipeline.gradient_norm`."""
-        return sum_of_squares(self.module.parameters(), {}, self.device).sqrt()
+        return sum_of_squares(self.module.parameters(), {}, self.device, sums_shards=True).sqrt()
 
     def _run(
         self,

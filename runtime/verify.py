@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.capture import default_device
-from ..capture.equivalence.check import relative_difference
+from ..capture.equivalence.check import compute_gradient_floor, relative_difference
 from ..capture.observation.nested_values import list_tensors, map_tensors, replace_tensors
 from ..capture.observation.preserve import copy_module, preserve_model
 from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
+from .engine.aux_losses import AuxLoss, AuxLosses, find_aux_losses
 from .engine.batch_io import BatchInputs, BatchOutputs, as_scalar_loss
 from .engine.emulated_ranks import EmulatedRanks
 from .engine.microbatch import split_target
@@ -40,7 +41,8 @@ class Verification:
     Attributes:
         loss: Relative difference of the mean loss.
         gradients: Relative difference of each parameter's gradient by name, the largest of all
-            ranks that hold it. Infinite if only one side has a gradient.
+            ranks that hold it; norms below `GRADIENT_FLOOR` of the largest gradient's count as
+            that much. Infinite if only one side has a gradient.
         buffers: Relative difference of each buffer by name, the largest of all ranks.
         missing: Names of the model that no stage holds.
         unknown: Names of stages that the model does not have.
@@ -78,6 +80,7 @@ def verify(
     loss_fn: LossFunction,
     *,
     dtype: torch.dtype | None = None,
+    aux_losses: AuxLosses | None = None,
 ) -> Verification:
     """Run one step of the model unsplit and one as planned, and compare them.
 
@@ -95,8 +98,8 @@ def verify(
         batch: A whole batch: one argument, a tuple of them, or a dict of keywords.
         target: A tensor or a nest of tensors, split like the batch.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch.
-        dtype: Dtype to convert both copies and floating inputs to; ``torch.float64`` separates
-            rounding from errors.
+        dtype: Dtype of both copies and floating inputs; ``torch.float64`` tells rounding apart.
+        aux_losses: See `DistributedPipeline`.
 
     Raises:
         InvalidInput: The batch is not the plan's, or the model has an ``nn.SyncBatchNorm``.
@@ -107,29 +110,28 @@ def verify(
     check_runnable(plan, "processes")
     schedule = schedule_of(plan)
     choose_strategies(plan, schedule, None)
-    whole, parts = copy_module(model), copy_module(model)
     trains = plan.schedule != "forward_only"
-    for copied in () if trains else (whole, parts):
-        copied.eval()
+    whole, parts = (_copy_model(model, dtype, trains=trains) for _ in range(2))
     if dtype is not None:
-        whole, parts, plan = whole.to(dtype), parts.to(dtype), _with_input_dtype(plan, dtype)
-        batch, target = _convert(batch, dtype), _convert(target, dtype)
+        plan, (batch, target) = _with_input_dtype(plan, dtype), _convert((batch, target), dtype)
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
     check_stateful_layers(pieces.captured.graph.layers, plan, schedule)
     outputs = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
-    ranks = EmulatedRanks(pieces, plan, schedule, loss=outputs.compute_loss_share, device=device)
+    losses = find_aux_losses(pieces, aux_losses) if trains else []
+    ranks = EmulatedRanks(
+        pieces, plan, schedule, loss=outputs.compute_loss_share, device=device, aux_losses=losses
+    )
     args, kwargs = pieces.structure.split_call(batch)
     inputs = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
     with preserve_model(model), torch.set_grad_enabled(trains):
-        unsplit_loss, random = _run_unsplit(
-            whole, pieces.structure, loss_fn, device, inputs, targets
-        )
+        loss_fn = _with_aux_losses(whole, loss_fn, losses)
+        expected, random = _run_unsplit(whole, pieces.structure, loss_fn, device, inputs, targets)
     with preserve_model(model), torch.enable_grad():
         loss = _run_emulated(ranks, inputs, targets, random, trains=trains)
-    return _compare(whole, ranks.modules, unsplit_loss, loss)
+    return _compare(whole, ranks.modules, expected, loss)
 
 
 def _run_emulated(
@@ -177,6 +179,27 @@ def _run_unsplit(
     return total, random
 
 
+def _copy_model(model: nn.Module, dtype: torch.dtype | None, *, trains: bool) -> nn.Module:
+    made = copy_module(model)
+    made = made if dtype is None else made.to(dtype)
+    return made if trains else made.eval()
+
+
+def _with_aux_losses(
+    model: nn.Module, loss_fn: LossFunction, losses: Sequence[Sequence[AuxLoss]]
+) -> LossFunction:
+    """Add to a loss what the unsplit model's modules left in their attributes."""
+    sources = [(model.get_submodule(a.path), a) for stage in losses for a in stage]
+
+    def whole_loss(output: Any, target: Any) -> Tensor:
+        loss = as_scalar_loss(loss_fn(output, target))
+        for module, aux in sources:
+            loss = loss + aux.weight * getattr(module, aux.name).reshape(())
+        return loss
+
+    return whole_loss
+
+
 def _explain_failure(error: Exception, activity: str) -> PlanMismatch:
     first = str(error).strip().partition("\n")[0]
     message = (
@@ -199,8 +222,9 @@ def _compare(
     wanted = set(whole.state_dict())
     parameters = [dict(rank.named_parameters(remove_duplicate=False)) for rank in ranks]
     buffers = [dict(rank.named_buffers(remove_duplicate=False)) for rank in ranks]
+    floor = compute_gradient_floor(p.grad for p in whole.parameters() if p.grad is not None)
     gradients = {
-        name: max((_difference(p.grad, expected.grad) for p in copies), default=0.0)
+        name: max((_difference(p.grad, expected.grad, floor) for p in copies), default=0.0)
         for name, expected, copies in _match_tensors(whole, parameters, "named_parameters")
         if expected.grad is not None or any(copy.grad is not None for copy in copies)
     }
@@ -232,10 +256,11 @@ def _match_tensors(
     ]
 
 
-def _difference(ours: Tensor | None, theirs: Tensor | None) -> float:
+def _difference(ours: Tensor | None, theirs: Tensor | None, floor: float) -> float:
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else math.inf
-    return relative_difference(ours.to_dense(), theirs.to_dense())  # some may be sparse
+    # Some may be sparse.
+    return relative_difference(ours.to_dense(), theirs.to_dense(), floor=floor)
 
 
 def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:

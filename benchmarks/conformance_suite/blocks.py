@@ -27,6 +27,23 @@ class Block(nn.Module):
         return y
 
 
+class Experts(nn.Module):
+    """Two experts mixed by a router, whose balance loss waits in an attribute."""
+
+    balance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 2)
+        self.first, self.second = Block(width), Block(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.router(x).softmax(-1)
+        self.balance = 2 * shares.mean(0).square().sum()
+        y: Tensor = shares[:, :1] * self.first(x) + shares[:, 1:] * self.second(x)
+        return y
+
+
 class Residual(nn.Module):
     """Convolution and BatchNorm twice, beside a way around."""
 

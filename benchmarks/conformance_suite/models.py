@@ -21,6 +21,7 @@ from conformance_suite.blocks import (
     Block,
     CrossBlock,
     Double,
+    Experts,
     Residual,
     Step,
     TransformerBlock,
@@ -46,6 +47,7 @@ class Model:
         batch: Inputs by position and the target of that many samples.
         loss: Mean over the samples of what the model returned.
         cuts: Seven modules; eight stages begin at the model's start and at these.
+        aux_losses: Patterns and weights of attributes that hold further losses.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Model:
     batch: Callable[[int], tuple[tuple[Any, ...], Tensor]]
     loss: Callable[[Any, Tensor], Tensor]
     cuts: tuple[str, ...]
+    aux_losses: tuple[tuple[str, float], ...] = ()
 
     def cuts_into(self, num_stages: int) -> tuple[str, ...]:
         """Return the modules that the second and later of so many stages begin with."""
@@ -364,6 +367,19 @@ class GradientCheckpointing(nn.Module):
         return x
 
 
+class AttributeLosses(nn.Module):
+    """A mixture of experts in every block, each with a balance loss as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Experts(WIDTH) for _ in range(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def rows(width: int = WIDTH, *, target: int = WIDTH) -> Callable[[int], Any]:
     """Random vectors, and others to reach."""
     return lambda count: (
@@ -463,4 +479,6 @@ MODELS = (
           squares, numbered("blocks", 7)),
     Model("gradient checkpointing", "activation checkpoints in the model itself",
           GradientCheckpointing, rows(), squares, numbered("blocks", 7)),
+    Model("attribute losses", "every stage has losses of its own", AttributeLosses, rows(),
+          squares, numbered("blocks", 7), (("*.balance", 0.1),)),
 )  # fmt: skip

@@ -31,7 +31,10 @@ class OurTrial:
             StagewrightError: It is refused.
         """
         self._pipeline = DistributedPipeline(
-            self._model.fresh(), plan_for(self._cell), loss_fn=self._model.loss
+            self._model.fresh(),
+            plan_for(self._cell),
+            loss_fn=self._model.loss,
+            aux_losses=dict(self._model.aux_losses),
         )
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import lru_cache
 from typing import Any
 
@@ -89,12 +90,26 @@ def _steps(model: Model, trains: bool) -> list[StepState]:
             ]
             piece, wanted = pytree.tree_unflatten(cut, spec)
             with torch.set_grad_enabled(trains):
-                loss = model.loss(module(*piece), wanted) / NUM_MICROBATCHES
+                loss = model.loss(module(*piece), wanted)
+                if trains:  # evaluations report the outputs' loss alone
+                    loss = loss + _attribute_losses(model, module)
+                loss = loss / NUM_MICROBATCHES
             if trains:
                 loss.backward()
             total += float(loss.detach())
         states.append(state_of(total, [module]))
     return states
+
+
+def _attribute_losses(model: Model, module: nn.Module) -> Tensor:
+    """Return the weighted sum of what modules left in their attributes."""
+    total = torch.zeros((), dtype=torch.float64)
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            for pattern, weight in model.aux_losses:
+                if fnmatch(f"{path}.{name}", pattern):
+                    total = total + weight * value
+    return total
 
 
 @dataclass(frozen=True)

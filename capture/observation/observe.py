@@ -26,7 +26,15 @@ from .interception import (
 )
 from .nested_values import extract_tensors, is_representable
 from .preserve import copied, get_random_state
-from .python_state import ChangeKind, classify_change, find_iterators, read_contents, read_globals
+from .python_state import (
+    ChangeKind,
+    classify_change,
+    find_iterators,
+    find_tensors,
+    get_python_attributes,
+    read_contents,
+    read_globals,
+)
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,19 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """A change of an attribute during a forward; ``outside`` if not in the module's own call."""
+    """A change of an attribute during a forward.
+
+    Attributes:
+        kind: Kind of change.
+        outside: Whether it was not made in the module's own call.
+        tensors: The number of tensors that the attribute is or holds now.
+        losses: The number of those that are single numbers with a gradient, as a loss is.
+    """
 
     kind: ChangeKind
     outside: bool
+    tensors: int = 0
+    losses: int = 0
 
 
 @dataclass
@@ -101,6 +118,7 @@ class ForwardObservation:
         references: Parameters and buffers that a module's calls read although they are not its
             own, by name, with whether the calls changed them.
         globals: Global variables that the forward changed.
+        remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
     calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
@@ -114,6 +132,12 @@ class ForwardObservation:
     stateful: dict[str, str] = field(default_factory=dict)
     references: dict[nn.Module, dict[str, bool]] = field(default_factory=dict)
     globals: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Return the full names of attributes that hold numbers with a gradient, as losses do."""
+        return tuple(_full_name(*place) for place, how in self.changed.items() if how.losses)
 
     def blame(self, path: str, reason: str) -> None:
         """Record why a module must be opaque; the first reason counts."""
@@ -348,7 +372,10 @@ class PythonStateTracker:
                 was, now = old.get(name), new.get(name)
                 if was != now:
                     outside = bool(path) and id(module) in self._outside
-                    found[path, name] = AttributeChange(classify_change(was, now), outside)
+                    tensors = find_tensors(get_python_attributes(module).get(name))
+                    losses = sum(t.numel() == 1 and t.grad_fn is not None for t in tensors)
+                    kind = classify_change(was, now)
+                    found[path, name] = AttributeChange(kind, outside, len(tensors), losses)
         return found
 
 
@@ -357,10 +384,16 @@ def report_repeated_changes(
 ) -> None:
     """Blame changes that the second forward repeats; what is created once is a cache."""
     for (path, name), how in again.items():
-        seen.stateful.setdefault(path, name)
+        # A loss with a graph is for the backward of its own call; no later call can use it.
+        if not how.losses or how.losses < how.tensors:
+            seen.stateful.setdefault(path, name)
         first = seen.changed.get((path, name))
-        if first is not None and how.kind != "object":
+        if first is None:
+            continue
+        if how.kind != "object":
             _blame(seen, path, name, first)
+        elif how.tensors:
+            _blame_tensors(seen, path, name, first)
 
 
 def report_state_changes(seen: ForwardObservation) -> None:
@@ -381,8 +414,23 @@ def _blame_changes(
     for (path, name), how in changed.items():
         if how.kind == "drawn" or (path and how.kind == "state"):
             _blame(seen, path, name, how)
+        elif how.losses:
+            _blame_tensors(seen, path, name, how)
         elif path:
             seen.suspects.setdefault(path, f"changes {name!r}, which it keeps from call to call")
+
+
+def _blame_tensors(seen: ForwardObservation, path: str, name: str, how: AttributeChange) -> None:
+    # Tracing follows values from inputs to outputs, and would drop what lies beside that path.
+    owner = path.rpartition(".")[0] if how.outside else path
+    if owner:
+        seen.blame(owner, f"leaves a tensor in {_full_name(path, name)!r}")
+    elif not how.losses:  # opaque, the model could not be cut
+        seen.remarks.append(f"a pipeline does not set {_full_name(path, name)!r}")
+
+
+def _full_name(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _blame(seen: ForwardObservation, path: str, name: str, how: AttributeChange) -> None:

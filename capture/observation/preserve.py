@@ -172,7 +172,9 @@ def copy_module(module: nn.Module) -> nn.Module:
     # With gradients on, the copied parameters of a ScriptModule would be results of an operation,
     # whose .grad stays empty.
     with torch.no_grad():
-        made = copy.deepcopy(module)
+        # Tensors that an earlier forward left in attributes have a graph, which deepcopy refuses.
+        left = [t for t in find_python_state(module) if isinstance(t, torch.Tensor)]
+        made = copy.deepcopy(module, {id(t): t.detach().clone() for t in left if not t.is_leaf})
     for original, copy_of in zip(module.parameters(), made.parameters(), strict=True):
         copy_of.requires_grad_(original.requires_grad)
     return made

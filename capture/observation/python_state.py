@@ -299,6 +299,19 @@ def read_attributes(value: Any) -> dict[str, Any]:
     return {**slots, **getattr(value, "__dict__", {})}
 
 
+def find_tensors(value: Any, depth: int = MAX_DEPTH) -> list[Tensor]:
+    """Find the tensors that a value is or holds, in containers and plain objects."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth and isinstance(value, CONTAINERS):
+        return [t for _, part in _parts(value) for t in find_tensors(part, depth - 1)]
+    if depth and is_plain_object(value):
+        return [
+            t for part in read_attributes(value).values() for t in find_tensors(part, depth - 1)
+        ]
+    return []
+
+
 def find_python_state(model: nn.Module) -> list[Any]:
     """Find every value in the Python state of any module, nested ones too, each once."""
     found: dict[int, Any] = {}

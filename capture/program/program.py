@@ -50,6 +50,7 @@ class Program:
         stateful: Names of the state in Python that modules change in every call, by their paths.
         changed: Attributes that the model's forward changes, by path and name.
         references: See `ForwardObservation.references`.
+        losses: See `ForwardObservation.losses`.
         sample_ranges: Least and largest value of every integer or boolean input, in order.
     """
 
@@ -69,6 +70,7 @@ class Program:
     stateful: Mapping[str, str] = field(default_factory=dict)
     changed: Collection[tuple[str, str]] = ()
     references: Mapping[nn.Module, Mapping[str, bool]] = field(default_factory=dict)
+    losses: tuple[str, ...] = ()
     sample_ranges: tuple[tuple[int, int] | None, ...] = ()
     notes: list[str] = field(default_factory=list)
 

@@ -182,6 +182,11 @@ def get_references(segment: Segment) -> frozenset[str]:
     return segment._references
 
 
+def get_whole_model(segment: Segment) -> nn.Module | None:
+    """Return the opaque model that a segment calls as a whole, if it does."""
+    return next(iter(segment._whole), None)
+
+
 def make_segment(
     program: Program,
     layers: Layers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ from ..replicas.sharded import is_sharded
 from ..replicas.shared_weights import WeightPlacement
 from ..replicas.strategy import NonDefaultStrategy, apply_strategies
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
+from .aux_losses import AuxLoss, AuxLossReader
 from .batch_io import BatchOutputs, LossFunction
 from .executor import Executor
 from .p2p import P2PChannels, find_connected_pairs, make_channel_groups
@@ -63,12 +64,14 @@ def assemble_rank(
     device: torch.device,
     batch_statistics: BatchStatistics,
     autocast: torch.dtype | None,
+    aux_losses: Sequence[Sequence[AuxLoss]],
     set_activity: Callable[[str], None],
 ) -> AssembledRank:
     """Give all holders of a weight equal values and connect this rank's stages; on every rank.
 
-    Sharding, where it is ``chosen``, replaces some of the stages' parameters. ``set_activity`` is
-    called with a description of what comes next, for error messages.
+    Sharding, where it is ``chosen``, replaces some of the stages' parameters. ``aux_losses`` are
+    those of every stage of the model; none to only evaluate. ``set_activity`` is called with a
+    description of what comes next, for error messages.
     """
     placement = WeightPlacement(pieces.captured.graph.parameters, plan.balance, schedule)
     placement.check_gradients_dense(pieces.captured.program.model)
@@ -102,6 +105,7 @@ def assemble_rank(
         device=device,
         policy=batch_statistics,
         autocast=autocast,
+        aux_losses=aux_losses,
     )
     replication = Replication(gradient_sync, strategies)
     executor = Executor(schedule, ranks.rank, routes, runners, transport, replication, set_activity)
@@ -121,6 +125,7 @@ def build_stage_runners(
     device: torch.device,
     policy: BatchStatistics,
     autocast: torch.dtype | None = None,
+    aux_losses: Sequence[Sequence[AuxLoss]] = (),
     kind: Callable[..., StageRunner] = StageRunner,
 ) -> dict[int, StageRunner]:
     """Return the runners of a rank's stages; ``together`` returns a stage's replicas, if several.
@@ -138,6 +143,8 @@ def build_stage_runners(
             _statistics(stage, policy, schedule, index, together(index)),
             autocast,
             FixedBuffers(stage) if len(schedule.stage_ranks[index]) > 1 else None,
+            AuxLossReader(stage, aux_losses[index]) if aux_losses and aux_losses[index] else None,
+            1 / plan.num_microbatches,
         )
         for index, stage in stages.items()
     }

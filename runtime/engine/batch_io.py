@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ...capture.captured import Captured
 from ...capture.observation.nested_values import map_tensors
 from ...capture.sample import CallStructure, dtype_name
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.units import count
+from ...core.units import count, list_some
 from ..ranks.process_groups import RankSet
 from .microbatch import join_outputs, split_batch
 from .padding import PartialTarget, count_samples, trim_padding
 
 LossFunction = Callable[[Any, Tensor], Tensor]
+
+
+def check_loss_function(loss_fn: LossFunction, model: nn.Module) -> None:
+    """Raise `InvalidInput` for a loss with weights of its own, which nothing would train."""
+    function: Any = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    module = getattr(function, "__self__", function)
+    if not isinstance(module, nn.Module):
+        return
+    ours = {id(parameter) for parameter in model.parameters()}
+    names = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in ours]
+    if names:
+        raise InvalidInput(
+            f"loss_fn is a {type(module).__name__} with trainable parameters of its own "
+            f"({list_some(names, 3)}), which no optimizer of a pipeline holds and no checkpoint "
+            "saves; use them in the model and return what the loss needs, or freeze them "
+            "(requires_grad_(False))"
+        )
 
 
 class BatchOutputs:

@@ -23,6 +23,7 @@ from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.shared_weights import WeightPlacement
 from .assemble import build_stage_runners
+from .aux_losses import AuxLoss
 from .executor import Executor, StepCoroutine
 from .p2p import Message, check_message
 from .stage import LossOfFlat, StageRunner
@@ -55,6 +56,7 @@ class EmulatedRanks:
         loss: LossOfFlat,
         device: torch.device,
         policy: BatchStatistics = "microbatch",
+        aux_losses: Sequence[Sequence[AuxLoss]] = (),
     ) -> None:
         self.modules: list[nn.Module] = []
         self.current_activity = ""
@@ -72,6 +74,7 @@ class EmulatedRanks:
             loss=loss,
             device=device,
             policy=policy,
+            aux_losses=aux_losses,
             kind=partial(_EmulatedStage, self._random),
         )
         taken: set[int] = set()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...capture.observation.nested_values import list_tensors, replace_tensors
+from ...capture.sample import dtype_name
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 
@@ -65,8 +66,11 @@ def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[
     """Join the flat outputs of micro-batches.
 
     Tensors are concatenated along their first dimension, which must be the micro-batch's samples;
-    scalars are averaged with ``sizes``, the samples of each micro-batch, as weights; anything else
-    must be equal in all.
+    floating scalars are averaged with ``sizes``, the samples of each micro-batch, as weights;
+    anything else must be equal in all.
+
+    Raises:
+        InvalidInput: An output has none of these forms.
     """
     joined: list[Any] = []
     for position, column in enumerate(zip(*outputs, strict=True)):
@@ -74,7 +78,15 @@ def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[
             if any(value != column[0] for value in column):
                 raise InvalidInput(f"output {position} differs between micro-batches: {column}")
             joined.append(column[0])
+        elif len(column) == 1:
+            joined.append(column[0])
         elif column[0].dim() == 0:
+            if not (column[0].is_floating_point() or column[0].is_complex()):
+                raise InvalidInput(
+                    f"output {position} is one {dtype_name(column[0].dtype)} for each of "
+                    f"{len(column)} micro-batches, and may be a count, a maximum or something "
+                    "else of the batch; return one entry per sample, or a floating mean"
+                )
             total = sum(value * size for value, size in zip(column, sizes, strict=True))
             joined.append(total / sum(sizes))
         elif [len(value) for value in column] != list(sizes):

@@ -16,6 +16,7 @@ from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
 from ..random_state import RandomState, replay_random_state
+from .aux_losses import AuxLossReader
 from .keyed_dropout import keyed_dropout
 from .split_backward import SplitBackward
 
@@ -34,7 +35,8 @@ class _InFlight:
             themselves are not kept, so that they are freed once they are sent.
         random: The random state before a forward that will be recomputed.
         target: Target for the last stage's loss.
-        seed: The gradient of the loss itself.
+        loss: The gradient edge of this stage's share of the batch's loss, if it has a gradient.
+        seed: The gradient of that.
         split: The backward whose second part is still to come.
     """
 
@@ -43,6 +45,7 @@ class _InFlight:
     roots: list[GradientEdge | None] = field(default_factory=list)
     random: RandomState | None = None
     target: Any = None
+    loss: GradientEdge | None = None
     seed: Tensor | None = None
     split: SplitBackward | None = None
 
@@ -53,8 +56,9 @@ class StageRunner:
     Gradients of inputs marked ``requires_grad`` are sent back. On the last stage, which sends
     nothing, ``loss`` computes a micro-batch's share of the loss. ``statistics`` moves running
     statistics when a step ends, in place of the modules; ``fixed`` checks that forwards leave
-    buffers unchanged, for a stage with replicas. Backwards run outside of autocast: each operation
-    keeps its forward's dtype.
+    buffers unchanged, for a stage with replicas. ``aux`` reads the stage's own losses, of which a
+    micro-batch's share is ``aux_share``. Backwards run outside of autocast: each operation keeps
+    its forward's dtype.
     """
 
     def __init__(
@@ -67,8 +71,11 @@ class StageRunner:
         statistics: Statistics | None = None,
         autocast: torch.dtype | None = None,
         fixed: FixedBuffers | None = None,
+        aux: AuxLossReader | None = None,
+        aux_share: float = 1.0,
     ) -> None:
         self.module = module
+        self._aux, self._aux_share = aux, aux_share
         self.statistics, self._fixed = statistics, fixed
         self._received, self._sent = received, sent
         self._loss, self._device, self._autocast = loss, device, autocast
@@ -123,13 +130,11 @@ class StageRunner:
         if recomputed:
             kept.random = RandomState.now(self._device)
             with torch.no_grad():
-                outputs = self._run_module(kept)
-                if self._loss is not None:
-                    self.losses.append(self._compute_loss(outputs, kept))
+                outputs, loss = self._run_module(kept)
         else:
-            outputs = self._run_with_graph(kept)
-            if self._loss is not None:
-                self.losses.append(outputs.pop())
+            outputs, loss = self._run_with_graph(kept)
+        if loss is not None:
+            self.losses.append(loss.detach())
         return [value.detach() if isinstance(value, Tensor) else value for value in outputs]
 
     def recompute(self, microbatch: int) -> None:
@@ -164,7 +169,7 @@ class StageRunner:
             if roots:
                 torch.autograd.backward(roots, arriving)
             del self._in_flight[microbatch]
-        kept.roots = []
+        kept.roots, kept.loss = [], None
         # The stage before expects a message per input, also for one that no output depends on.
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in inputs]
 
@@ -191,25 +196,40 @@ class StageRunner:
     def _checked_buffers(self) -> AbstractContextManager[None]:
         return self._fixed.checked() if self._fixed is not None else nullcontext()
 
-    def _run_module(self, kept: _InFlight) -> list[Any]:
-        if self.dropout_key is None:
-            return list(self.module(*kept.received))
-        seed, step = self.dropout_key
-        with keyed_dropout(
-            self.module, seed=seed, step=step, microbatch=kept.microbatch, device=self._device
-        ):
-            return list(self.module(*kept.received))
+    def _run_module(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
+        """Return the outputs, and what this stage adds to the loss."""
+        outputs, loss = self._run_with_losses(kept)
+        if loss is not None:
+            loss = loss * self._aux_share
+        if self._loss is not None:
+            assert kept.target is not None
+            share = self._loss(outputs, kept.target)
+            loss = share if loss is None else share + loss
+        return outputs, loss
 
-    def _run_with_graph(self, kept: _InFlight) -> list[Any]:
-        """Run the module, keep its graph, and append the loss to the last stage's outputs."""
-        outputs = self._run_module(kept)
+    def _run_with_losses(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
+        """Return the outputs, and the sum of the stage's auxiliary losses."""
+        keyed: AbstractContextManager[Any] = nullcontext()
+        if self.dropout_key is not None:
+            seed, step = self.dropout_key
+            keyed = keyed_dropout(
+                self.module, seed=seed, step=step, microbatch=kept.microbatch, device=self._device
+            )
+        with keyed:
+            if self._aux is None:
+                return list(self.module(*kept.received)), None
+            outputs, loss = self._aux.run(lambda: self.module(*kept.received))
+            return list(outputs), loss
+
+    def _run_with_graph(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
+        """Run the module and keep its graph; return what `_run_module` does."""
+        outputs, loss = self._run_module(kept)
+        if loss is not None:
+            kept.loss, kept.seed = _gradient_edge(loss), torch.full_like(loss, self.loss_scale)
         if self._loss is None:
             kept.roots = [_gradient_edge(value) for value in outputs]
             self._check_captured_as_trained(kept.roots)
-            return outputs
-        loss = self._compute_loss(outputs, kept)
-        kept.roots, kept.seed = [_gradient_edge(loss)], torch.full_like(loss, self.loss_scale)
-        return [*outputs, loss.detach()]
+        return outputs, loss
 
     def _check_captured_as_trained(self, roots: Sequence[GradientEdge | None]) -> None:
         # The next stage sends gradients only of tensors that needed one at capture. Any other
@@ -222,29 +242,23 @@ class StageRunner:
                     "model as it is now and rebuild the pipeline after unfreezing them"
                 )
 
-    def _compute_loss(self, outputs: Sequence[Any], kept: _InFlight) -> Tensor:
-        assert self._loss is not None
-        assert kept.target is not None
-        return self._loss(outputs, kept.target)
-
     def _pair_with_roots(
         self, kept: _InFlight, gradients: Sequence[Tensor]
     ) -> tuple[list[GradientEdge], list[Tensor]]:
         """Return the gradient edges to start from and the gradient that enters at each."""
-        if self._loss is not None:
-            (root,) = kept.roots
-            assert kept.seed is not None
-            return ([root], [kept.seed]) if root is not None else ([], [])
-        marked = [
-            root for root, spec in zip(kept.roots, self._sent, strict=True) if spec.requires_grad
-        ]
+        pairs: list[tuple[GradientEdge | None, Tensor]] = []
+        if self._loss is None:
+            marked = [
+                root
+                for root, spec in zip(kept.roots, self._sent, strict=True)
+                if spec.requires_grad
+            ]
+            pairs += zip(marked, gradients, strict=True)
+        if kept.loss is not None and kept.seed is not None:
+            pairs.append((kept.loss, kept.seed))
         # Weights frozen since capture leave outputs without a root; their gradients end here.
-        pairs = [
-            (root, gradient)
-            for root, gradient in zip(marked, gradients, strict=True)
-            if root is not None
-        ]
-        return [root for root, _ in pairs], [gradient for _, gradient in pairs]
+        found = [(root, gradient) for root, gradient in pairs if root is not None]
+        return [root for root, _ in found], [gradient for _, gradient in found]
 
 
 def _gradient_edge(value: Any) -> GradientEdge | None:

@@ -32,7 +32,7 @@ class LocalStage:
         device: Device and streams of the stage.
         checkpointed: Number of micro-batches, from the first, that keep only their inputs.
         takes: Names of values received directly from earlier stages.
-        leaves: Names of values produced for later stages.
+        leaves: Names of values produced for later stages, or for the caller if none takes them.
     """
 
     function: Callable[[int, Values], Values]
@@ -44,8 +44,9 @@ class LocalStage:
 
 
 def run_stages(stages: Sequence[LocalStage], microbatches: Sequence[Values]) -> list[Values]:
-    """Run all micro-batches, on any device, through all stages; return each one's outputs.
+    """Run all micro-batches, on any device, through all stages.
 
+    Returned are each one's outputs, followed by values left that no stage took, in stages' order.
     An error of a stage gets a note of where; its clock cycle is completed, and no other is started.
     """
     return _Run(stages, microbatches).run()
@@ -81,7 +82,10 @@ class _Run:
                     for number, stage in work
                 ]
                 workers.run(tasks)
-        return self._values
+        return [
+            (*outputs, *(value for _, value in left.values()))
+            for outputs, left in zip(self._values, self._left, strict=True)
+        ]
 
     def _inputs(self, microbatch: int, index: int) -> Values:
         """Return a stage's inputs on its device."""

@@ -11,23 +11,30 @@ from torch.distributed.tensor import DTensor
 
 @torch.no_grad()
 def sum_of_squares(
-    parameters: Iterable[Tensor], holders: Mapping[int, int], device: torch.device
+    parameters: Iterable[Tensor],
+    holders: Mapping[int, int],
+    device: torch.device,
+    *,
+    sums_shards: bool = False,
 ) -> Tensor:
     """Return this rank's part of the squared norm, in double precision.
 
     ``holders`` gives, by ``id`` of a parameter, the number of ranks that hold it, where more than
     one do. Each of them contributes its fraction, so that the gradient counts once. Shards are
-    parts of one gradient and are simply added up.
+    parts of one gradient, added up by the caller over its ranks, or here over the shards' own mesh
+    if ``sums_shards``, as for tensor parallelism around a pipeline.
     """
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for parameter in parameters:
         if parameter.grad is not None:
-            gradient = _local(parameter.grad)
+            gradient = parameter.grad.detach() if sums_shards else _local(parameter.grad)
             if gradient.layout is torch.sparse_coo:  # a row may occur several times until then
                 gradient = gradient.coalesce().values()
             # Squares of half precision would overflow long before the gradients do.
             is_half = gradient.dtype in (torch.float16, torch.bfloat16)
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_half else None)
+            if isinstance(norm, DTensor):
+                norm = norm.full_tensor()
             squares += norm.double().to(device) ** 2 / holders.get(id(parameter), 1)
     return squares
 

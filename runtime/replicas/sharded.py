@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ...core.errors import InvalidInput
 from ...core.plan.schedule import Work
 from .gradient_sync import split_by_size
 from .replication import StageStrategy
@@ -192,6 +193,17 @@ def select_shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:
         and parameter.is_contiguous()
         and (not parameter.requires_grad or parameter.dtype is reduced)
     ]
+
+
+def check_whole_weights(model: nn.Module) -> None:
+    """Raise `InvalidInput` for weights that are sharded already, as by tensor parallelism."""
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise InvalidInput(
+                f"the parameter {name!r} is a DTensor, sharded over ranks already; a pipeline in "
+                "processes takes whole weights, and shards those of a stage over its replicas by "
+                "strategy='fully_shard'. Tensor parallelism goes with a Pipeline in each process"
+            )
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -18,6 +18,7 @@ from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ...core.plan.plan import Plan
+from ...core.units import list_some
 from ...schedules.plan_schedule import schedule_of
 from ..engine.rank_facts import list_facts
 from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
@@ -150,6 +151,12 @@ def build(
     cut_model = cut_for_plan(model, plan, sample)
     check_no_references(cut_model, "on another worker")
     program = cut_model.captured.program
+    if program.losses:
+        raise InvalidInput(
+            f"forward leaves a number with a gradient in {list_some(program.losses, 3)}, as "
+            "auxiliary losses are left, and a pipeline over RPC differentiates outputs alone; "
+            "return it from forward, or use a DistributedPipeline"
+        )
     output = program.output
     if output is None:
         places = [TensorPosition(index) for index in range(len(program.flat_outputs))]

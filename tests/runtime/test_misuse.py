@@ -1,12 +1,19 @@
 """What goes wrong before anything runs says what to do instead."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.pipeline import Pipeline
+from stagewright.runtime.replicas.clip_grad import sum_of_squares
+from stagewright.runtime.training import Training
 from stagewright.schedules.make_schedule import make_schedule
 from tests.torch_models import Case, make_batch, make_case, make_plan
 
@@ -186,3 +193,83 @@ def test_one_stage_trains_alone(alone):
     assert loss is not None
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     pipeline.close()
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x), (x > 0).sum()
+
+
+def test_counts_are_not_averaged():
+    """A count of 18 samples came back as 4.5."""
+    model, x = Counts(), torch.randn(8, 4)
+    plan = make_plan(Case("counts", make_case("mlp").spec, model, x[:2], None), 2)
+    with pytest.raises(InvalidInput, match="output 1 is one int64 for each of 4 micro-batches"):
+        Pipeline(model, plan)(x)
+    outputs, number = Pipeline(model, plan.model_copy(update={"num_microbatches": 1}))(x[:2])
+    assert number.dtype is torch.int64
+    assert len(outputs) == 2
+
+
+class Weighted(nn.Module):
+    """A loss that learns the weights of its terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(4))
+
+    def forward(self, output, target):
+        return ((output - target).square() * self.weights).mean()
+
+
+def test_a_loss_with_weights_of_its_own_is_refused(alone):
+    """They were in no optimizer, and never trained."""
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4)
+    plan = make_plan(Case("plain", make_case("mlp").spec, model, x[:2], None), 1)
+    for loss in (Weighted(), Weighted().forward, functools.partial(Weighted())):
+        with pytest.raises(InvalidInput, match=r"Weighted with trainable.*own \(weights\)"):
+            DistributedPipeline(model, plan, loss_fn=loss)
+        with pytest.raises(InvalidInput, match="no optimizer"):
+            Training(Pipeline(model, plan), loss_fn=loss)
+    frozen = Weighted().requires_grad_(False)
+    Training(Pipeline(model, plan), loss_fn=frozen).step(x, target=x)
+
+
+def test_gradients_of_inputs_are_refused_in_processes(alone):
+    """``x.grad`` stayed ``None`` without a word."""
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4, requires_grad=True)
+    plan = make_plan(Case("plain", make_case("mlp").spec, model, x.detach()[:2], None), 1)
+    with DistributedPipeline(model, plan, loss_fn=nn.MSELoss()) as pipeline:
+        with pytest.raises(InvalidInput, match=r"shape \(8, 4\) requires a gradient.*detach\(\)"):
+            pipeline.step(x, target=torch.zeros(8, 4))
+        pipeline.evaluate(x)
+    Pipeline(model, plan)(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_sharded_weights_are_clipped_by_their_whole_norm_or_refused(alone):
+    """Each rank clipped by the norm of its own shards, so that ranks scaled by different factors.
+
+    With one rank the mesh's sum is the shard's own; `gathered` counts that it was asked for.
+    """
+    mesh = init_device_mesh("cpu", (1,))
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4)
+    plan = make_plan(Case("plain", make_case("mlp").spec, model, x[:2], None), 1)
+    weight = distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)])
+    model[0].weight = nn.Parameter(weight)
+    with pytest.raises(InvalidInput, match=r"'0\.weight' is a DTensor.*fully_shard"):
+        DistributedPipeline(model, plan, loss_fn=nn.MSELoss())
+    gradient = distribute_tensor(torch.full((4, 4), 2.0), mesh, [Shard(0)])
+    model[0].weight.grad = gradient
+    gathered = []
+    with pytest.MonkeyPatch.context() as patch:
+        whole = DTensor.full_tensor
+        patch.setattr(DTensor, "full_tensor", lambda t: (gathered.append(t.shape), whole(t))[1])
+        squares = sum_of_squares([model[0].weight], {}, torch.device("cpu"), sums_shards=True)
+    assert float(squares) == 64
+    assert gathered == [()]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from stagewright.capture.capture import trace
 from stagewright.capture.observation.observe import _ForwardWatcher
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
@@ -18,7 +19,7 @@ from stagewright.runtime.partition.cut import cut_for_plan
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.random_state import RandomState
 from stagewright.runtime.replicas.gradient_sync import GradientSync
-from stagewright.runtime.verify import verify
+from stagewright.runtime.verify import _compare, verify
 from stagewright.schedules.plan_schedule import schedule_of
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
@@ -268,3 +269,32 @@ def rehearsed(model, plan):
     batches = [(part,) for part in torch.randn(8, 4, dtype=torch.float64).chunk(4)]
     targets = list(torch.randn(8, 2, dtype=torch.float64).chunk(4))
     return made, batches, targets, dict.fromkeys(range(4), RandomState.now(cpu))
+
+
+class Attention(nn.Module):
+    """Attention, to which a bias of its keys makes no difference."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = torch.stack([x, x.flip(1), 2 * x.sin()], 1)
+        scores = self.queries(x) @ self.keys(x).transpose(1, 2)
+        return self.out(scores.softmax(-1) @ x).mean(1)
+
+
+def test_gradients_that_are_zero_but_for_rounding_are_equal():
+    """A depth model's were called 0.94 apart."""
+    torch.manual_seed(0)
+    model = Attention().double()
+    layers = len(trace(model, torch.randn(2, 4).double(), check=False).layers)
+    found = tried(model, planned(model, [layers], replicas=[3]))
+    assert found.equal(EXACT), found
+    gradient = torch.tensor([1e-18])
+    whole, copy = nn.Linear(1, 1), nn.Linear(1, 1)
+    whole.weight.grad, whole.bias.grad = torch.ones(1, 1), gradient
+    copy.weight.grad, copy.bias.grad = torch.ones(1, 1), -gradient
+    assert _compare(whole, [copy], 1.0, 1.0).worst <= EXACT
+    copy.bias.grad = torch.tensor([1e-6])
+    assert _compare(whole, [copy], 1.0, 1.0).gradients["bias"] == pytest.approx(0.01)
