@@ -108,6 +108,7 @@ class Pipeline(nn.Module):
         options = {
             "devices": devices, "sample": sample, "chunks": chunks, "checkpoint": checkpoint,
             "batch_statistics": batch_statistics, "keyed_dropout": keyed_dropout,
+            "aux_losses": aux_losses,
         }  # fmt: skip
         self._origin = _Origin.now(model, plan, options)
         pieces = cut_for_plan(model, plan, sample)
@@ -131,9 +132,7 @@ class Pipeline(nn.Module):
         self._aux = [
             AuxLossReader(stage, losses) if losses else None
             for stage, losses in zip(
-                pieces.stages,
-                find_aux_losses(pieces, aux_losses),
-                strict=True,
+                pieces.stages, find_aux_losses(pieces, aux_losses), strict=True
             )
         ]
         self.aux_loss = torch.zeros(())

@@ -81,11 +81,7 @@ class EmulatedRanks:
         for rank in range(len(schedule.ranks)):
             stages = _take_stages(pieces, schedule.stages_of(rank), taken)
             module = build_rank_module(list(stages.values()))
-            together = {
-                ranks: EmulatedCollective(point, ranks.index(rank))
-                for ranks, point in points.items()
-                if rank in ranks
-            }
+            together = _join(points, rank)
             statistics = {
                 stage: EmulatedCollective(by_stage[stage], schedule.stage_ranks[stage].index(rank))
                 for stage in stages
@@ -153,6 +149,17 @@ class EmulatedRanks:
                     moved = True
             # `schedules.validate` has simulated this very order, so no rank can be stuck here.
             assert moved, "a schedule that was found to finish does not"
+
+
+def _join(
+    points: Mapping[tuple[int, ...], SynchronisationPoint], rank: int
+) -> dict[tuple[int, ...], EmulatedCollective]:
+    """Return a rank's collectives, one for each set of ranks that it belongs to."""
+    return {
+        ranks: EmulatedCollective(point, ranks.index(rank))
+        for ranks, point in points.items()
+        if rank in ranks
+    }
 
 
 def _take_stages(pieces: CutModel, indices: Sequence[int], taken: set[int]) -> dict[int, Segment]:

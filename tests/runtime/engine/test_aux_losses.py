@@ -215,3 +215,13 @@ def test_the_example_of_the_docs(repository):
     }  # fmt: skip
     exec(code, found)
     assert float(found["loss"]) == pytest.approx(unsplit(whole, 0.01), rel=EXACT)
+
+
+def test_a_copy_of_a_pipeline_declares_the_same_losses():
+    model = make_net()
+    original = Pipeline(model, plan_of(model, [2, 3]), aux_losses=DECLARED)
+    batch, _ = make_data()
+    other = copy.deepcopy(original)
+    original(batch)
+    other(batch)
+    assert other.aux_loss.item() == original.aux_loss.item() != 0
