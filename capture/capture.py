@@ -18,6 +18,7 @@ from ..core.errors import CaptureError, StagewrightError, first_line
 from ..core.graph.graph import Boundary, Graph
 from ..core.units import count, list_some
 from .captured import Captured, is_compatible
+from .equivalence.batch_dependence import describe_batch_dependence
 from .equivalence.check import (
     IN_FLIGHT,
     EagerReference,
@@ -148,6 +149,7 @@ def _complete(
         )
     captured.attempts = attempts
     if case.expected is not None:
+        program.notes += describe_batch_dependence(case.model, case.structure, case.flat)
         inputs = "different inputs" if case.expected.varied else "the same inputs"
         captured.checked = (
             f"equal to the model in two training steps on {inputs}, and in evaluation"
