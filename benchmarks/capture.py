@@ -3,7 +3,7 @@
     python benchmarks/capture.py --write docs/capture.md
     python benchmarks/capture.py --drawn 60 --timm 20 --write docs/capture.md
 
-The second line judges architectures that nobody chose, in a table of their own. Each architecture
+The second line judges randomly drawn architectures, in a table of their own. Each architecture
 of `benchmarks/zoo` is captured and compared with eager in a process of its own. Exits with 1 if one
 is silently wrong or crashes, or if fewer than nine in ten of the chosen ones are equal.
 """
@@ -168,8 +168,8 @@ def is_kept(found: Sequence[Row]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", metavar="NAME,...", help="these architectures")
-    parser.add_argument("--drawn", type=int, default=0, help="so many drawn from transformers")
-    parser.add_argument("--timm", type=int, default=0, help="so many drawn from timm")
+    parser.add_argument("--drawn", type=int, default=0, help="number drawn from transformers")
+    parser.add_argument("--timm", type=int, default=0, help="number drawn from timm")
     parser.add_argument("--rows", type=Path, help="keep rows here, and judge none of them again")
     parser.add_argument("--write", type=Path, help="replace the table in this document")
     parser.add_argument("--json", action="store_true", help="one object an architecture")

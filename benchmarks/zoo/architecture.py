@@ -13,7 +13,7 @@ Kind = Literal[
 ]
 
 DRAWN: tuple[Kind, ...] = ("drawn", "timm")
-"""Kinds of which nobody chose the architectures: what does not build is passed over."""
+"""Kinds whose architectures are drawn at random: what does not build is passed over."""
 
 
 @dataclass(frozen=True)

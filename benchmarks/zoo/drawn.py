@@ -1,4 +1,4 @@
-"""Architectures of ``transformers`` that nobody chose: drawn from all configurations it knows.
+"""Architectures of ``transformers`` in a seeded draw from all configurations it knows.
 
 A configuration keeps its defaults but for its sizes. What does not build or run like that is
 passed over, so a draw of sixty looks at more.

@@ -1,4 +1,4 @@
-"""Nets of ``timm`` that nobody chose: a seeded draw, one of a family, at their default settings."""
+"""Nets of ``timm`` at their default settings: a seeded draw, one of a family."""
 
 from __future__ import annotations
 
