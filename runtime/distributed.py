@@ -129,7 +129,7 @@ class DistributedPipeline(PipelineRank):
         weights: Weights | None = None,
         check_finite: bool = True,
     ) -> None:
-        check_initialised(plan)
+        _check_start(plan)
         super().__init__(group)
         self.check_finite = check_finite
         self.plan, self.autocast, self._has_loss = plan, autocast, loss_fn is not None
@@ -421,6 +421,13 @@ class DistributedPipeline(PipelineRank):
         if 0 not in self.stages and not args and not kwargs:
             return []
         return self._first.microbatches(args, kwargs)
+
+
+def _check_start(plan: Plan) -> None:
+    """Refuse a start without other processes, but first a plan that no processes can run."""
+    if not dist.is_initialized():
+        check_runnable(plan, "processes")
+    check_initialised(plan)
 
 
 def _check_arguments(

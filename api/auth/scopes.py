@@ -10,7 +10,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 MEANING: dict[Scope, str] = {
     "read": "see what the project stores, and what this service can do",
-    "plan": "store profiles and graphs, plan, simulate, compare",
+    "plan": "store, label and delete profiles, graphs and plans; plan, simulate, compare",
     "measure": "run a model on the server's devices or its workers', cancel jobs",
     "admin": "make, list and revoke the project's keys; read its audit log",
     "metrics": "read the server's metrics, which count all projects together",

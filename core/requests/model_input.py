@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, JsonValue, TypeAdapter, ValidationError
 
+from ..document import Name
 from ..errors import InvalidInput
 from ..models.families import ModelSpec
 from .default_samples import default_sample
@@ -44,7 +45,7 @@ def read_model(model: object) -> object:
 
 ModelInput = Annotated[
     ModelSpec,
-    BeforeValidator(read_model, json_schema_input_type=ModelSpec | str | dict[str, JsonValue]),
+    BeforeValidator(read_model, json_schema_input_type=ModelSpec | Name | dict[Name, JsonValue]),
 ]
 """A family and its configuration, the name of a published model such as ``gpt2-xl``, or a Hugging
 Face ``config.json``."""

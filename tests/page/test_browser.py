@@ -31,8 +31,11 @@ def plan_id(signed_in, served):
     """A plan of a published model, made with the form."""
     page = signed_in.page
     page.goto(f"{signed_in.url}/plans")
-    expect(page.get_by_role("heading", name="No plans yet")).to_be_visible()
-    page.get_by_role("link", name="Make the first plan").click()
+    if served.client().get("/v1/plans").json()["plans"]:  # that of another test
+        page.get_by_role("link", name="New plan").first.click()
+    else:
+        expect(page.get_by_role("heading", name="No plans yet")).to_be_visible()
+        page.get_by_role("link", name="Make the first plan").click()
     page.wait_for_selector("body[data-ready]")
     page.locator("#family").select_option("mlp")
     page.locator("#cluster").fill("2x24GB")

@@ -119,6 +119,7 @@ def errors() -> None:
     """What one request raises, on a stage of another process, is its own."""
     model = chain()
     plan = plan_of(chain, [1, 1, 1])
+    hooked = dist.new_group()
     with DistributedInferencePipeline(model, plan, max_in_flight=3) as pipeline:
         if pipeline.rank == 1:
 
@@ -127,6 +128,8 @@ def errors() -> None:
                     raise ArithmeticError("two samples")
 
             pipeline.module.register_forward_pre_hook(refuse)
+        dist.barrier(hooked)  # or rank 0 could send before rank 1 has the hook
+        if pipeline.rank == 1:
             try:
                 pipeline.submit(torch.randn(4, WIDTH))
             except InvalidInput as error:
@@ -168,6 +171,7 @@ def doomed(what: str, victim: int) -> None:
     """In the middle of a stream one rank dies, or stops working."""
     model = chain()
     plan = plan_of(chain, [1, 1, 1])
+    hooked = dist.new_group()
     calls = 0
 
     def fatal(*_: Any) -> None:
@@ -182,6 +186,7 @@ def doomed(what: str, victim: int) -> None:
         with DistributedInferencePipeline(model, plan) as pipeline:
             if pipeline.rank == victim:
                 pipeline.module.register_forward_pre_hook(fatal)
+            dist.barrier(hooked)
             if pipeline.rank == 0:
                 for _ in pipeline.map(torch.randn(4, WIDTH) for _ in range(1000)):
                     pass

@@ -193,9 +193,9 @@ def test_requests_of_a_key_are_counted(holder):
     assert json.loads(answers[3].text)["status"] == 429
 
 
-def test_a_key_without_quota_and_the_servers_token_are_not_counted(client, holder):
-    for one in (client, holder("read")):
-        assert "RateLimit" not in one.get("/v1/plans").headers
+def test_a_key_without_quota_has_the_servers_and_the_servers_token_has_none(client, holder):
+    assert "RateLimit" not in client.get("/v1/plans").headers
+    assert holder("read").get("/v1/plans").headers["RateLimit-Policy"] == '"minute";q=1200;w=60'
 
 
 def test_keys_are_counted_apart(holder):
