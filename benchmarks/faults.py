@@ -87,12 +87,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Result:
-    """How the ranks ended after a fault.
+    """End of the ranks after a fault.
 
     Attributes:
         slowest_s: Seconds from the fault to the end of the last rank.
         said: What one of the other ranks said.
-        violations: What should not have been.
+        violations: Promises that did not hold.
     """
 
     fault: Fault

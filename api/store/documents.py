@@ -46,7 +46,7 @@ Kind = Literal["profile", "graph", "plan"]
 
 
 class PlanHead(PlanLabels, Stored):
-    """What a `StoredPlan` begins with; its record follows."""
+    """Header of a `StoredPlan`: all of it but the record, which follows."""
 
 
 PLAN_HEAD = tuple(PlanHead.model_fields)

@@ -221,3 +221,15 @@ WHOLE = [Hooked, Counting]
 
 REFUSED = [Clamped]
 """Tracing would change these."""
+
+
+class ReadsReference(nn.Module):
+    """Called as written; reads the weight of a layer that it only refers to."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = [other]
+
+    def forward(self, x):
+        x = x / 2 if float(x.detach().sum()) > 1e6 else x
+        return nn.functional.linear(x, self.other[0].weight)

@@ -15,6 +15,7 @@ from stagewright.runtime.supported_plans import check_runnable, check_stateful_l
 from stagewright.runtime.verify import verify
 from stagewright.schedules.plan_schedule import schedule_of
 from tests.builders import chain_profile
+from tests.runtime.odd_models import ReadsReference
 from tests.torch_models import Case, make_batch, make_case, make_plan, traced_profile
 
 
@@ -156,16 +157,6 @@ def test_one_process_does_not_recompute_state_either():
 
 def loss(output, target):
     return output.square().mean()
-
-
-class ReadsReference(nn.Module):
-    def __init__(self, other):
-        super().__init__()
-        self.other = [other]
-
-    def forward(self, x):
-        x = x / 2 if float(x.detach().sum()) > 1e6 else x
-        return nn.functional.linear(x, self.other[0].weight)
 
 
 def test_stages_on_other_devices_cannot_reach_each_other_by_reference():

@@ -21,6 +21,7 @@ from stagewright.runtime.random_state import RandomState
 from stagewright.runtime.replicas.gradient_sync import GradientSync
 from stagewright.runtime.verify import _compare, verify
 from stagewright.schedules.plan_schedule import schedule_of
+from tests.runtime.odd_models import ReadsReference
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 EXACT = 1e-9
@@ -129,18 +130,6 @@ def test_a_buffer_that_several_micro_batches_in_flight_cannot_share_is_told_of()
     plan = planned(model, [2, 2], schedule="gpipe")
     alone = plan.model_copy(update={"num_microbatches": 1})
     assert tried(model, alone).equal(EXACT)
-
-
-class ReadsReference(nn.Module):
-    """Called as written; reads the weight of a layer that it only refers to."""
-
-    def __init__(self, other):
-        super().__init__()
-        self.other = [other]
-
-    def forward(self, x):
-        x = x / 2 if float(x.detach().sum()) > 1e6 else x
-        return nn.functional.linear(x, self.other[0].weight)
 
 
 def test_ranks_reach_no_weight_of_another_rank_by_reference(monkeypatch):
