@@ -155,14 +155,16 @@ class Passes:
                 roots, gradients = _roots(layer, pending)
                 with self._timed(layer.index, "backward_input"):
                     _hand_back(layer, _input_gradients(layer, roots, gradients), pending)
-                # The graph is needed again for the parameters; only outputs and leaves may go.
-                weights_later.append((layer.index, roots, gradients))
+                # The graph is needed again for the parameters; only the outputs may go.
+                leaves = [leaf for leaf in layer.leaves if leaf.requires_grad]
+                weights_later.append((layer.index, roots, gradients, leaves))
         kept.clear()
-        for index, roots, gradients in weights_later:
+        for index, roots, gradients, leaves in weights_later:
             run = self._runs[index]
+            wanted = [*run.parameters, *(leaves if _has_group_norm(roots) else ())]
             with blamed(run), self._timed(index, "backward_weight"):
                 if roots and run.parameters:
-                    torch.autograd.backward(roots, gradients, inputs=run.parameters)
+                    torch.autograd.backward(roots, gradients, inputs=wanted)
 
     @contextmanager
     def _timed(self, index: int, phase: Phase) -> Iterator[None]:
@@ -174,6 +176,26 @@ class Passes:
         start = self._clock.mark()
         yield
         self._spans.append(_Span(index, phase, start, self._clock.mark()))
+
+
+def _has_group_norm(roots: list[Tensor]) -> bool:
+    """Return whether the graph holds a group norm.
+
+    torch 2.11 to 2.13 end the process with a segmentation fault on the CPU where its weights'
+    gradients are asked for without its input's, and the input is channels-last.
+    """
+    seen = {root.grad_fn for root in roots}
+    waiting = list(seen)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name() == "NativeGroupNormBackward0":
+            return True
+        new = {following for following, _ in node.next_functions} - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def _input_gradients(

@@ -22,6 +22,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+# Nodes whose weights' gradients are only asked for together with their input's: torch 2.11 to 2.13
+# end the process with a segmentation fault on the CPU where group norm of a channels-last input
+# computes the former alone.
+_NEEDS_INPUT_GRADIENT = {"NativeGroupNormBackward0"}
+
 
 @dataclass
 class _Branch:
@@ -73,6 +78,9 @@ class SplitBackward:
         for weights in (*beside.values(), from_roots):
             for weight in weights:
                 uses[weight] = uses.get(weight, 0) + 1
+        for node, weights in beside.items():
+            if node.name() in _NEEDS_INPUT_GRADIENT:
+                uses.update(dict.fromkeys(weights, 2))  # computed with the input's gradient
         alone = [weight for weight in from_roots if uses[weight] == 1]
         if alone:
             edges, gradients = [edge for edge, _ in off_spine], [g for _, g in off_spine]

@@ -62,6 +62,19 @@ def test_gradients_of_a_pass_are_those_of_the_model(name, split):
         assert all(len(found) == 1 for found in layer.device_s.values())
 
 
+def test_group_norm_of_a_channels_last_input_is_measured_in_two_goes():
+    """Its weights' gradients without its input's end the process on the CPU."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.ReLU())
+    model = model.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    model(x).sum().backward()
+    expected = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    passes, samples = passes_over(model, (x,), lambda output, _: output.sum(), torch.zeros(2))
+    passes.run(range(len(samples)), split=True)
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-4, atol=1e-5)
+
+
 def test_a_cold_pass_is_not_recorded():
     case = make_case("mlp")
     passes, samples = passes_over(case.model, case.sample, None, None)

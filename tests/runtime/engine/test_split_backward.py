@@ -27,6 +27,15 @@ class Tangled(nn.Module):
         return y, self.beside(torch.ones(4, 8, dtype=x.dtype)), self.beside.weight.sum() + y.sum()
 
 
+class OneOutput(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return (self.model(x),)
+
+
 def gradients(model, x, *, split):
     model.zero_grad()
     x = x.clone().requires_grad_()
@@ -56,6 +65,20 @@ def test_both_parts_are_the_whole():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-12, atol=0, msg=name)
     assert {"twice.weight", "lstm.weight_hh_l0", "beside.weight"} <= early
     assert not early & {"once.weight", "norm.weight", "conv.weight", "scale", "beside.bias"}
+
+
+def test_group_norm_computes_its_weights_gradients_with_the_inputs():
+    """Alone they end the process on the CPU where the input is channels-last."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4)).to(
+        dtype=torch.float64, memory_format=torch.channels_last
+    )
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64).to(memory_format=torch.channels_last)
+    whole, _ = gradients(OneOutput(model), x, split=False)
+    parts, early = gradients(OneOutput(model), x, split=True)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-12, atol=0, msg=name)
+    assert early == {"model.1.weight", "model.1.bias"}
 
 
 def test_without_inputs_all_is_in_the_second_part():
