@@ -299,7 +299,7 @@ class CostModel:
 
         Each is a ring over its owners, over the slowest level between any two of them.
         """
-        if self.only_forward:
+        if self.only_forward or not self.devices.cluster.levels:  # a single device owns all
             return 0.0
         total_s = 0.0
         spans = list(pairwise(assignment.cuts))

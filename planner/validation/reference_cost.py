@@ -151,6 +151,8 @@ class ReferenceSplit:
     def _exit(
         self, pair: tuple[int, int], direction: int, numbers: dict[tuple[int, int], int]
     ) -> int:
+        if not self.cluster.levels:  # a single device, which sends nothing
+            return -1
         level = self._level(*pair)
         group = self.place(pair[direction]).shared_exit(level)
         return -1 if group is None else numbers.setdefault((level, group), len(numbers))
@@ -178,7 +180,7 @@ class ReferenceSplit:
 
     def tied_sync_s(self) -> float:
         """Return the time to all-reduce tied weights, one ring after another: ``Z``."""
-        if self.only_forward:
+        if self.only_forward or not self.cluster.levels:
             return 0.0
         total_s = 0.0
         for parameter in filter(is_learned, parameters_of(self.profile)):

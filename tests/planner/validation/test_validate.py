@@ -2,10 +2,12 @@
 
 import pytest
 
+import stagewright
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.models.families import MLPSpec
 from stagewright.core.plan.plan import Baseline, Pin, Plan, PlanOptions
+from stagewright.planner.explain import explain
 from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.traits import FOLDED
@@ -388,3 +390,15 @@ def test_schedules_with_several_stages_a_device(schedule, devices, chunks):
         other = Plan.model_validate({**dict(made), "stages": tuple(stages)})
         with pytest.raises(PlanMismatch, match="stage 2 is not on the devices that its schedule"):
             validate(other, profile, cluster)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "looped_bfs", "zbv"])
+def test_one_device_without_links_holds_several_stages(schedule):
+    """Nothing is sent, tied weights included."""
+    profile = random_profile(SEED, 8, ties=3, illegal=0)
+    cluster = Cluster(devices=(Device(name="cpu", kind="cpu"),))
+    found = stagewright.plan(profile, cluster, PlanOptions(num_microbatches=4, schedule=schedule))
+    assert len(found.stages) > 1
+    assert found.tied_sync_time_s == 0
+    validate(found, profile, cluster)
+    assert explain(found, profile, cluster).shares.links == 0
