@@ -83,7 +83,7 @@ def check_stateful_layers(
         actions = schedule.ranks[replicas[0]] if schedule is not None else ()
         forwards = [a.microbatch for a in actions if a.stage == stage and a.work is Work.FORWARD]
         if len(replicas) > 1:
-            problem = f"its stage {stage} has {len(replicas)} replicas, each with its own state"
+            problem = _replicated(stage, len(replicas))
         elif stage in recomputed or any(
             a.stage == stage and a.work is Work.RECOMPUTE for a in actions
         ):
@@ -92,11 +92,33 @@ def check_stateful_layers(
             problem = f"its stage {stage} takes micro-batches in the order {forwards}"
         else:
             continue
-        raise PlanMismatch(
-            f"layer {layer.name!r} changes {layer.stateful!r} in every call and keeps it, but "
-            f"{problem}; plan with max_replicas=1 and recompute='never', or keep that state out of "
-            "the model"
-        )
+        raise _state_error(layer, problem)
+
+
+def check_stateful_replicas(layers: Sequence[Layer], plan: Plan, replicas: Sequence[int]) -> None:
+    """Check that each layer that keeps state is in a stage of one replica, to predict with.
+
+    ``layers`` are those of the model as captured here, ``replicas`` the number for each stage.
+
+    Raises:
+        PlanMismatch: A stage with such a layer has replicas.
+    """
+    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
+    for layer, stage in zip(layers, stage_of, strict=True):
+        if layer.stateful and replicas[stage] > 1:
+            raise _state_error(layer, _replicated(stage, replicas[stage]))
+
+
+def _replicated(stage: int, count: int) -> str:
+    return f"its stage {stage} has {count} replicas, each with its own state"
+
+
+def _state_error(layer: Layer, problem: str) -> PlanMismatch:
+    return PlanMismatch(
+        f"layer {layer.name!r} changes {layer.stateful!r} in every call and keeps it, but "
+        f"{problem}; plan with max_replicas=1 and recompute='never', or keep that state out of "
+        "the model"
+    )
 
 
 _WORDS: dict[Where, str] = {

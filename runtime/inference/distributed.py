@@ -30,7 +30,7 @@ from ..ranks.process_groups import (
     group_timeout,
 )
 from ..replicas.shared_weights import WeightPlacement
-from ..supported_plans import check_runnable
+from ..supported_plans import check_runnable, check_stateful_replicas
 from .pipeline import resolve_max_in_flight
 from .rank_worker import REQUEST_RANK, RankWorker
 from .requests import RequestDispatcher
@@ -111,9 +111,11 @@ class DistributedInferencePipeline:
                 limit = resolve_max_in_flight(max_in_flight, num_workers)
                 self.device = torch.device(device) if device is not None else default_device(model)
                 cut_model = cut_for_plan(model, plan, sample)
-                facts = list_facts(
-                    model, cut_model.captured.graph, plan, self.schedule, {"autocast": autocast}
+                graph = cut_model.captured.graph
+                check_stateful_replicas(
+                    graph.layers, plan, [len(ranks) for ranks in self.schedule.stage_ranks]
                 )
+                facts = list_facts(model, graph, plan, self.schedule, {"autocast": autocast})
                 check_consistency(self._detector, facts, plan.content_id())
                 transport = self._place(model, cut_model, ranks)
         except BaseException:

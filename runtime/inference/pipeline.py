@@ -15,7 +15,7 @@ from ...capture.sample import check_module
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..partition.cut import cut_for_plan
-from ..supported_plans import check_runnable
+from ..supported_plans import check_runnable, check_stateful_replicas
 from .microbatch import InFlightMicrobatch, OrderedQueue
 from .requests import RequestDispatcher
 from .stage_device import assign_devices, place_stages
@@ -73,6 +73,8 @@ class InferencePipeline:
         placement = assign_devices(plan, devices, model)
         limit = resolve_max_in_flight(max_in_flight, sum(map(len, placement)))
         cut_model = cut_for_plan(model, plan, sample)
+        layers = cut_model.captured.graph.layers
+        check_stateful_replicas(layers, plan, [len(homes) for homes in placement])
         self._stages = place_stages(cut_model, placement, model)
         self._queues = [
             [OrderedQueue(k, len(each)) for k in range(len(each))] for each in placement

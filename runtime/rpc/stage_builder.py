@@ -23,6 +23,7 @@ from ...schedules.plan_schedule import schedule_of
 from ..engine.rank_facts import list_facts
 from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
 from ..ranks.consistency import Facts, compare_facts
+from ..supported_plans import check_stateful_layers
 from .calls import call_safely, pickle_value, send
 from .liveness import LivenessCheck
 from .stage import StageServer
@@ -150,6 +151,7 @@ def build(
     model = source.build()
     cut_model = cut_for_plan(model, plan, sample)
     check_no_references(cut_model, "on another worker")
+    check_stateful_layers(cut_model.captured.graph.layers, plan, schedule_of(plan))
     program = cut_model.captured.program
     if program.losses:
         raise InvalidInput(

@@ -25,7 +25,7 @@ from torch import nn
 from examples import inference
 from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.errors import InvalidInput, RankFailed
+from stagewright.core.errors import InvalidInput, PlanMismatch, RankFailed
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.price_split import plan_from_balance
@@ -67,13 +67,35 @@ def chain() -> nn.Module:
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(6)])
 
 
+class Counts(nn.Module):
+    """Adds the number of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+def counting() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)], Counts())
+
+
 @functools.cache
 def profile_of(build: Callable[[], nn.Module]) -> Profile:
     """Traced in the parent, before the ranks are forked."""
     sample: Any = (doubles(4, WIDTH), doubles(4, WIDTH))
     sample = sample if build is Crossing else sample[0].float()
     model = build().double() if build is Crossing else build()
-    return traced_profile(Case("", None, model, sample, None))  # type: ignore[arg-type]
+    found = traced_profile(Case("", None, model, sample, None))  # type: ignore[arg-type]
+    # Old profiles do not say that a layer keeps state.
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"stateful": ""})})
+        for entry in found.layers
+    )
+    return found.model_copy(update={"layers": layers})
 
 
 def plan_of(build: Callable[[], nn.Module], replicas: list[int]) -> Plan:
@@ -154,6 +176,14 @@ def errors() -> None:
             )
 
 
+def state() -> None:
+    """A layer that counts its calls is refused in replicas, by every rank."""
+    try:
+        DistributedInferencePipeline(counting(), plan_of(counting, [3])).close()
+    except PlanMismatch as error:
+        say("state", error=str(error))
+
+
 def idle() -> None:
     """No request for longer than the group's timeout is no failure."""
     model = chain()
@@ -211,6 +241,7 @@ def serve() -> None:
     for replicas in ([1, 2], [2, 1]):
         equality(replicas)
     errors()
+    state()
     say("threads", names=sorted({t.name for t in threading.enumerate()} - before))
     dist.barrier()
     dist.destroy_process_group()
@@ -226,7 +257,7 @@ def one_rank(what: str, victim: int, timeout_s: float) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    profile_of(Crossing), profile_of(chain)
+    profile_of(Crossing), profile_of(chain), profile_of(counting)
     scenarios = json.loads(sys.argv[1])
     sys.argv[1] = f"{tempfile.mkdtemp()}/profile.json"
     write_profile(sys.argv[1])

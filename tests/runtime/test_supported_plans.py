@@ -10,7 +10,9 @@ from stagewright.core.errors import PlanMismatch
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.inference.pipeline import InferencePipeline
 from stagewright.runtime.pipeline import Pipeline
+from stagewright.runtime.rpc.stage_builder import ModelSource, build
 from stagewright.runtime.supported_plans import check_runnable, check_stateful_layers
 from stagewright.runtime.verify import verify
 from stagewright.schedules.plan_schedule import schedule_of
@@ -153,6 +155,21 @@ def test_one_process_does_not_recompute_state_either():
     Pipeline(stateful_model(), made)
     with pytest.raises(PlanMismatch, match=r"'1\.calls'.*stage . is recomputed"):
         Pipeline(stateful_model(), made, checkpoint="except_last")
+
+
+def test_replicas_that_predict_would_each_keep_state_of_their_own():
+    made = plan_for(stateful_model(), max_replicas=2, num_stages=1)
+    with InferencePipeline(stateful_model(), made) as alone:  # one device has no replicas
+        assert len(alone.stages[0]) == 1
+    with pytest.raises(PlanMismatch, match=r"layer '1' changes '1\.calls'.*has 2 replicas"):
+        InferencePipeline(stateful_model(), made, devices=["cpu"] * 2)
+
+
+def test_workers_that_recompute_state_refuse_to():
+    made = plan_for(stateful_model(), recompute="always")
+    source = ModelSource.of(stateful_model(), 0)
+    with pytest.raises(PlanMismatch, match=r"'1\.calls'.*stage . is recomputed"):
+        build(source, made, {}, torch.ones(2, 4))
 
 
 def loss(output, target):

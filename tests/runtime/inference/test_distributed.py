@@ -64,6 +64,12 @@ def test_rank_0_takes_the_requests(said):
     assert "only rank 0 accepts requests; on rank 1" in found["error"]
 
 
+def test_replicas_of_a_layer_that_keeps_state_are_refused(said):
+    found = of(said, "state")
+    assert len(found) == 3
+    assert all("has 3 replicas, each with its own state" in entry["error"] for entry in found)
+
+
 def test_waiting_for_requests_is_no_failure(said):
     assert [entry["right"] for entry in of(said, "idle")] == [True]
 
