@@ -212,7 +212,12 @@ SIMULATION_EXAMPLES: dict[str, Any] = {
 COMPARISON_EXAMPLES: dict[str, Any] = {
     "two": {
         "summary": "Two stored plans",
-        "value": {"plan_ids": ["plan_000000000000000000000001", "plan_000000000000000000000002"]},
+        "value": {
+            "plan_ids": [
+                "plan_00000000000000000000000000000001",
+                "plan_00000000000000000000000000000002",
+            ]
+        },
     }
 }
 """Examples for ``POST /v1/comparisons``."""
