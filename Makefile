@@ -7,6 +7,9 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
+# Tests start hundreds of processes, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test shuffle check schemas bench fuzz load chaos hostile roundtrip timm clean
 
