@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...core.cluster.cluster import Cluster, Device
 
@@ -24,16 +25,21 @@ class StagePlacement:
     def kind(self) -> str:
         return self.cluster.devices[self.devices[0]].kind
 
+    @cached_property
+    def peers(self) -> list[int]:
+        """All devices of the class."""
+        return _peers(self.cluster, self.devices[0])
+
     def is_like(self, other: StagePlacement) -> bool:
-        return other.devices[0] in _peers(self.cluster, self.devices[0])
+        devices = self.cluster.devices
+        return _class_of(devices[self.devices[0]]) == _class_of(devices[other.devices[0]])
 
     def is_in_front_of(self, other: StagePlacement) -> bool:
         return self.is_like(other) and self.devices[0] < other.devices[0]
 
     def ranks(self) -> list[int]:
         """Return the devices' positions among all devices of their class."""
-        peers = _peers(self.cluster, self.devices[0])
-        ranks = {device: rank for rank, device in enumerate(peers)}
+        ranks = {device: rank for rank, device in enumerate(self.peers)}
         return [ranks[device] for device in self.devices]
 
     def faults(self, *, is_last: bool = True) -> Iterator[str]:
@@ -41,8 +47,7 @@ class StagePlacement:
 
         The last stage has none behind it on devices of its class.
         """
-        peers = _peers(self.cluster, self.devices[0])
-        if not set(self.devices) <= set(peers):
+        if not set(self.devices) <= set(self.peers):
             yield "its devices differ in kind, speed or memory"
             return
         ranks = self.ranks()
@@ -50,7 +55,7 @@ class StagePlacement:
         if ranks != list(range(first, end)):
             yield "its devices are not contiguous"
             return
-        sizes = _group_sizes(self.cluster, peers)
+        sizes = _group_sizes(self.cluster, self.peers)
         for level, size in zip(self.cluster.levels[:-1], sizes[:-1], strict=True):
             inside = first // size == (end - 1) // size
             whole = first % size == 0 and (end % size == 0 or is_last)
@@ -66,7 +71,7 @@ class StagePlacement:
         if len(self.devices) == 1:
             return 0.0
         total_s, share, members = 0.0, size_bytes, self.ranks()
-        sizes = _group_sizes(self.cluster, _peers(self.cluster, self.devices[0]))
+        sizes = _group_sizes(self.cluster, self.peers)
         for level, size in zip(self.cluster.levels, sizes, strict=True):
             groups: dict[int, list[int]] = {}
             for rank in members:
@@ -100,8 +105,9 @@ def level_between(cluster: Cluster, one: int, other: int) -> int:
     Within a class, groups are counted in devices of that class. Between two classes it is the
     outermost level that joins any device of the one with any of the other.
     """
-    peers, others = _peers(cluster, one), _peers(cluster, other)
-    if peers != others:
+    peers = _peers(cluster, one)
+    if _class_of(cluster.devices[one]) != _class_of(cluster.devices[other]):
+        others = _peers(cluster, other)
         ends = [(first, second) for first in (peers[0], peers[-1]) for second in others]
         return max(cluster.levels.index(cluster.link(*pair)) for pair in ends)
     first, second = peers.index(one), peers.index(other)
