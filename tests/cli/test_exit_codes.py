@@ -144,10 +144,10 @@ def test_usage(run, words):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_no_bug():
+def test_a_full_disk_is_no_bug(forked_python):
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "stagewright.cli", "doctor"],
+            [forked_python, "-m", "stagewright.cli", "doctor"],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert ran.returncode == ExitCode.USAGE

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 TORCHLESS = ("core", "planner", "formats", "view", "client", "api", "cli")
 PROGRAMS = ("stagewright.cli.support.train_worker",)
 """Started in processes of their own, and imported by nothing."""
@@ -25,16 +23,18 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not loaded_by("import stagewright; dir(stagewright)") & heavy
 
 
-@pytest.mark.parametrize("folder", TORCHLESS)
-def test_importing_every_module_of_a_folder_imports_no_torch(folder):
+def test_importing_every_module_of_these_folders_imports_no_torch():
+    """In one process, which names the first module that does."""
     code = f"""
-import importlib, pkgutil
-package = importlib.import_module("stagewright.{folder}")
-for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-    if not found.name.endswith("__main__") and found.name not in {PROGRAMS}:
-        importlib.import_module(found.name)
+import importlib, pkgutil, sys
+for folder in {TORCHLESS}:
+    package = importlib.import_module("stagewright." + folder)
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.endswith("__main__") and found.name not in {PROGRAMS}:
+            importlib.import_module(found.name)
+            assert not {{"torch", "transformers"}} & set(sys.modules), found.name
 """
-    assert not loaded_by(code) & {"torch", "transformers"}
+    assert "stagewright" in loaded_by(code)
 
 
 def test_help_imports_neither_torch_nor_what_is_slow():
@@ -43,16 +43,17 @@ def test_help_imports_neither_torch_nor_what_is_slow():
 
 
 def test_help_answers_in_half_a_second():
-    """Of a processor; the best of several, since the machine may be busy."""
-    durations_s = []
+    """Of a processor; one of several, since the machine may be busy."""
     for _ in range(5):
         before = os.times()
         subprocess.run(
             [sys.executable, "-m", "stagewright.cli", "--help"], check=True, capture_output=True
         )
         after = os.times()
-        durations_s.append(
+        took_s = (
             after.children_user + after.children_system
             - before.children_user - before.children_system
         )  # fmt: skip
-    assert min(durations_s) < 0.5
+        if took_s < 0.5:
+            break
+    assert took_s < 0.5

@@ -113,7 +113,7 @@ def test_every_rank_fails_where_the_first_cannot_write(tmp_path, forked_python):
 
 
 @pytest.mark.distributed
-def test_torchrun_starts_it(tmp_path):
+def test_torchrun_starts_it(tmp_path, forked_python):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         "-m", "stagewright.cli", "profile", "--links", *QUICK,

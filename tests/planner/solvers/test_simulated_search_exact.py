@@ -102,7 +102,7 @@ def largest(split):
 def test_plans_are_valid_near_the_best_and_not_below_the_bound():
     """Within 12 % of the best of all plans, most of them equal to it, and found where one is."""
     gaps, tight = [], 0
-    for seed in range(90):
+    for seed in range(45):
         found = drawn(seed)
         usable = [split for split in splits(found) if split.is_usable()]
         try:
@@ -116,7 +116,7 @@ def test_plans_are_valid_near_the_best_and_not_below_the_bound():
         assert made.step_time_s >= best_s * (1 - 1e-9), seed
         gaps.append(made.step_time_s / best_s - 1)
         tight += made.proof.simulated_lower_bound_s >= 0.95 * best_s
-    assert len(gaps) > 60
+    assert len(gaps) > 30
     assert sum(gap < 1e-9 for gap in gaps) > 0.9 * len(gaps)
     assert max(gaps) < 0.12
     assert tight > 0.5 * len(gaps)

@@ -305,7 +305,7 @@ def test_exactly_enough_memory_is_enough():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_no_simulated_step_is_below_its_bound(schedule):
-    for seed in range(60):
+    for seed in range(30):
         problem = instance(seed, schedule=schedule)
         for number, found in enumerate(usable_plans(problem)):
             if number % 40 == 0:
@@ -331,7 +331,7 @@ def test_brute_force_prunes_nothing_it_needs(objective):
 def test_brute_force_tries_every_plan_the_rules_allow(objective):
     """All cuts, all rows of devices in any order: `ReferenceSplit.faults` alone judges."""
     tried = 0
-    for seed in range(120):
+    for seed in range(60):
         problem = (instance, wide_instance)[seed % 2](seed, objective=objective)
         if len(problem.profile.layers) > 3 or not 2 <= len(problem.cluster.devices) <= 4:
             continue
@@ -341,7 +341,7 @@ def test_brute_force_tries_every_plan_the_rules_allow(objective):
         if best:
             assert best.rank[0] == pytest.approx(min(every), rel=1e-12), seed
             tried += 1
-    assert tried > 10
+    assert tried > 5
 
 
 def all_splits(problem):
