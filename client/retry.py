@@ -32,7 +32,12 @@ def ask(call: HttpRequest, model: type[Model]) -> Steps[Model]:
     return (yield from send_with_retries(call)).read(model)
 
 
-def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:
+def delete(call: HttpRequest) -> Steps[None]:
+    """Send a request to delete something; what an attempt with no answer has deleted is gone."""
+    yield from send_with_retries(call, may_be_gone=True)
+
+
+def send_with_retries(call: HttpRequest, *, may_be_gone: bool = False) -> Steps[HttpReply]:
     """Send a request, repeating it where that is safe, until it succeeds or fails for good.
 
     A request is repeated only if it changes nothing, carries an idempotency key, never reached the
@@ -45,18 +50,21 @@ def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:
     """
     budget = yield from get_retry_budget()
     end = budget.clock() + budget.timeout_s
-    attempt, reached_at, has_told = 0, budget.clock(), False
+    attempt, reached_at, has_told, may_be_done = 0, budget.clock(), False, False
     while True:
         attempt += 1
         left_s = max(end - budget.clock(), 0.001)
         outcome = yield from send(call, left_s)
-        if isinstance(outcome, HttpReply) and outcome.is_success:
-            return outcome
+        if isinstance(outcome, HttpReply):
+            is_gone = may_be_gone and may_be_done and outcome.status == 404
+            if outcome.is_success or is_gone:
+                return outcome
         away = None
         if isinstance(outcome, TransportFailure) and not outcome.was_sent:
             away = outcome
         if away is None:
             reached_at = budget.clock()
+            may_be_done |= not (isinstance(outcome, HttpReply) and outcome.status == 429)
         # Two limits: the call's own, and a much shorter one while nothing listens at the address,
         # so that a wrong URL is reported soon but a restart of the service is waited out.
         last = min(end, reached_at + UNREACHED_S) if away else end

@@ -85,11 +85,12 @@ class Solver:
                                                       waits for one, to begin again
 
     So a search of a moment never waits for a long one, nor for the processors that long ones keep
-    busy. Work that is no search has one process more than short searches may use.
+    busy. Short places are one more than long ones: as many long searches as there is room for may
+    begin at once and leave one free. Work that is no search has a process more yet.
 
     Args:
-        processes: Long searches at once, and also short ones; with 0, a few threads of the server's
-            own process do everything, and nothing can be killed.
+        processes: Long searches at once; with 0, a few threads of the server's own process do
+            everything, and nothing can be killed.
         observe: Called with the name of each function that was run and its duration in seconds.
             The name is a label of the metrics, so renaming such a function changes them.
     """
@@ -99,13 +100,13 @@ class Solver:
     ) -> None:
         self._observe = observe
         self.num_running = 0
-        number = processes + 1 if processes else 0
+        number = processes + 2 if processes else 0
         self._idle = [SolverProcess(self._start) for _ in range(number)]
         self._started = set(self._idle)
         self._compiler: Compiler | None = None
         self._is_closed = False
         self._calls = FairTurns(number or MAX_IN_THREADS)
-        self._short = FairTurns(processes or MAX_IN_THREADS - 1)
+        self._short = FairTurns(number - 1 if number else MAX_IN_THREADS - 1)
         self._long = FairTurns(processes or MAX_IN_THREADS - 1)
 
     @property

@@ -185,8 +185,8 @@ class ServerSettings(Record):
     plan_processes: int = Field(
         2,
         ge=0,
-        description="Searches of over 2 s at once, and as many shorter ones, each in a process; "
-        "one more does other work. 0 uses threads of the server, which no deadline ends.",
+        description="Searches of over 2 s at once, and one more of shorter ones, each in a "
+        "process; one does other work. 0 uses threads of the server, which no deadline ends.",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto",

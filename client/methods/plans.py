@@ -15,7 +15,7 @@ from ...core.service.jobs import JobView
 from ..model_sources import ModelLike
 from ..progress import Progress
 from ..request_builders import build_create, build_delete, build_get, build_query, drop_none
-from ..retry import ask, send_with_retries
+from ..retry import ask, delete, send_with_retries
 from ..sans_io import HttpReply, Steps
 from .jobs import wait
 from .resources import model_fields
@@ -118,7 +118,7 @@ def label_plan(plan_id: str, **labels: Unpack[LabelChanges]) -> Steps[PlanSummar
 
 def delete_plan(plan_id: str) -> Steps[None]:
     """Delete a plan; its profile stays."""
-    yield from send_with_retries(build_delete("plans", plan_id))
+    yield from delete(build_delete("plans", plan_id))
 
 
 def schedule(plan_id: str) -> Steps[Schedule]:

@@ -23,7 +23,7 @@ from ..request_builders import (
     drop_none,
     to_json_value,
 )
-from ..retry import ask, send_with_retries
+from ..retry import ask, delete, send_with_retries
 from ..sans_io import Steps
 
 
@@ -62,7 +62,7 @@ def graphs(*, limit: int | None = None, cursor: str | None = None) -> Steps[Grap
 
 def delete_graph(graph_id: str) -> Steps[None]:
     """Delete a graph; profiles and plans made from it stay."""
-    yield from send_with_retries(build_delete("graphs", graph_id))
+    yield from delete(build_delete("graphs", graph_id))
 
 
 def put_profile(profile: Profile) -> Steps[Stored]:
@@ -92,7 +92,7 @@ def delete_profile(profile_id: str) -> Steps[None]:
     Raises:
         Refused: Plans name it.
     """
-    yield from send_with_retries(build_delete("profiles", profile_id))
+    yield from delete(build_delete("profiles", profile_id))
 
 
 def capabilities() -> Steps[Capabilities]:

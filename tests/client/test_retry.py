@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.client.request_builders import build_create, build_get, build_query
-from stagewright.client.retry import send_with_retries
+from stagewright.client.request_builders import build_create, build_delete, build_get, build_query
+from stagewright.client.retry import delete, send_with_retries
 from stagewright.client.sans_io import HttpRequest, TransportFailure
-from stagewright.core.errors import DeadlineExceeded, Refused, StagewrightError, Unreachable
+from stagewright.core.errors import (
+    DeadlineExceeded,
+    NotFound,
+    Refused,
+    StagewrightError,
+    Unreachable,
+)
 from tests.client.world import World, problem, reply
 
 LOST = TransportFailure("connection reset")
@@ -69,6 +75,22 @@ def test_what_is_not_safe_to_repeat_is_not_repeated(first):
 def test_what_was_never_carried_out_is_repeated_even_then(first):
     world = World(first, reply(201))
     assert world.run(send_with_retries(MAKE_ONCE_ONLY)).status == 201
+
+
+@pytest.mark.parametrize("first", [LOST, reply(503)], ids=str)
+def test_what_a_lost_attempt_has_deleted_is_no_error(first):
+    world = World(first, problem(404, "not-found"))
+    world.run(delete(build_delete("plans", "plan_0")))
+    assert len(world.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "before", [[], [NEVER_LEFT], [problem(429, "too-many-requests", retry_after="1")]]
+)
+def test_what_was_not_there_to_delete_is(before):
+    world = World(*before, problem(404, "not-found"))
+    with pytest.raises(NotFound):
+        world.run(delete(build_delete("plans", "plan_0")))
 
 
 def test_retry_after_is_kept_to():

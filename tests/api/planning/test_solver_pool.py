@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def play(monkeypatch):
-    """Runs a coroutine function on a solver with one process of each kind, started beforehand."""
+    """Runs a coroutine function on a solver with one long place, its processes started."""
     monkeypatch.setattr(solver_pool, "SHORT_S", 0.5)
     monkeypatch.setattr(solver_pool, "GRACE_S", 0.3)
 
@@ -27,7 +27,7 @@ def play(monkeypatch):
         async def started():
             solver = Solver(1)
             try:
-                assert await asyncio.gather(solver.run(ready), solver.run(ready)) == [7, 7]
+                assert await asyncio.gather(*[solver.run(ready) for _ in range(3)]) == [7] * 3
                 return await main(solver)
             finally:
                 solver.close()
@@ -76,6 +76,19 @@ def test_beyond_the_long_places_a_search_begins_again_when_one_is_free(play):
     play(main)
 
 
+def test_as_many_searches_as_long_places_leave_a_short_one(play, monkeypatch):
+    monkeypatch.setattr(solver_pool, "SHORT_S", 20.0)
+
+    async def main(solver):
+        heavy = asyncio.create_task(solver.search(partial(sleep_through, 5.0), 30.0))
+        await asyncio.sleep(0.1)
+        assert await solver.search(partial(sleep_through, 0.0), 30.0, project="other") > 0
+        assert not heavy.done(), "it has waited for a search in its first seconds"
+        heavy.cancel()
+
+    play(main)
+
+
 def test_a_short_search_does_not_wait_for_long_ones(play):
     async def main(solver):
         long = asyncio.create_task(solver.search(take_all, 30.0))
@@ -90,12 +103,16 @@ def test_a_short_search_does_not_wait_for_long_ones(play):
 
 def test_waiting_counts_towards_the_deadline_unless_the_caller_is_patient(play):
     async def main(solver):
-        first = asyncio.create_task(solver.search(partial(sleep_through, 0.4), 5.0))
+        def take_short_places():
+            asleep = [solver.search(partial(sleep_through, 0.4), 5.0) for _ in range(2)]
+            return asyncio.gather(*asleep)
+
+        first = take_short_places()
         await asyncio.sleep(0.1)
         with pytest.raises(DeadlineExceeded, match="before it was this"):
             await solver.search(partial(sleep_through, 0.0), 0.1)
         await first
-        first = asyncio.create_task(solver.search(partial(sleep_through, 0.4), 5.0))
+        first = take_short_places()
         await asyncio.sleep(0.1)
         assert await solver.search(partial(sleep_through, 0.0), 0.1, is_patient=True) > 0.09
         await first
