@@ -16,6 +16,7 @@ from ...formats.svg import timeline_svg
 from ...planner.simulator.plan_timeline import plan_timeline
 from ...schedules.plan_schedule import schedule_of
 from ..errors import NoPlan
+from ..store.records import read_stored
 
 PlanFormat = Literal["plan", "svg", "chrome_trace", "schedule", "timeline", "balance"]
 MEDIA_TYPES: dict[PlanFormat, tuple[str, str | None]] = {
@@ -61,7 +62,7 @@ def plan_text(record_json: str, form: PlanFormat) -> str:
 
     Raises: NoPlan, InvalidInput.
     """
-    plan = plan_of(StoredPlan.model_validate_json(record_json))
+    plan = plan_of(read_stored(StoredPlan, record_json, "the plan"))
     if form == "plan":
         return plan.to_json()
     if form == "balance":
@@ -82,5 +83,5 @@ def plan_text(record_json: str, form: PlanFormat) -> str:
 
 def profile_text(stored_json: str, form: ProfileFormat) -> str:
     """Convert a `StoredProfile`."""
-    profile = StoredProfile.model_validate_json(stored_json).profile
+    profile = read_stored(StoredProfile, stored_json, "the profile").profile
     return profile.to_json() if form == "profile" else profile_csv(profile)

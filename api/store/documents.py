@@ -37,7 +37,7 @@ from ...core.service.documents import (
 from .database import Database
 from .errors import ProfileInUse, RecordNotFound
 from .idempotency import ReuseStore
-from .records import Page, Stored
+from .records import Page, Stored, read_stored
 from .storage_quota import charge, delete_rows, lock_projects
 from .tables import GRAPHS, PLANS, PROFILES, PROJECTS
 
@@ -108,27 +108,27 @@ class DocumentStore:
         return StoredPlan(**_plan_head(row), **dict(record))
 
     def profile(self, project_id: str, profile_id: str) -> StoredProfile:
-        """Return a profile. Raises: RecordNotFound."""
+        """Return a profile. Raises: RecordNotFound, InvalidInput (see `read_stored`)."""
         row = self._row(PROFILES, project_id, profile_id, "id", "created_at")
         profile = self._parsed.get(profile_id)  # ids are content hashes: equal in every project
         if profile is None:
             text = self._row(PROFILES, project_id, profile_id, "document").document
-            profile = Profile.model_validate_json(text)
+            profile = read_stored(Profile, text, profile_id)
             self._parsed.put(profile_id, profile, len(text))
         # The profile was validated when it was parsed; validating it again would take longer
         # than everything else here.
         return StoredProfile.model_construct(id=row.id, created_at=row.created_at, profile=profile)
 
     def graph(self, project_id: str, graph_id: str) -> StoredGraph:
-        """Return a graph. Raises: RecordNotFound."""
+        """Return a graph. Raises: RecordNotFound, InvalidInput (see `read_stored`)."""
         row = self._row(GRAPHS, project_id, graph_id)
-        graph = Graph.model_validate_json(row.document)
+        graph = read_stored(Graph, row.document, graph_id)
         return StoredGraph(id=row.id, created_at=row.created_at, graph=graph)
 
     def plan(self, project_id: str, plan_id: str) -> StoredPlan:
-        """Return a plan record. Raises: RecordNotFound."""
+        """Return a plan record. Raises: RecordNotFound, InvalidInput (see `read_stored`)."""
         row = self._row(PLANS, project_id, plan_id, *PLAN_HEAD, "document")
-        record = PlanRecord.model_validate_json(row.document)
+        record = read_stored(PlanRecord, row.document, plan_id)
         return StoredPlan(**_plan_head(row), **dict(record))
 
     def json(self, kind: Kind, project_id: str, identifier: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
-from ...core.document import Record
+from ...core.document import Record, to_invalid_input
+from ...core.errors import InvalidInput
 from ...core.service.documents import Stored as Stored
 from ...core.service.keys import ApiKey as ApiKey
 from ...core.service.keys import NewApiKey as NewApiKey
@@ -18,6 +19,20 @@ DEFAULT_PROJECT = "project_default"
 """Project of everything created without a key of another project; it always exists."""
 
 Item = TypeVar("Item")
+Model = TypeVar("Model", bound=Record)
+
+
+def read_stored(model: type[Model], text: str, identifier: str) -> Model:
+    """Parse the JSON of a stored document.
+
+    Raises:
+        InvalidInput: This release does not accept what an earlier one has stored.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        reason = to_invalid_input(error, f"document of this release, and {identifier} is older")
+        raise InvalidInput(f"{reason}\nfetch it, change that, and store it again") from None
 
 
 class Page(Record, Generic[Item]):

@@ -1,15 +1,17 @@
-"""Documents stored by releases whose ids had 24 digits are found, whichever form is asked for."""
+"""Documents of earlier releases are found under either id, or refused with the reason."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import update
 
+from stagewright.api.store.documents import ProfileCache
 from stagewright.api.store.errors import ProfileInUse, RecordNotFound
 from stagewright.api.store.maintenance import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.tables import GRAPHS, PLANS, PROFILES
 from stagewright.core.document import is_same_id
+from stagewright.core.errors import InvalidInput
 from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
 
@@ -34,6 +36,19 @@ def make_earlier(store):
         return shorten(identifier)
 
     return make
+
+
+def test_what_an_earlier_release_accepted_and_this_one_does_not_is_told(
+    store, a_profile, monkeypatch
+):
+    """Names had no bounds; a stored one that is longer was answered with a 500."""
+    kept = store.documents.put(HERE, a_profile).id
+    longer = a_profile.to_json().replace(a_profile.model, "x" * 501)
+    with store._database.write() as connection:
+        connection.execute(update(PROFILES).where(PROFILES.c.id == kept).values(document=longer))
+    monkeypatch.setattr(store.documents, "_parsed", ProfileCache(0))
+    with pytest.raises(InvalidInput, match=rf"{kept} is older:\n  /model: .*at most 500"):
+        store.documents.profile(HERE, kept)
 
 
 def test_ids_have_128_bits(a_profile):
