@@ -28,10 +28,11 @@ test: check  ## Run every check, then every test
 	OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --no-loadscope-reorder \
 	    --numprocesses $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-# Test files meet in other workers and tests run in another order, drawn from SEED: a test that
-# depends on what ran before it fails. `make shuffle SEED=3` repeats an order.
+# Test files meet in other workers and in another order, as do the tests in them, drawn from SEED: a
+# test that depends on what ran before it fails. `make shuffle SEED=3` repeats an order. Tests of two
+# files do not alternate, which would set up the fixtures of a file again and again.
 shuffle: $(INSTALLED)  ## Run every test in a random order
-	OMP_NUM_THREADS=1 $(BIN)/pytest --random-order-bucket=global \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --random-order-bucket=module \
 	    --random-order-seed=$${SEED:-$$(date +%s)} --dist loadfile --no-loadscope-reorder \
 	    --numprocesses $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
