@@ -1,4 +1,4 @@
-"""Arguments of a call as data: containers, data classes and constants, with tensors by number.
+"""Arguments of a call as data: containers, dataclasses and constants, with tensors by number.
 
 The form of an argument is JSON. A tensor is its number in the flat list of tensors, as
 ``{"tensor": 3}``; None, numbers and texts stand for themselves; containers are objects that name
@@ -20,7 +20,7 @@ from ..core.errors import InvalidInput
 
 CONSTANTS = (bool, int, float, str, type(None))
 
-ACCEPTED = "tensors, None, numbers, texts, lists, tuples, dicts and data classes"
+ACCEPTED = "tensors, None, numbers, strings, lists, tuples, dicts and dataclasses"
 
 
 def describe_argument(

@@ -23,6 +23,11 @@ INTERVAL_S = 0.25
 SILENCE_S = 3.0
 """Twelve missed heartbeats: far more than a busy machine delays a thread."""
 
+DEAD_S = 20.0
+"""Silence of a rank that is waited for after which it is taken for dead. Longer than `SILENCE_S`,
+since nothing else has failed: while it captures a large model, one operation may hold up all its
+threads."""
+
 HEARING_S = 10.0
 """Longest time a failed rank stays until all others have read the verdict; each needs one beat."""
 
@@ -154,13 +159,18 @@ class Heartbeats:
 
         return self._ask(read_present)
 
-    def wait_for(self, key: str, timeout_s: float) -> str | None:
-        """Return a published value; `None` once a rank has failed or the time is over."""
+    def wait_for(self, key: str, timeout_s: float, rank: int) -> str | None:
+        """Return a value that a rank publishes; `None` if it has died or the time is over."""
 
         def poll() -> str | None:
             deadline, pause_s = time.monotonic() + timeout_s, 0.001
+            seen, seen_at_s = self._seen(rank), time.monotonic()
             while not self._store.check([key]):
-                is_over = time.monotonic() > deadline or self._store.check([VERDICT])
+                now_s = time.monotonic()
+                if (shown := self._seen(rank)) != seen or not shown[0]:
+                    seen, seen_at_s = shown, now_s
+                is_silent = now_s - seen_at_s > DEAD_S
+                is_over = is_silent or now_s > deadline or self._store.check([VERDICT])
                 # Looked for again: a rank may publish its value first and fail then.
                 if is_over and not self._store.check([key]):
                     return None

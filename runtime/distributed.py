@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
+from ..capture.observation.nested_values import list_tensors
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput, NonFinite
 from ..core.plan.plan import Plan
@@ -402,8 +402,8 @@ class DistributedPipeline(PipelineRank):
         self._executor.observer = observer
 
     def _check_no_input_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
+        for leaf in list_tensors((args, kwargs)):
+            if leaf.requires_grad:
                 raise InvalidInput(
                     f"an input of shape {tuple(leaf.shape)} requires a gradient, but a pipeline in "
                     "processes computes those of weights alone; detach() the input, make it a "

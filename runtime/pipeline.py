@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..capture.capture import default_device
 from ..capture.program.segment import Segment
 from ..capture.sample import check_module
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan.plan import Plan
 from .batchnorm.deferred import deferred_statistics
 from .batchnorm.running_statistics import BatchStatistics, check_policy, check_statistics_reachable
@@ -153,13 +153,22 @@ class Pipeline(nn.Module):
 
     def _share_names(self, model: nn.Module) -> None:
         """Register the model's children, parameters and buffers under their own names."""
-        for name, child in model.named_children():
-            self.add_module(name, child)
-        for name, parameter in model.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in model.named_buffers(recurse=False):
-            persistent = name not in model._non_persistent_buffers_set
-            self.register_buffer(name, buffer, persistent=persistent)
+        # Not by add_module, register_parameter and register_buffer, which refuse the name of any
+        # attribute there is: models have children named "stages" or "plan", too.
+        self._modules.update(model._modules)
+        self._parameters.update(model._parameters)
+        self._buffers.update(model._buffers)
+        self._non_persistent_buffers_set |= model._non_persistent_buffers_set
+        self._shared = dict(self._modules)
+
+    def _check_children(self) -> None:
+        """Check that nobody replaced a child here, where no stage would see it."""
+        for name, child in self._shared.items():
+            if self._modules.get(name) is not child:
+                raise PlanMismatch(
+                    f"{name!r} was replaced on this pipeline, whose stages still run the old one; "
+                    "replace it on the model, then build the pipeline and its optimizer again"
+                )
 
     def _share_signature(self, model: nn.Module) -> None:
         """Let ``inspect.signature`` of ``forward`` be the model's, by which trainers go."""
@@ -211,7 +220,13 @@ class Pipeline(nn.Module):
                 shape than those the model was captured with, or outputs cannot be joined
                 because their first dimension is not the micro-batch.
         """
+        self._check_children()
         self._snapshot.check()
+        if self._pieces.captured.program.model.training != self.training:
+            raise PlanMismatch(
+                "the model was switched between training and evaluation mode, and this pipeline "
+                "was not; call train() or eval() of the pipeline, which switches both"
+            )
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
         count = self._num_microbatches
@@ -220,10 +235,13 @@ class Pipeline(nn.Module):
         batches = split_batch(flat, count, self._fixed_inputs, structure.names)
         with deferred_statistics(self) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
-        self.steps += self.training
+        vars(self)["steps"] += self.training
         joined = join_outputs(values, [len(batch[0]) for batch in batches])
         count = len(self._pieces.captured.program.flat_outputs)
-        self.aux_loss = sum((loss.to(joined[0].device) for loss in joined[count:]), torch.zeros(()))
+        # Not by setattr, here and above: the model may have a child or buffer of that name.
+        place = next((v.device for v in joined if isinstance(v, Tensor)), None)
+        losses = (loss.to(place) for loss in joined[count:])
+        vars(self)["aux_loss"] = sum(losses, torch.zeros(()))
         return self._pieces.captured.unflatten_output(joined[:count])
 
     def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
@@ -251,6 +269,7 @@ class Pipeline(nn.Module):
         """
         for stage in self._pieces.stages:
             stage.train(mode)
+        self._pieces.captured.program.model.training = mode
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -313,7 +332,7 @@ def _rebuild(
     if made.training != training:
         made.train(training)
     _write_modes(model, modes)
-    made.steps = steps
+    vars(made)["steps"] = steps
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class RandomState:
-    """State of every generator a model may draw from: torch's on CPU and a device, and Python's.
+    """State of every generator a model may draw from: torch's, Python's and numpy's.
 
     Attributes:
-        cpu: States of torch's CPU generator and of the `random` module; `None` leaves both alone.
+        cpu: States of torch's CPU generator, and of those of `random` and ``numpy.random``; `None`
+            leaves all alone.
         device: State of the device's generator; `None` on CPU.
     """
 
@@ -27,15 +29,32 @@ class RandomState:
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
         on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls((torch.get_rng_state(), random.getstate()), on_device)
+        return cls((torch.get_rng_state(), (random.getstate(), _get_numpy_state())), on_device)
 
     def restore(self, device: torch.device) -> None:
         """Restore the generators, so that they repeat what followed this state."""
         if self.cpu is not None:
-            torch.set_rng_state(self.cpu[0])
-            random.setstate(self.cpu[1])
+            torch_state, (python_state, numpy_state) = self.cpu
+            torch.set_rng_state(torch_state)
+            random.setstate(python_state)
+            _set_numpy_state(numpy_state)
         if self.device is not None:
             torch.cuda.set_rng_state(self.device, device)
+
+
+def _get_numpy_state() -> tuple[Any, ...] | None:
+    """Return the state in a form that can be compared; `None` if numpy is not loaded."""
+    if (numpy := sys.modules.get("numpy")) is None:
+        return None
+    kind, keys, *rest = numpy.random.get_state()
+    return kind, keys.tobytes(), *rest
+
+
+def _set_numpy_state(state: tuple[Any, ...] | None) -> None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and state is not None:
+        kind, keys, *rest = state
+        numpy.random.set_state((kind, numpy.frombuffer(keys, numpy.uint32), *rest))
 
 
 @contextmanager

@@ -31,13 +31,14 @@ class PipelineLoader:
         inputs: Map-style dataset of the model's inputs: a tensor per sample, or a tuple of them.
         targets: Map-style dataset of targets, of equal length. `None` if items of ``inputs`` are
             pairs of inputs and target, which first and last stage then load whole.
-        seed: What the order of every epoch follows from.
+        seed: Seed of the order of every epoch.
         shuffle: Whether to draw a new order for each epoch.
         batch_size: Samples per batch; the plan's if `None`.
         **options: Further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers``.
 
     Raises:
         InvalidInput: There are fewer samples than in one batch, or not one target per sample.
+            While loading: an item of pairs has not two parts.
         PlanMismatch: The ranks disagree on the number of samples, the seed or the batch size.
     """
 
@@ -54,18 +55,21 @@ class PipelineLoader:
     ) -> None:
         plan, samples = pipeline.plan, len(cast(Sized, inputs))
         size = batch_size or plan.inputs[0].shape[0] * plan.num_microbatches
-        if samples < size or (targets is not None and len(cast(Sized, targets)) != samples):
-            found = "pairs" if targets is None else f"{len(cast(Sized, targets))} targets"
-            raise InvalidInput(
-                f"there are {samples} inputs and {found} for batches of {size}; give one target "
-                "per input, and at least one batch"
-            )
+        found = "pairs" if targets is None else f"{len(cast(Sized, targets))} targets"
         self._loads_inputs, self._loads_targets = True, True
         if isinstance(pipeline, DistributedPipeline):
             self._loads_inputs = 0 in pipeline.stages
             self._loads_targets = plan.num_stages - 1 in pipeline.stages
-            order = [f"seed {seed}, {samples} samples in batches of {size}, shuffle={shuffle}"]
-            pipeline.check_agreement({"the order of the data": order})
+            # Compared first: a rank that refused its own data would leave the others waiting.
+            order = (
+                f"seed {seed}, {samples} inputs and {found} in batches of {size}, shuffle={shuffle}"
+            )
+            pipeline.check_agreement({"the order of the data": [order]})
+        if samples < size or (targets is not None and len(cast(Sized, targets)) != samples):
+            raise InvalidInput(
+                f"there are {samples} inputs and {found} for batches of {size}; give one target "
+                "per input, and at least one batch"
+            )
         self._are_pairs = targets is None
         self._batches = _AgreedBatches(samples, size, seed if shuffle else None)
         parts = [inputs] * self._loads_inputs + [targets] * (
@@ -86,6 +90,11 @@ class PipelineLoader:
             yield from (((), None) for _ in range(len(self)))
             return
         for parts in self._loader:
+            if self._are_pairs and len(parts) != 2:
+                raise InvalidInput(
+                    f"items of inputs have {len(parts)} parts, but without targets= each is a pair "
+                    "of inputs and target; put several inputs into a tuple: ((ids, mask), label)"
+                )
             inputs = parts[0] if self._loads_inputs else ()
             yield (
                 tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,),

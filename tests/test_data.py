@@ -99,6 +99,13 @@ def test_what_does_not_fit_is_refused():
         PipelineLoader(rank_with(0), Watched(), Watched(), batch_size=50)
 
 
+def test_items_of_three_are_no_pairs():
+    """The mask between tokens and label was dropped."""
+    three = TensorDataset(*[torch.arange(SAMPLES)] * 3)
+    with pytest.raises(InvalidInput, match="have 3 parts"):
+        next(PipelineLoader(rank_with(0), three).epoch(0))
+
+
 def run_ranks(executable, what):
     output = run_worker(executable, "tests.runtime.loader_worker", what, timeout_s=120)
     return [json.loads(line) for line in output.splitlines()]
@@ -130,6 +137,6 @@ def test_ranks_whose_orders_differ_are_refused_before_they_load(forking_executab
     said = {line["rank"]: line["error"] for line in run_ranks(forking_executable, "seeds")}
     assert set(said) == {0, 1, 2}
     assert set(said.values()) == {said[0]}
-    words = "the ranks disagree on the order of the data: seed 1, 40 samples in batches of 8"
+    words = "the ranks disagree on the order of the data: seed 1, 40 inputs and"
     assert said[0].startswith(words)
     assert "on rank 1, but seed 0" in said[0]

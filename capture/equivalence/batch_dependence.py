@@ -1,4 +1,4 @@
-"""Check of batch dependence: samples that know the size of their batch, which micro-batches cut."""
+"""Check of batch dependence: outputs that depend on the batch size, which micro-batches change."""
 
 from __future__ import annotations
 

@@ -49,10 +49,13 @@ class Segment(nn.Module):
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self._whole: tuple[nn.Module, ...] = ()
         self._evaluation: tuple[Segment, ...] = ()
+        self._followed: tuple[tuple[nn.Module, nn.Module], ...] = ()
         self.training = training
 
     def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
         assert self._code is not None
+        for follower, original in self._followed:
+            follower.training = original.training
         if self._evaluation and not self.training:
             (evaluation,) = self._evaluation
             evaluation.adopt_buffers(self)
@@ -93,7 +96,22 @@ class Segment(nn.Module):
             model.train(mode)
         for module in self._kept_in_evaluation:
             module.training = False
+        for follower, original in self._followed:
+            original.training = follower.training
         return self
+
+    def follow_modes(self, model: nn.Module) -> None:
+        """Give modules that capture added the mode of those they came from, from now on too."""
+        originals = set(model.modules())
+        added = [module for module in self.modules() if module not in originals]
+        self._followed = tuple(
+            (module, model.get_submodule(path))
+            for module in added
+            if (path := getattr(module, "stagewright_follows", None)) is not None
+        )
+        for module in added:
+            path = getattr(module, "stagewright_follows", "")
+            module.training = model.get_submodule(path).training
 
     def hold_model(self, model: nn.Module) -> None:
         """Share the tables of an opaque model, which this segment calls as a whole."""

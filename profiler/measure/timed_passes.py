@@ -179,7 +179,7 @@ class Passes:
 
 
 def _has_group_norm(roots: list[Tensor]) -> bool:
-    """Return whether the graph holds a group norm.
+    """Return True if the graph holds a group norm.
 
     torch 2.11 to 2.13 end the process with a segmentation fault on the CPU where its weights'
     gradients are asked for without its input's, and the input is channels-last.

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ...capture.observation.nested_values import list_tensors
 from ...core.errors import InvalidInput
 from ...core.plan.schedule import Schedule
 from ..ranks.consistency import split_by_agreement
 from ..ranks.failure_detection import FailureDetector
 
-SAMPLED = 65_536
+MAX_SAMPLED_ELEMENTS = 65_536
 """Most elements of a tensor that its checksum reads; spread evenly, over every sample."""
 
 
 class BatchComparison:
-    """Comparer of the checksums of inputs and targets that ranks were given.
+    """Comparison of the checksums of the inputs and targets that ranks were given.
 
     Every rank publishes its own when a step begins, and waits for no other. The first rank of the
     last stage reads them when its step ends: the ranks that it had values from have published.
@@ -76,7 +76,7 @@ class BatchComparison:
 
 def compute_checksum(values: Any) -> int | None:
     """Return a checksum of a nest's tensors; `None` if it holds none."""
-    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+    tensors = list_tensors(values)
     return zlib.crc32(b"".join(_sample_bytes(tensors))) if tensors else None
 
 
@@ -86,8 +86,9 @@ def _sample_bytes(tensors: Iterable[Tensor]) -> Iterable[bytes]:
         if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
             continue
         rows = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
-        every = -(-tensor.numel() // SAMPLED)
-        # Ranks may be given other precisions of the same values, or on other devices.
+        every = -(-tensor.numel() // MAX_SAMPLED_ELEMENTS)
+        # Ranks may be given the same values as integers of other widths, in float32 and float64,
+        # or on other devices. Rounded to half precision they are other values.
         wide = torch.float64 if tensor.is_floating_point() else torch.int64
         chosen = rows if tensor.is_complex() else rows[:, ::every].to("cpu", wide)
         yield chosen.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dis
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -22,22 +24,52 @@ from .padding import PartialTarget, count_samples, trim_padding
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 
+MAX_CALLS_FOLLOWED = 3
+"""From the loss function to a module with weights: a function that calls one that calls it."""
+
 
 def check_loss_function(loss_fn: LossFunction, model: nn.Module) -> None:
     """Raise `InvalidInput` for a loss with weights of its own, which nothing would train."""
-    function: Any = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
-    module = getattr(function, "__self__", function)
-    if not isinstance(module, nn.Module):
-        return
     ours = {id(parameter) for parameter in model.parameters()}
-    names = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in ours]
-    if names:
-        raise InvalidInput(
-            f"loss_fn is a {type(module).__name__} with trainable parameters of its own "
-            f"({list_some(names, 3)}), which no optimizer of a pipeline holds and no checkpoint "
-            "saves; use them in the model and return what the loss needs, or freeze them "
-            "(requires_grad_(False))"
-        )
+    for module in _find_modules(loss_fn, MAX_CALLS_FOLLOWED):
+        names = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in ours]
+        if names:
+            raise InvalidInput(
+                f"loss_fn uses a {type(module).__name__} with trainable parameters of its own "
+                f"({list_some(names, 3)}), which no optimizer of a pipeline holds and no "
+                "checkpoint saves; use them in the model and return what the loss needs, or "
+                "freeze them (requires_grad_(False))"
+            )
+
+
+def _find_modules(value: Any, depth: int) -> Iterator[nn.Module]:
+    """Yield the modules that a callable is, holds, closes over or names as globals."""
+    if isinstance(value, nn.Module):
+        yield value
+        return
+    parts: list[Any] = []
+    if isinstance(value, partial):
+        parts = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, MethodType):
+        parts = [value.__self__, value.__func__]
+    elif isinstance(value, FunctionType):
+        read = {i.argval for i in dis.get_instructions(value) if i.opname == "LOAD_GLOBAL"}
+        parts = [value.__globals__[name] for name in sorted(read & value.__globals__.keys())]
+        parts += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    elif callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        parts = list(vars(value).values())
+    for part in parts if depth else ():
+        # Functions of torch name a great many others, and hold no weights.
+        is_library = str(getattr(part, "__module__", "")).startswith("torch.")
+        if isinstance(part, nn.Module) or not is_library:
+            yield from _find_modules(part, depth - 1)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 class BatchOutputs:

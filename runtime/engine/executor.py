@@ -206,8 +206,11 @@ class Executor:
     def _look(
         self, check: FiniteCheck, action: Action, arrived: Sequence[Tensor], made: Sequence[Any]
     ) -> None:
-        is_loss = action.work is Work.FORWARD and action.stage == self._routes.num_stages - 1
-        check.look(action, arrived, made, self.losses[-1] if is_loss else None)
+        is_forward = action.work is Work.FORWARD
+        losses = self._stages[action.stage].losses if is_forward else ()
+        if is_forward and action.stage == self._routes.num_stages - 1:
+            made = ()  # the model's own outputs may hold infinities, as masked logits do
+        check.look(action, arrived, made, losses[-1] if losses else None)
 
     def _receive(self, action: Action, needed: Sequence[Message]) -> list[Tensor]:
         found: list[Tensor] = []

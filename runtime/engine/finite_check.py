@@ -16,7 +16,7 @@ Kind = Literal["received", "computed", "loss"]
 
 
 @dataclass(frozen=True)
-class _Looked:
+class _Reading:
     kind: Kind
     action: Action
     largest: Tensor
@@ -32,17 +32,15 @@ class FiniteCheck:
     """
 
     def __init__(self) -> None:
-        self._looked: list[_Looked] = []
+        self._looked: list[_Reading] = []
 
     def look(
         self, action: Action, arrived: Sequence[Tensor], made: Sequence[object], loss: Tensor | None
     ) -> None:
-        """Record an action; ``loss`` is that of a forward on the last stage."""
+        """Record an action; ``loss`` is what a forward adds to the step's loss, if anything."""
         self._record("received", action, arrived)
-        if loss is not None:  # the model's own outputs may hold infinities, as masked logits do
-            self._record("loss", action, [loss])
-        else:
-            self._record("computed", action, made)
+        self._record("computed", action, made)
+        self._record("loss", action, [loss])
 
     def _record(self, kind: Kind, action: Action, values: Sequence[object]) -> None:
         for value in values:
@@ -50,13 +48,13 @@ class FiniteCheck:
                 # Ten times as fast on a CPU as the maximum norm; NaN if any value is.
                 low, high = torch.aminmax(value.detach())
                 largest = torch.maximum(high.double(), -low.double())
-                self._looked.append(_Looked(kind, action, largest))
+                self._looked.append(_Reading(kind, action, largest))
 
     def find(self, inputs: Sequence[Sequence[Tensor]]) -> tuple[str, bool] | None:
-        """Return the step's first value that is not finite, if a loss or gradient is not.
+        """Return a description of the step's first value that is not finite, if it matters.
 
-        It is returned in words, and with whether another stage made it.
-        ``inputs`` are those of each micro-batch, on ranks of the first stage.
+        It does if a loss or gradient is among such values. True is returned with it if another
+        stage sent it. ``inputs`` are those of each micro-batch, on ranks of the first stage.
         """
         if not self._looked:
             return None
@@ -75,7 +73,7 @@ class FiniteCheck:
         return _describe(first, inputs), first.kind == "received"
 
 
-def _describe(first: _Looked, inputs: Sequence[Sequence[Tensor]]) -> str:
+def _describe(first: _Reading, inputs: Sequence[Sequence[Tensor]]) -> str:
     action = first.action
     stage, number = action.stage, action.microbatch
     if first.kind == "loss":

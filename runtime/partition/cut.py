@@ -256,11 +256,7 @@ def _follow_modes(model: nn.Module, stages: Sequence[Segment]) -> None:
     for stage in stages:
         if not model.training:
             stage.check_mode(False)
-        originals = set(model.modules())
-        for module in stage.modules():
-            if module not in originals:
-                path = getattr(module, "stagewright_follows", "")
-                module.training = model.get_submodule(path).training
+        stage.follow_modes(model)
 
 
 def _adopt_unused(captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]) -> None:

@@ -129,10 +129,10 @@ class FailureDetector:
         """Return the value that a rank publishes under a name, once it is there.
 
         Raises:
-            ConnectionEnded: It did not come within the group's timeout, or a rank failed.
+            ConnectionEnded: It did not come within the group's timeout, or a rank failed or died.
         """
         timeout = group_timeout(self._group) or distributed_c10d.default_pg_timeout
-        found = self._beats.wait_for(f"{name} of {rank}", timeout.total_seconds())
+        found = self._beats.wait_for(f"{name} of {rank}", timeout.total_seconds(), rank)
         if found is None:
             raise ConnectionEnded(f"rank {rank} did not publish its {name}")
         return found

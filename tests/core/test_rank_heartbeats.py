@@ -158,16 +158,29 @@ def test_a_store_whose_host_is_stopped_keeps_nobody_waiting():
     ranks[0].close()
 
 
+def test_a_rank_that_dies_before_it_publishes_is_not_waited_for(monkeypatch):
+    """It was noticed only after the group's timeout: nothing else fails while others wait."""
+    monkeypatch.setattr("stagewright.core.rank_heartbeats.DEAD_S", 1.0)
+    store = MetStore()
+    ranks = [Heartbeats(store, rank, 2) for rank in range(2)]
+    ranks[0].close()
+    begin = time.monotonic()
+    assert ranks[1].wait_for("plan of 0", 600, 0) is None
+    assert time.monotonic() - begin < 60
+    assert ranks[1].find_out().ranks == (0,)
+    ranks[1].close()
+
+
 def test_what_ranks_publish_is_read_by_others_or_given_up_once_one_has_failed():
     store = MetStore()
     ranks = [Heartbeats(store, rank, 2) for rank in range(2)]
     ranks[0].publish("plan of 0", "p1")
     assert ranks[1].read(["plan of 0", "plan of 1"]) == ["p1", None]
-    assert ranks[1].wait_for("plan of 0", 10) == "p1"
-    assert ranks[1].wait_for("plan of 1", 0.1) is None
+    assert ranks[1].wait_for("plan of 0", 10, 0) == "p1"
+    assert ranks[1].wait_for("plan of 1", 0.1, 1) is None
     assert ranks[1].await_verdict(0.1) is None
     ranks[0].leave_word("raised an error")
-    assert ranks[1].wait_for("plan of 1", 100) is None
+    assert ranks[1].wait_for("plan of 1", 100, 1) is None
     assert "raised an error" in ranks[1].await_verdict(10).what
     for rank in ranks:
         rank.close()

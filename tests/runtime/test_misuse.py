@@ -227,6 +227,31 @@ class Weighted(nn.Module):
         return ((output - target).square() * self.weights).mean()
 
 
+LEARNED = Weighted()
+
+
+class Held:
+    """A callable that is no module, and holds one."""
+
+    def __init__(self, criterion):
+        self.criterion = criterion
+
+    def __call__(self, output, target):
+        return self.criterion(output, target)
+
+
+def call(criterion, output, target):
+    return criterion(output, target)
+
+
+def through_another(output, target):
+    return through_a_global(output, target)
+
+
+def through_a_global(output, target):
+    return LEARNED(output, target)
+
+
 def test_a_loss_with_weights_of_its_own_is_refused(alone):
     """They were in no optimizer, and never trained."""
     model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4)
@@ -236,6 +261,23 @@ def test_a_loss_with_weights_of_its_own_is_refused(alone):
             DistributedPipeline(model, plan, loss_fn=loss)
         with pytest.raises(InvalidInput, match="no optimizer"):
             Training(Pipeline(model, plan), loss_fn=loss)
+    weighted, calls = Weighted(), [0]
+    for loss in (
+        lambda output, target: weighted(output, target),
+        lambda output, target: LEARNED(output, target),
+        through_another,
+        Held(weighted),
+        functools.partial(call, weighted),
+    ):
+        with pytest.raises(InvalidInput, match="no optimizer"):
+            Training(Pipeline(model, plan), loss_fn=loss)
+
+    def plain(output, target):
+        calls[0] += 1
+        return nn.functional.mse_loss(output, target) + 0 * model[0].weight.sum()
+
+    Training(Pipeline(model, plan), loss_fn=plain).step(x, target=x)
+    assert calls == [1]
     frozen = Weighted().requires_grad_(False)
     Training(Pipeline(model, plan), loss_fn=frozen).step(x, target=x)
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -335,3 +336,60 @@ def test_another_sequence_length_than_captured_is_refused(way):
     words = r"'tokens' has shape \(4, 12\), but the model was captured at \(2, 8\)"
     with pytest.raises(InvalidInput, match=words):
         run(longer)
+
+
+class SkipsBlocks(nn.Module):
+    """Draws from numpy's generator which of its layers to run, as layer drop does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            if numpy.random.uniform() < 0.5:
+                x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_recomputation_repeats_the_numbers_of_numpy(checkpoint):
+    """The recomputed forward ran other layers than the first, whose loss it was to explain."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), SkipsBlocks(), nn.Linear(4, 4))
+    plan = make_plan(Case("skips", make_case("mlp").spec, model, torch.randn(2, 4), None), 2)
+    pipeline, x = Pipeline(model, plan, checkpoint=checkpoint), torch.randn(8, 4)
+    numpy.random.seed(0)
+    expected = torch.cat([model(part) for part in x.chunk(plan.num_microbatches)])
+    gradients = torch.autograd.grad(expected.sum(), [*model.parameters()], allow_unused=True)
+    numpy.random.seed(0)
+    pipeline(x).sum().backward()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found, 0 * parameter if gradient is None else gradient)
+
+
+class OddNames(nn.Module):
+    """Children, a buffer and a parameter with the names of a pipeline's own attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.plan, self.steps = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.register_buffer("aux_loss", torch.ones(4))
+
+    def forward(self, x):
+        return self.plan(self.stages(x)) * self.steps + self.aux_loss
+
+
+def test_children_may_have_the_names_of_a_pipelines_own_attributes():
+    """``KeyError: attribute 'stages' already exists``."""
+    model, x = OddNames(), torch.randn(8, 4)
+    plan = make_plan(Case("odd", make_case("mlp").spec, model, x[:2], None), 2)
+    pipeline = Pipeline(model, plan)
+    torch.testing.assert_close(pipeline(x), model(x))
+    assert {*dict(pipeline.named_parameters())} == {*dict(model.named_parameters())}
+    assert {*pipeline.state_dict()} == {*model.state_dict()}
+    assert (pipeline.plan, len(pipeline.stages), float(pipeline.aux_loss)) == (plan, 2, 0.0)
+    twin = copy.deepcopy(pipeline)
+    torch.testing.assert_close(twin(x), model(x))

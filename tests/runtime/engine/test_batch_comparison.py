@@ -1,6 +1,8 @@
 """Batches of ranks whose data loaders disagree are refused; equal ones are not."""
 
+import dataclasses
 import types
+from collections import UserDict
 
 import pytest
 import torch
@@ -33,6 +35,11 @@ def take_step(ranks, batches, targets):
         rank.publish(() if batch is None else (batch,), {}, target)
     for rank in ranks:
         rank.compare(7)
+
+
+@dataclasses.dataclass
+class Samples:
+    values: torch.Tensor
 
 
 BATCH, TARGET = torch.randn(8, 3), torch.arange(8)
@@ -77,6 +84,8 @@ def test_checksums_follow_values_and_order_alone():
     for dtype in (torch.bfloat16, torch.bool, torch.complex64, torch.uint8):
         assert isinstance(compute_checksum([BATCH.to(dtype)]), int)
     assert isinstance(compute_checksum(types.SimpleNamespace()), type(None))
+    assert compute_checksum(Samples(BATCH)) == compute_checksum([BATCH])
+    assert compute_checksum(UserDict(a=BATCH)) == compute_checksum([BATCH])
 
 
 def test_every_sample_of_a_large_batch_is_looked_at():

@@ -65,6 +65,12 @@ def test_the_first_value_is_named(looks, what, is_received):
     assert received is is_received
 
 
+def test_an_auxiliary_loss_is_one_wherever_it_arises():
+    looks = [(FORWARD, [FINE], [FINE], NAN[1]), (BACKWARD, [FINE], [FINE], None)]
+    words, _ = found(*looks)
+    assert words == "the loss of micro-batch 2, on stage 1, is infinite or NaN"
+
+
 def test_inputs_that_hold_nan_are_named():
     first, backward = Action.model_validate("0F1"), Action.model_validate("0B1")
     looks = [(first, [], [NAN], None), (backward, [NAN], [], None)]

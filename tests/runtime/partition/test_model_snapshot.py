@@ -127,6 +127,54 @@ def test_a_change_that_stages_would_miss_is_refused(words, built):
         pipeline(torch.randn(4, 4))
 
 
+def test_a_child_replaced_on_the_pipeline_is_refused(built):
+    """The optimizer was given the new head, and the stages went on with the old one."""
+    _, pipeline = built
+    pipeline.head = nn.Linear(4, 4)
+    with pytest.raises(PlanMismatch, match="'head' was replaced on this pipeline"):
+        pipeline(torch.randn(4, 4))
+
+
+class Noisy(nn.Module):
+    """Functional dropout in a block of its own, which has no leaf module for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(4, 4), NoisyBlock()
+
+    def forward(self, x):
+        return self.block(self.first(x))
+
+
+class NoisyBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x), 0.5, self.training)
+
+
+def test_modes_are_the_models_from_step_to_step():
+    """A block in evaluation mode went on with its functional dropout."""
+    model = Noisy()
+    profile = traced_profile(Case("own", None, model, torch.ones(2, 4), mse_loss))
+    options = PlanOptions(num_microbatches=2)
+    plan = plan_from_balance(profile, Cluster.uniform(2), options, [1, len(profile.layers) - 1])
+    pipeline, x = Pipeline(model, plan), torch.randn(4, 4)
+    model.block.eval()
+    check_equal(model, pipeline)
+    pipeline.train()
+    assert model.block.training
+    assert not torch.equal(pipeline(x), pipeline(x))
+    pipeline.eval()
+    assert not any(module.training for module in model.modules())
+    check_equal(model, pipeline)
+    model.train()
+    with pytest.raises(PlanMismatch, match="call train"):
+        pipeline(x)
+
+
 def test_a_pipeline_that_is_moved_knows_its_new_buffers(built):
     model, pipeline = built
     pipeline.double()
