@@ -1,7 +1,7 @@
 """Arguments of a call as data: containers, dataclasses and constants, with tensors by number.
 
 The form of an argument is JSON. A tensor is its number in the flat list of tensors, as
-``{"tensor": 3}``; None, numbers and texts stand for themselves; containers are objects that name
+``{"tensor": 3}``; None, numbers and strings stand for themselves; containers are objects that name
 their kind. Classes are named, never imported: a document may come from elsewhere.
 """
 
@@ -65,11 +65,15 @@ def collect_tensors(form: Any, value: Any, name: str, found: dict[int, Tensor]) 
         found[form["tensor"]] = value
         return
     if kind == "constant":
-        if type(value) is not type(form) or value != form:
+        # By instance: numpy's floats and string enumerations are written as plain ones.
+        is_alike = isinstance(value, type(form)) and isinstance(value, bool) is (
+            isinstance(form, bool)
+        )
+        if not is_alike or value != form:
             raise InvalidInput(
                 f"input {name!r} is {_in_short(value)}, but the model was captured with {form!r}: "
-                "numbers, texts and None are part of the captured model; profile and plan it with "
-                "this value, or pass a tensor"
+                "numbers, strings and None are part of the captured model; profile and plan it "
+                "with this value, or pass a tensor"
             )
         return
     items = _find_items(form, kind, value)

@@ -103,15 +103,16 @@ class Segment(nn.Module):
     def follow_modes(self, model: nn.Module) -> None:
         """Give modules that capture added the mode of those they came from, from now on too."""
         originals = set(model.modules())
-        added = [module for module in self.modules() if module not in originals]
-        self._followed = tuple(
-            (module, model.get_submodule(path))
-            for module in added
-            if (path := getattr(module, "stagewright_follows", None)) is not None
-        )
-        for module in added:
-            path = getattr(module, "stagewright_follows", "")
-            module.training = model.get_submodule(path).training
+        followed = []
+        for module in self.modules():
+            if module in originals:
+                continue
+            path = getattr(module, "stagewright_follows", None)
+            original = model.get_submodule(path or "")
+            module.training = original.training
+            if path is not None:
+                followed.append((module, original))
+        self._followed = tuple(followed)
 
     def hold_model(self, model: nn.Module) -> None:
         """Share the tables of an opaque model, which this segment calls as a whole."""

@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -170,8 +171,20 @@ def test_another_form_than_captured_is_refused_by_name(kind, sample, batch, word
         structure.flatten(args, kwargs)
 
 
+def test_constants_may_be_of_a_class_of_numpys():
+    """The very value of the capture was refused after the graph had been written and read."""
+    sample = (draw(2), None, numpy.float64(0.5))
+    structure = trace(WithOptions(), sample, check=False).structure
+    structure = CallStructure.from_json(structure.to_json())
+    args, kwargs = structure.split_call(sample)
+    assert len(structure.flatten(args, kwargs)) == 1
+    args, kwargs = structure.split_call((draw(2), None, numpy.float64(0.25)))
+    with pytest.raises(InvalidInput, match=r"'factor' is .*0\.25"):
+        structure.flatten(args, kwargs)
+
+
 def test_what_cannot_be_part_of_a_sample_is_named():
-    with pytest.raises(InvalidInput, match="data classes; 'batch_mask' is a set"):
+    with pytest.raises(InvalidInput, match="dataclasses; 'batch_mask' is a set"):
         trace(OfDict(), {"x": draw(2), "mask": {1}})
     with pytest.raises(InvalidInput, match="0-dimensional"):
         trace(OfList(), ([draw(2), torch.tensor(1.0)],))
