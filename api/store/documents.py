@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from threading import Lock
@@ -25,6 +26,7 @@ from ...core.document import DIGEST_DIGITS, EARLIER_DIGITS, Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
+    MAX_TAGS,
     GraphSummary,
     PlanLabels,
     PlanRecord,
@@ -56,6 +58,9 @@ CACHED_CHARACTERS = 16 * 2**20
 
 MAX_INTEGER = 2**63 - 1
 """Largest value of a BIGINT column."""
+
+_SEPARATORS = re.compile(r"[\x00-\x1f\x7f]+")
+"""No tag has one of these now."""
 
 MAX_SEARCH_WORDS = 8
 """Every word is looked for in every searched column."""
@@ -341,7 +346,12 @@ def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[boo
 
 def _plan_head(row: Row[Any]) -> dict[str, Any]:
     values = {name: row._mapping[name] for name in PLAN_HEAD}
-    return {**values, "tags": tuple((row.tags or "").split())}
+    return {**values, "tags": _read_tags(row.tags)}
+
+
+def _read_tags(joined: str | None) -> tuple[str, ...]:
+    # Earlier releases let control characters into tags, which may make them more than allowed.
+    return tuple(_SEPARATORS.sub(" ", joined or "").split()[:MAX_TAGS])
 
 
 def _stored(row: Row[Any]) -> Stored:
@@ -367,7 +377,7 @@ def select_plan_summaries(project_id: str, search: str) -> Select[Any]:
 def _plan_summary(row: Row[Any]) -> PlanSummary:
     columns = row[1:]  # the first column is the position
     values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, columns, strict=True))
-    values["tags"] = tuple((values["tags"] or "").split())
+    values["tags"] = _read_tags(values["tags"])
     return PlanSummary.model_validate(values)
 
 

@@ -17,7 +17,9 @@ from ..plan.timeline import Timeline
 from ..profile.profile import Profile
 
 Status = Literal["planned", "infeasible"]
-Tag = Annotated[str, Field(pattern=r"^\S+$", max_length=50)]
+MAX_TAGS = 20
+Tag = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=50)]
+"""A word; what ends it differs between languages, so no control character is allowed in it."""
 
 
 class Stored(Record):
@@ -32,12 +34,12 @@ class PlanLabels(Record):
 
     Attributes:
         name: For people; several plans may have one name.
-        tags: Words without blanks, to find plans by.
+        tags: Words without blanks and control characters, to find plans by.
         notes: Any text.
     """
 
     name: str | None = Field(None, min_length=1, max_length=200)
-    tags: tuple[Tag, ...] = Field((), max_length=20)
+    tags: tuple[Tag, ...] = Field((), max_length=MAX_TAGS)
     notes: str | None = Field(None, max_length=4000)
 
 

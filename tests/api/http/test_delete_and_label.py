@@ -80,6 +80,7 @@ def test_labels_are_changed_one_by_one_and_found(client, planned):
         ({"name": "x" * 201}, "/name"),
         ({"tags": ["two words"]}, "/tags/0"),
         ({"tags": ["x"] * 21}, "/tags"),
+        *(({"tags": [f"a{one}b"]}, "/tags/0") for one in "\0\x1c\x1d\x1e\x1f\x7f\x85\u2028"),
         ({"notes": "x" * 4001}, "/notes"),
         ({"title": "x"}, "/title"),
     ],
