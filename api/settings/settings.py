@@ -260,8 +260,8 @@ class ServerSettings(Record):
     project_stored_bytes: Quota = Field(
         10 * 2**30,
         ge=0,
-        description="Size of a project's documents, as characters of JSON; then nothing more is "
-        "stored until some are deleted.",
+        description="Size of a project's documents, and of answers kept for idempotency keys, as "
+        "characters of JSON; then nothing more is stored until some are deleted or expire.",
     )
     keep_jobs_days: Days = Field(
         30.0,

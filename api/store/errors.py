@@ -58,11 +58,12 @@ class TooManyJobs(Refused):
 
 
 class StorageFull(Refused):
-    """The documents of a project have reached the size that the server allows."""
+    """A project has reached the size that the server allows."""
 
     def __init__(self, size: int, limit: int, stored: int) -> None:
         super().__init__(
-            f"this document of {format_bytes(size)} does not fit beside the "
+            f"these {format_bytes(size)} do not fit beside the "
             f"{format_bytes(stored)} that this project stores, of {format_bytes(limit)} allowed; "
-            "delete plans, profiles or graphs, or have the operator raise project_stored_bytes"
+            "delete plans, profiles or graphs, wait until answers kept for an Idempotency-Key expire, "
+            "which takes a day, or have the operator raise project_stored_bytes"
         )

@@ -10,7 +10,8 @@ from ...core.errors import InvalidInput
 from .database import Database
 from .errors import AnswerPending, KeyReused
 from .records import Answer
-from .tables import ANSWERS, PLANS, PROFILES, REUSE
+from .storage_quota import charge, delete_rows, lock_projects
+from .tables import ANSWERS, PLANS, PROFILES, PROJECTS, REUSE
 
 ANSWER_LIFETIME = timedelta(days=1)
 MAX_KEY_CHARACTERS = 255
@@ -31,8 +32,9 @@ class IdempotencyStore:
     another may take it over; what the former holder does with the key then has no effect.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_project_bytes: int | None = None) -> None:
         self._database = database
+        self._max_project_bytes = max_project_bytes
 
     def claim(
         self,
@@ -69,7 +71,8 @@ class IdempotencyStore:
         }
         with self._database.write() as connection:
             is_row = _is_row(project_id, key)
-            connection.execute(delete(ANSWERS).where(is_row, ANSWERS.c.expires_at <= now))
+            lock_projects(connection, PROJECTS.c.id == project_id)
+            delete_rows(connection, ANSWERS, is_row, ANSWERS.c.expires_at <= now)
             # The primary key decides: of two inserts at once, one returns no row.
             insert = self._database.insert(ANSWERS).values(**claim).on_conflict_do_nothing()
             if connection.execute(insert.returning(ANSWERS.c.key)).first() is not None:
@@ -97,11 +100,16 @@ class IdempotencyStore:
     def complete(self, project_id: str, key: str, answer: Answer, *, holder: str) -> Answer:
         """Store the answer for a day from its claim; return another's answer if it was first.
 
-        Raises: AnswerPending.
+        Raises:
+            AnswerPending: Another holder has taken the key over.
+            StorageFull: The project has reached the size allowed; the answer counts while kept.
         """
+        text = answer.model_dump_json()
         held = update(ANSWERS).where(_is_held(project_id, key, holder))
         with self._database.write() as connection:
-            connection.execute(held.values(answer=answer.model_dump_json()))
+            lock_projects(connection, PROJECTS.c.id == project_id)
+            if connection.execute(held.values(answer=text)).rowcount:
+                charge(connection, project_id, len(text), self._max_project_bytes)
             stored = select(ANSWERS.c.answer).where(_is_row(project_id, key))
             row = connection.execute(stored).first()
         if row is None:  # taken over and released since, or expired

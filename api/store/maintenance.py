@@ -12,7 +12,7 @@ from ...core.document import is_same_id, json_digest
 from .database import Database
 from .migrate import check_revision
 from .records import UNFINISHED, Retention
-from .storage_quota import delete_rows, lock_projects
+from .storage_quota import COUNTED, delete_rows, lock_projects
 from .tables import ANSWERS, API_KEYS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
 
 BATCH_ROWS = 500
@@ -64,7 +64,7 @@ def _remove_batch(database: Database, table: Table, doomed: ColumnElement[bool])
     key = list(table.primary_key)
     some = select(*key).where(doomed).limit(BATCH_ROWS).with_for_update(skip_locked=True)
     with database.write() as connection:
-        if "document" in table.c:
+        if table in COUNTED:
             lock_projects(connection)
         rows = connection.execute(some).all()
         num_removed = 0

@@ -37,7 +37,8 @@ class Store:
         address: Path of an SQLite file, created if missing; `database.IN_MEMORY`, for a database
             that lives as long as the store; or ``postgresql://user:password@host:port/name``.
         now: The clock.
-        max_project_bytes: Largest size of one project's documents.
+        max_project_bytes: Largest size of one project's documents and of the answers kept for its
+                idempotency keys.
 
     Raises:
         InvalidInput: The address is invalid, or the database was written by a newer release or
@@ -60,7 +61,7 @@ class Store:
             raise
         self.projects = ProjectStore(self._database)
         self.keys = KeyStore(self._database)
-        self.idempotency = IdempotencyStore(self._database)
+        self.idempotency = IdempotencyStore(self._database, max_project_bytes)
         self.reuse = ReuseStore(self._database)
         self.documents = DocumentStore(self._database, self.reuse, max_project_bytes)
         self.jobs = JobStore(self._database, self.documents)

@@ -13,9 +13,10 @@ from stagewright.api.store.database import Database, utc_now
 from stagewright.api.store.errors import StorageFull
 from stagewright.api.store.migrate import upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
+from stagewright.api.store.records import Answer
 from stagewright.api.store.records import Retention
 from stagewright.api.store.store import Store
-from stagewright.api.store.tables import GRAPHS, PLANS, PROFILES, PROJECTS
+from stagewright.api.store.tables import ANSWERS, GRAPHS, PLANS, PROFILES, PROJECTS
 from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
 
@@ -36,11 +37,11 @@ def summed(store, project=HERE) -> int:
     with store._database.read() as connection:
         return sum(
             connection.execute(
-                select(func.coalesce(func.sum(func.length(table.c.document)), 0)).where(
-                    table.c.project_id == project
+                select(func.coalesce(func.sum(func.length(text)), 0)).where(
+                    text.table.c.project_id == project
                 )
             ).scalar_one()
-            for table in (PROFILES, GRAPHS, PLANS)
+            for text in (PROFILES.c.document, GRAPHS.c.document, PLANS.c.document, ANSWERS.c.answer)
         )
 
 
@@ -90,6 +91,33 @@ def test_the_limit_is_exact_when_many_store_at_once(address, a_profile):
         assert counted(store) == summed(store) == 5 * size
 
 
+def test_answers_kept_for_idempotency_keys_count_until_they_expire(address, clock):
+    """One small request under fresh keys stored megabytes each time, which no project was charged.
+
+    An answer counts while it is kept, and a claim without one counts nothing.
+    """
+    answer = Answer(status=201, body="x" * 1000)
+    size = len(answer.model_dump_json())
+    with closing(Store(address, now=lambda: clock.time, max_project_bytes=2 * size)) as store:
+        keys = store.idempotency
+        for key in "ab":
+            assert keys.claim(HERE, key, "d", holder="us") is None
+            assert keys.complete(HERE, key, answer, holder="us") == answer
+            assert keys.complete(HERE, key, answer, holder="us") == answer, "kept once"
+        assert keys.claim(HERE, "c", "d", holder="us") is None
+        with pytest.raises(StorageFull, match="Idempotency-Key"):
+            keys.complete(HERE, "c", answer, holder="us")
+        keys.release(HERE, "c", holder="us")
+        assert keys.claim(HERE, "never answered", "d", holder="us") is None
+        assert counted(store) == summed(store) == 2 * size
+        clock.time += timedelta(days=1)
+        for key in ("a", "never answered"):
+            assert keys.claim(HERE, key, "d", holder="us") is None
+        assert counted(store) == summed(store) == size, "a key used again gives its size back"
+        store.expire(Retention(jobs_days=None, audit_days=None, plans_days=None))
+        assert counted(store) == summed(store) == 0
+
+
 def test_what_was_stored_before_it_was_counted_is_counted_by_the_migration(tmp_path, a_profile):
     address = str(tmp_path / "store.db")
     with closing(Database(address, now=utc_now)) as database:
@@ -97,7 +125,12 @@ def test_what_was_stored_before_it_was_counted_is_counted_by_the_migration(tmp_p
         values = {"id": a_profile.content_id(), "model": "m", "num_layers": 4, "estimated": False,
                   "project_id": HERE, "created_at": utc_now(),
                   "document": a_profile.to_json()}  # fmt: skip
+        answer = {"project_id": HERE, "key": "k", "request_digest": "d", "answer": "twelve chars",
+                  "created_at": utc_now(), "leased_until": utc_now(),
+                  "expires_at": utc_now()}  # fmt: skip
         with database.write() as connection:
             connection.execute(PROFILES.insert().values(values))
+            connection.execute(ANSWERS.insert().values(answer))
+            connection.execute(ANSWERS.insert().values({**answer, "key": "l", "answer": None}))
     with closing(Store(address)) as store:
-        assert counted(store) == summed(store) == len(a_profile.to_json())
+        assert counted(store) == summed(store) == len(a_profile.to_json()) + 12

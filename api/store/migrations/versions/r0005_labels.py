@@ -1,4 +1,4 @@
-"""Names, tags and notes of plans; plans of before have none."""
+"""Names, tags and notes of plans; earlier plans have none."""
 
 import sqlalchemy as sa
 from alembic import op

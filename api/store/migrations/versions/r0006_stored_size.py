@@ -1,4 +1,4 @@
-"""Size of each project's documents, of which a server may allow so much."""
+"""Stored size of each project, which a server may limit."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,12 @@ def upgrade() -> None:
     column = sa.Column("stored_size", sa.BigInteger(), nullable=False, server_default="0")
     op.add_column("projects", column)
     total = " + ".join(
-        f"(SELECT coalesce(sum(length(document)), 0) FROM {name} WHERE project_id = projects.id)"
-        for name in ("profiles", "graphs", "plans")
+        f"(SELECT coalesce(sum(length({text})), 0) FROM {name} WHERE project_id = projects.id)"
+        for name, text in (
+            ("profiles", "document"),
+            ("graphs", "document"),
+            ("plans", "document"),
+            ("idempotent_answers", "answer"),
+        )
     )
     op.execute(f"UPDATE projects SET stored_size = {total}")
