@@ -177,7 +177,8 @@ class JobRunner:
         try:
             return await run_in_threadpool(read_job_spec, request_json)
         except ValidationError as error:
-            _log.error("job %s cannot be read: %s", job.id, error)
+            kinds = sorted({item["type"] for item in error.errors(include_input=False)})
+            _log.error("job %s cannot be read: %s", job.id, ", ".join(kinds))
             await self._end_queued(job, problem_json(UNREADABLE))
             return None
 

@@ -191,6 +191,6 @@ def job_list(principal: CurrentPrincipal) -> str:
 @router.get("/jobs/{job_id}")
 def job(store: TheStore, job_id: str, principal: CurrentPrincipal) -> str:
     # `request_json` looks in no project, so that the job is the caller's has to be checked first.
-    store.jobs.get(principal.project_id, job_id)
-    request_json = store.jobs.request_json(job_id)
-    return render("job.html", here="jobs", job_id=job_id, words=job_words(request_json))
+    kind = store.jobs.get(principal.project_id, job_id).kind
+    words = job_words(kind, store.jobs.request_json(job_id))
+    return render("job.html", here="jobs", job_id=job_id, words=words)

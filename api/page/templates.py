@@ -35,8 +35,10 @@ def model_words(summary: PlanSummary | ProfileSummary) -> str:
     return ", ".join(words)
 
 
-def job_words(request_json: str) -> str:
+def job_words(kind: str, request_json: str) -> str:
     """Describe what a job does: ``Measure gpt2 and plan it``."""
+    if not request_json:  # a long one, dropped when the job ended
+        return _measure("a model", is_planned=kind == "plan")
     try:
         work = read_job_spec(request_json)
     except ValidationError:  # another release wrote the job
@@ -49,7 +51,11 @@ def job_words(request_json: str) -> str:
     else:
         assert measure.model is not None, "a request checks that"
         name = measure.model.family
-    return f"Measure {_shorten(name)}" + (" and plan it" if work.plan is not None else "")
+    return _measure(_shorten(name), is_planned=work.plan is not None)
+
+
+def _measure(name: str, *, is_planned: bool) -> str:
+    return f"Measure {name}" + (" and plan it" if is_planned else "")
 
 
 def _shorten(name: str) -> str:

@@ -64,6 +64,6 @@ class StorageFull(Refused):
         super().__init__(
             f"these {format_bytes(size)} do not fit beside the "
             f"{format_bytes(stored)} that this project stores, of {format_bytes(limit)} allowed; "
-            "delete plans, profiles or graphs, wait until answers kept for an Idempotency-Key expire, "
-            "which takes a day, or have the operator raise project_stored_bytes"
+            "delete plans, profiles or graphs, wait until the answers kept for each "
+            "Idempotency-Key expire after a day, or have the operator raise project_stored_bytes"
         )

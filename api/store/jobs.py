@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, case, func, insert, select, update
 
 from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord
@@ -27,6 +27,13 @@ from .tables import JOB_EVENTS, JOBS, PROJECTS
 
 JOB_COLUMNS = tuple(column for column in JOBS.c if column.name != "request_json")
 """All columns but the request, which may have megabytes and only the runner reads."""
+
+
+MAX_ENDED_REQUEST = 10_000
+"""Characters of a request that a job's row keeps when the job ends; longer ones are dropped.
+
+They contain a captured model, and nothing but the job's run needs that.
+"""
 
 
 class JobStore:
@@ -104,7 +111,10 @@ class JobStore:
         return self._database.fetch_page(rows, JOBS, _as_job, limit=limit, cursor=cursor)
 
     def request_json(self, job_id: str) -> str:
-        """Return the request of a job of any project. Raises: RecordNotFound."""
+        """Return the request of a job of any project; empty if it was long and the job has ended.
+
+        Raises: RecordNotFound.
+        """
         with self._database.read() as connection:
             wanted = select(JOBS.c.request_json).where(JOBS.c.id == job_id)
             request_json = connection.execute(wanted).scalar()
@@ -332,9 +342,14 @@ def _is_running(attempt: int) -> tuple[ColumnElement[bool], ...]:
 
 
 def _end(state: FinalState, now: datetime) -> dict[str, Any]:
-    """Return the column values of a job's end; only a success keeps its ``submit_key``."""
+    """Return the column values of a job's end; only a success keeps its ``submit_key``.
+
+    A long request is dropped (`MAX_ENDED_REQUEST`).
+    """
     freed = {} if state == "succeeded" else {"submit_key": None}
-    return {"state": state, "finished_at": now, **freed}
+    request_json = JOBS.c.request_json
+    kept = case((func.length(request_json) > MAX_ENDED_REQUEST, ""), else_=request_json)
+    return {"state": state, "finished_at": now, "request_json": kept, **freed}
 
 
 def _find_job(connection: Connection, project_id: str, job_id: str, *, locked: bool = False) -> Job:

@@ -14,6 +14,8 @@ from stagewright.api.page import templates
 from stagewright.api.page.templates import model_words, short
 from stagewright.api.settings.settings import LOOPBACK_NAMES, ServerSettings
 from stagewright.api.store.database import IN_MEMORY
+from stagewright.api.store.jobs import MAX_ENDED_REQUEST
+from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
 from stagewright.core.service.documents import ProfileSummary
 from stagewright.view.html import environment
 
@@ -197,3 +199,12 @@ def test_plans_are_found_by_model_and_devices(browser, program):
     assert "<b>" not in none
     assert 'value="&#34;&gt;&lt;b&gt;%_"' in none
     assert "No matching plans" in none
+
+
+def test_the_page_of_an_ended_job_says_what_it_did_without_its_request(app, browser):
+    jobs = app.state.store.jobs
+    text = '"' + "x" * MAX_ENDED_REQUEST + '"'
+    job = jobs.submit(DEFAULT_PROJECT, JobRequest(kind="plan", request_json=text))
+    jobs.request_cancel(DEFAULT_PROJECT, job.id)
+    page = browser.get(f"/jobs/{job.id}")
+    assert "<h1>Measure a model and plan it</h1>" in page.text

@@ -261,14 +261,20 @@ def test_rows_of_releases_that_could_measure_code_are_read():
     assert read_job_spec(json.dumps(row)) == spec
 
 
-def test_what_cannot_be_read_fails_and_is_not_tried_for_ever(play):
+def test_what_cannot_be_read_fails_and_is_not_tried_for_ever(play, caplog):
+    """The log had what was sent, which is the client's alone."""
+
     async def scene(server: Server) -> None:
-        job = server.store.jobs.submit(HERE, JobRequest(kind="profile", request_json="{}"))
+        request = JobRequest(kind="profile", request_json='{"measure": "a secret name"}')
+        job = server.store.jobs.submit(HERE, request)
         server.runner.take(job)
         ended = await server.reached(job, "failed")
         assert "cannot read the job's request" in (ended.outcome_json or "")
 
     play(scene)
+    (said,) = (entry.message for entry in caplog.records if "cannot be read" in entry.message)
+    assert said.endswith(": missing, model_type")
+    assert "secret" not in caplog.text
 
 
 def test_a_cancelled_job_of_a_dead_server_is_cancelled_not_started(play):

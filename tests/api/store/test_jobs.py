@@ -15,6 +15,7 @@ import pytest
 
 from stagewright.api.store import jobs as jobs_module
 from stagewright.api.store.errors import RecordNotFound, TooManyJobs
+from stagewright.api.store.jobs import MAX_ENDED_REQUEST
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import JobRequest
 from stagewright.core.profile.profile import Profile
@@ -302,6 +303,30 @@ class TestSubmit:
         assert store.jobs.unfinished_like(HERE, "d1").id == first.id
         store.jobs.request_cancel(HERE, first.id)
         assert store.jobs.unfinished_like(HERE, "d1").id != first.id
+
+
+@pytest.mark.parametrize("how", ["succeeded", "cancelled while queued", "cancelled when requeued"])
+def test_a_job_that_ended_keeps_no_large_request(store, how):
+    """A request has up to 16 MiB, charged to nobody, and its row stayed for a month."""
+    large, small = (
+        store.jobs.submit(HERE, JobRequest(kind="profile", request_json=text))
+        for text in ('"' + "x" * MAX_ENDED_REQUEST + '"', "x" * MAX_ENDED_REQUEST)
+    )
+    for job in (large, small):
+        kept = store.jobs.request_json(job.id)
+        if how == "cancelled while queued":
+            store.jobs.request_cancel(HERE, job.id)
+            continue
+        store.jobs.start(job.id, attempt=0, worker="w")
+        assert store.jobs.request_json(job.id) == kept
+        if how == "succeeded":
+            store.jobs.finish(job.id, 1, "succeeded")
+        else:
+            store.jobs.request_cancel(HERE, job.id)
+            store.jobs.requeue(job.id, 1)
+    assert store.jobs.get(HERE, large.id).is_finished
+    assert store.jobs.request_json(large.id) == ""
+    assert len(store.jobs.request_json(small.id)) == MAX_ENDED_REQUEST
 
 
 class TestReading:

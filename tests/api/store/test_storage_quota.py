@@ -13,8 +13,7 @@ from stagewright.api.store.database import Database, utc_now
 from stagewright.api.store.errors import StorageFull
 from stagewright.api.store.migrate import upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
-from stagewright.api.store.records import Answer
-from stagewright.api.store.records import Retention
+from stagewright.api.store.records import Answer, Retention
 from stagewright.api.store.store import Store
 from stagewright.api.store.tables import ANSWERS, GRAPHS, PLANS, PROFILES, PROJECTS
 from stagewright.core.profile.profile import Profile
