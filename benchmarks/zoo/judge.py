@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stagewright.capture.observation.preserve import copy_module
 from stagewright.core.errors import PlanMismatch, StagewrightError
 from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.measure.profile import profile
@@ -302,7 +303,7 @@ def _copied(piece: nn.Module) -> nn.Module | None:
     if any(isinstance(module, torch.jit.ScriptModule) for module in piece.modules()):
         return None  # the parameters of its copy would be no leaves, and get no gradients
     try:
-        return copy.deepcopy(piece)
+        return copy_module(piece)
     except RuntimeError:  # weights that a hook computes are no leaves
         return None
 

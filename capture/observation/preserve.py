@@ -168,7 +168,7 @@ def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Copy a module with its parameters and buffers; shared ones stay shared."""
+    """Copy a module with its parameters, their gradients' hooks, and buffers; ties stay tied."""
     # With gradients on, the copied parameters of a ScriptModule would be results of an operation,
     # whose .grad stays empty.
     with torch.no_grad():
@@ -177,6 +177,10 @@ def copy_module(module: nn.Module) -> nn.Module:
         made = copy.deepcopy(module, {id(t): t.detach().clone() for t in left if not t.is_leaf})
     for original, copy_of in zip(module.parameters(), made.parameters(), strict=True):
         copy_of.requires_grad_(original.requires_grad)
+        # deepcopy leaves them out: hooks that change a weight's gradient, such as masks.
+        if original.requires_grad:
+            for hook in (original._backward_hooks or {}).values():
+                copy_of.register_hook(hook)
     return made
 
 

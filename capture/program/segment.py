@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
+from weakref import ref
 
 from torch import Tensor, fx, nn
 
@@ -49,13 +50,15 @@ class Segment(nn.Module):
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self._whole: tuple[nn.Module, ...] = ()
         self._evaluation: tuple[Segment, ...] = ()
-        self._followed: tuple[tuple[nn.Module, nn.Module], ...] = ()
+        # Weak, so that a copy of this segment does not copy the modules it follows.
+        self._followed: tuple[tuple[nn.Module, ref[nn.Module]], ...] = ()
         self.training = training
 
     def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
         assert self._code is not None
-        for follower, original in self._followed:
-            follower.training = original.training
+        for follower, followed in self._followed:
+            if (original := followed()) is not None:
+                follower.training = original.training
         if self._evaluation and not self.training:
             (evaluation,) = self._evaluation
             evaluation.adopt_buffers(self)
@@ -96,8 +99,9 @@ class Segment(nn.Module):
             model.train(mode)
         for module in self._kept_in_evaluation:
             module.training = False
-        for follower, original in self._followed:
-            original.training = follower.training
+        for follower, followed in self._followed:
+            if (original := followed()) is not None:
+                original.training = follower.training
         return self
 
     def follow_modes(self, model: nn.Module) -> None:
@@ -111,7 +115,7 @@ class Segment(nn.Module):
             original = model.get_submodule(path or "")
             module.training = original.training
             if path is not None:
-                followed.append((module, original))
+                followed.append((module, ref(original)))
         self._followed = tuple(followed)
 
     def hold_model(self, model: nn.Module) -> None:
