@@ -108,14 +108,6 @@ def test_dropout_and_statistics_agree_under_every_kind_of_schedule(name):
     assert found.equal(EXACT), found
 
 
-def test_hooks_of_weights_are_those_of_the_ranks_copies_too():
-    """Copies of modules had lost them, so that a masked gradient was called wrong."""
-    model = model_with(nn.Tanh(), nn.Tanh())
-    model[0].weight.register_hook(lambda gradient: gradient.tril())
-    found = tried(model, planned(model, **VARIANTS["replicas alone"]))
-    assert found.equal(EXACT), found
-
-
 def test_tied_weights_of_several_ranks_agree():
     case = make_case("gpt2")
     plan = plan_from_balance(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.observation.preserve import get_random_state, preserve_model
+from stagewright.capture.observation.preserve import copy_module, get_random_state, preserve_model
 from stagewright.core.errors import CaptureError
 from tests.capture.awkward import (
     CheckpointedReentrant,
@@ -134,3 +134,17 @@ def test_frozen_submodules_stay_frozen_while_capturing():
     captured = trace(case.model, case.sample)
     assert captured.program.training
     assert not case.model.bn1.training
+
+
+def test_a_copy_keeps_hooks_of_weights():
+    """deepcopy leaves them out, so that a masked gradient was called wrong."""
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda gradient: gradient.tril())
+    model.bias.register_hook(lambda gradient: 2 * gradient)
+    model.bias.requires_grad_(False)
+    made = copy_module(model)
+    for each in (model, made):
+        each(torch.ones(2, 4)).sum().backward()
+    assert torch.equal(made.weight.grad, torch.full((4, 4), 2.0).tril())
+    assert torch.equal(made.weight.grad, model.weight.grad)
+    assert made.bias.grad is None
