@@ -167,7 +167,11 @@ def _check_rest(config: Mapping[str, Any], family: Family, values: Mapping[str, 
             if value is not None and value != fixed[name]:
                 raise _refusal(name, f"is {_shown(value)}; built is {_shown(fixed[name])}")
         elif name == "layer_types":
-            if any(layer != "full_attention" for layer in value or ()):
+            if value is None:
+                continue
+            if not isinstance(value, list):
+                raise _refusal(name, f"is {_shown(value)}, which is no list")
+            if any(layer != "full_attention" for layer in value):
                 raise _refusal(name, "has layers other than 'full_attention'")
         elif name == "sliding_window" and config.get("use_sliding_window") is False:
             continue

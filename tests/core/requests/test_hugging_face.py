@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from pydantic import TypeAdapter
 
 from stagewright.core.errors import InvalidInput
 from stagewright.core.models.families import ModelSpec
-from stagewright.core.requests.hugging_face import FAMILIES, read_hugging_face_config
-from stagewright.core.requests.model_input import read_model
+from stagewright.core.requests.hugging_face import FAMILIES, IGNORED, read_hugging_face_config
+from stagewright.core.requests.model_input import expand_model, read_model
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 32},
@@ -77,6 +78,9 @@ def test_the_model_is_the_one_that_transformers_builds(family):
         ("llama", {"hidden_act": "relu"}, "hidden_act"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
+        ("qwen2", {"layer_types": 5}, "layer_types"),
+        ("qwen2", {"layer_types": True}, "layer_types"),
+        ("qwen2", {"layer_types": {"full_attention": 1}}, "layer_types"),
         ("mixtral", {"sliding_window": 8}, "sliding_window"),
         ("t5", {"feed_forward_proj": "gated-gelu"}, "feed_forward_proj"),
         ("vit", {"qkv_bias": False}, "qkv_bias"),
@@ -91,6 +95,22 @@ def test_what_would_be_another_model_is_refused_by_name(family, change, name):
         read_model({**config_of(family), **change})
     assert refused.value.field == (f"/{name}" if name else "")
     assert "stagewright capture" in str(refused.value) or name in ("", "n_layer")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_value_of_any_type_is_taken_or_refused(family):
+    """A number for ``layer_types`` was a TypeError, answered with a 500."""
+    known = FAMILIES[family]
+    sizes = {name: 8 for name in known.sizes.split()}
+    names = {*sizes, *known.defaults, *known.fixed, *known.dropouts, *IGNORED}
+    names |= {"model_type", "architectures", "layer_types", "n_inner", "head_dim", "id2label"}
+    names |= {"sliding_window", "use_sliding_window", "unknown"}
+    values = (5, -1, 0, 0.5, True, False, "x", "", [], [[]], [5], {}, {"x": {}}, None)
+    for name in sorted(names):
+        for value in (*values, float("inf"), float("nan"), 10**400, -(10**4000)):
+            with suppress(InvalidInput):
+                expand_model({"model": {"model_type": family, **sizes, name: value}})
+                read_model({"model_type": family, **sizes, name: value})
 
 
 def test_keys_that_change_nothing_may_say_anything():
