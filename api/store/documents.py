@@ -62,6 +62,8 @@ MAX_INTEGER = 2**63 - 1
 _SEPARATORS = re.compile(r"[\x00-\x1f\x7f]+")
 """No tag has one of these now."""
 
+_HEXADECIMAL = re.compile("[0-9a-f]+")
+
 MAX_SEARCH_WORDS = 8
 """Every word is looked for in every searched column."""
 
@@ -335,7 +337,9 @@ def _plan_columns(record: PlanRecord) -> dict[str, Any]:
 
 def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[bool]:
     """Select the document of an id, whether that or the row's is of an earlier release."""
-    digits = len(identifier.rpartition("_")[2])
+    digest = identifier.rpartition("_")[2]
+    # Routes repeat the id in headers, so where it may differ from the row's it has digits only.
+    digits = len(digest) if _HEXADECIMAL.fullmatch(digest) else None
     same = [table.c.id == identifier]
     if digits == DIGEST_DIGITS:
         same.append(table.c.id == identifier[: EARLIER_DIGITS - DIGEST_DIGITS])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from sqlalchemy import update
 
@@ -54,6 +56,18 @@ def test_what_an_earlier_release_accepted_and_this_one_does_not_is_told(
 def test_ids_have_128_bits(a_profile):
     assert len(a_profile.content_id().partition("_")[2]) * 4 == 128
     assert len(infeasible("profile_x").record_id().partition("_")[2]) * 4 == 128
+
+
+@pytest.mark.parametrize("ending", ["\r\nX: abc", "éééééééé", "ABCDEF01", "g1234567", "_1234567"])
+def test_an_id_that_is_not_of_digits_alone_finds_nothing(
+    store, a_profile, make_earlier, make_client, ending
+):
+    """Any eight last characters found the document, and went into headers: 500, or more lines."""
+    old = make_earlier(PROFILES, store.documents.put(HERE, a_profile).id)
+    client = make_client(store=store)
+    for query in ("", "?format=csv"):
+        assert client.get(f"/v1/profiles/{old}12345678{query}").status_code == 200
+        assert client.get(f"/v1/profiles/{old}{quote(ending)}{query}").status_code == 404
 
 
 def test_one_document_has_one_row_whichever_release_stored_it(store, a_profile, make_earlier):
