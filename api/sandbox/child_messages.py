@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import os
 import re
 import signal
+import sys
 from typing import Any
 
 from ...core.errors import (
@@ -28,6 +30,8 @@ _EXCEPTION = re.compile(
     r"((?:(?:torch|pydantic_core|transformers|stagewright)(?:\.\w{1,40}){1,8}|[A-Z]\w{1,40}))(?::|$)"
 )
 """How the last line of a traceback begins."""
+
+_FRAME = re.compile(r'(  File "(/[^"\0]{1,1000})", line \d{1,9}), in .+')
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_NAME_CHARACTERS = 200
@@ -66,14 +70,25 @@ def error_of(returncode: int, stderr: bytes) -> StagewrightError:
 
 
 def _traced(lines: list[str]) -> str:
-    """Return the frames of a traceback and its exception's class.
+    """Return the files and lines of a traceback and its exception's class.
 
-    Messages, source lines and progress are left out: they quote the names that a client sent.
+    Messages, source lines and progress are left out: they quote the names that a client sent. A
+    quoted name may itself look like a frame, so a frame counts only if its file is one that Python
+    imports from. Where the sandbox failed, its own messages are all there is.
     """
-    kept = [line for line in lines if line.startswith(('  File "', "bwrap: "))]
+    if all(line.startswith("bwrap: ") for line in lines):
+        return "\n".join(lines)[-MAX_LOGGED_CHARACTERS:]
+    frames = [match for line in lines if (match := _FRAME.fullmatch(line))]
+    code = {path for path in {frame[2] for frame in frames} if _is_code(path)}
+    kept = [frame[1] for frame in frames if frame[2] in code]
     names = [match[1] for line in lines if (match := _EXCEPTION.match(line))]
     known = [name for name in names if "." in name or hasattr(builtins, name)]
     return "\n".join([*kept, *known[-1:]])[-MAX_LOGGED_CHARACTERS:]
+
+
+def _is_code(path: str) -> bool:
+    roots = {sys.prefix, sys.base_prefix, *sys.path} - {"", "/"}
+    return any(path.startswith(f"{root}/") for root in roots) and os.path.isfile(path)
 
 
 def _reported(line: str) -> StagewrightError | None:

@@ -288,18 +288,43 @@ def test_a_server_that_requires_a_sandbox_does_not_start_without(monkeypatch, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_the_log_says_where_a_child_failed_and_nothing_of_what_was_sent(caplog):
-    """Cause: tracebacks and refusals of a contradictory program were logged with its names."""
-    fails = (
+def test_the_log_says_where_a_child_failed_and_nothing_of_what_was_sent(
+    caplog, monkeypatch, tmp_path
+):
+    """Cause: tracebacks and refusals of a contradictory program were logged with its names.
+
+    A name of several lines may pretend to be frames of a traceback, or messages of the sandbox.
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+    child = tmp_path / "child.py"
+    child.write_text(
         "import sys, json\n"
         "sys.stderr.write(json.dumps({'done': 1, 'total': 2, 'layer': 'SENT'}) + chr(10))\n"
         "names = {}\n"
         "names['SENT: KeyError']\n"
     )
+    forged = [
+        '  File "SENT',
+        '  File "<SENT>", line 1, in f',
+        '  File "/SENT.py", line 1, in f',
+        f'  File "{child}", line 4, in SENT',
+        f'  File "{child} SENT", line 4, in f',
+        f'  File "{tmp_path}/SENT.py", line 4, in f',
+        "bwrap: SENT",
+        "SENTError: no",
+    ]
+    program = (
+        f"import runpy, sys; sys.stderr.write({chr(10).join([*forged, ''])!r})\n"
+        f"runpy.run_path({str(child)!r})"
+    )
     with pytest.raises(MeasurementError), caplog.at_level("INFO"):
-        run(fails)
-    assert 'File "<string>", line 4' in caplog.text
+        run(program)
+    assert f'File "{child}", line 4' in caplog.text
     assert caplog.text.rstrip().endswith("KeyError")
+    assert "SENT" not in caplog.text
+    with pytest.raises(MeasurementError), caplog.at_level("INFO"):
+        run("import sys; sys.exit('bwrap: no namespaces')")
+    assert caplog.text.rstrip().endswith("bwrap: no namespaces")
     refuses = (
         "import sys, json\n"
         "sys.stderr.write(json.dumps({'error': 'InvalidInput', 'message': 'no SENT'}))\n"
