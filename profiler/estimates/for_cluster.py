@@ -173,7 +173,8 @@ def _by_memory(device: Device) -> tuple[Accelerator, ...]:
         names = ", ".join(entry.name for entry in CATALOGUE)
         raise InvalidInput(
             f"what {device.kind!r} devices can do is not in the catalogue, which has {names}; say "
-            "which one to take (--estimate-for), or profile the model on such a device",
+            "which one to take (--estimate-for, or estimate.device over HTTP), or profile the "
+            "model on such a device",
             field="/devices",
         )
     return near
