@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -38,12 +39,13 @@ _log = logging.getLogger(__name__)
 
 
 class Session(Record):
-    """Contents of a session's cookie; exactly one of the last three fields is set.
+    """Contents of a session's cookie; one of key, server's token and principal is set.
 
     Attributes:
         id: Random, so that this session can be ended and no other.
         ends_at_s: Unix time.
         key_id: The API key that signed in.
+        key_project_id: The project of that key; `None` in cookies of earlier releases, too.
         token_mac: Keyed hash of the server's own token, if that signed in.
         principal: The holder of an identity provider's token, if that signed in.
     """
@@ -51,12 +53,18 @@ class Session(Record):
     id: str
     ends_at_s: float
     key_id: str | None = None
+    key_project_id: str | None = None
     token_mac: str | None = None
     principal: Principal | None = None
 
     @property
     def holder(self) -> str:
         return self.key_id or (self.principal.owner if self.principal else "the server's token")
+
+    @property
+    def project_id(self) -> str:
+        """The project whose sessions it counts among; the server's own token has none."""
+        return self.principal.project_id if self.principal else self.key_project_id or ""
 
 
 class Sessions:
@@ -107,7 +115,7 @@ class Sessions:
             end_s = min(end_s, _expiry_of(token))
             changes = {"principal": principal, "ends_at_s": end_s}
         else:
-            changes = {"key_id": principal.id}
+            changes = {"key_id": principal.id, "key_project_id": principal.project_id}
         document = session.model_copy(update=changes).model_dump(mode="json", exclude_none=True)
         return self._signed(document)
 
@@ -147,40 +155,55 @@ class EndedSessions:
     """Sessions ended early; a signature cannot be taken back, so they are remembered.
 
     Of a holder who ended more than `MAX_ENDED`, the one that would expire first is forgotten, and
-    all older sessions of this holder count as ended, and no one else's. Beyond `MAX_HOLDERS`, the
-    holder whose sessions expire first is forgotten, and all sessions as old count as ended.
+    all older sessions of this holder count as ended, and no one else's. Beyond `MAX_HOLDERS`, one
+    of the project that has most of them is forgotten, the one whose sessions expire first, and all
+    sessions of that project that are as old count as ended: keys can be made and revoked without
+    end, and a project that does so must not sign out another.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # By holder and id, when they would expire; and until when all count as ended.
-        self._ended: dict[str, dict[str, float]] = {}
-        self._floors: dict[str, float] = {}
+        # By project and holder, and then by id, when they would expire; and until when all of a
+        # holder, or of a project (with the holder ""), count as ended.
+        self._ended: dict[tuple[str, str], dict[str, float]] = {}
+        self._floors: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
 
     def has(self, session: Session) -> bool:
         """Return True if a session was ended."""
-        floor = max(self._floors.get(session.holder, 0.0), self._floors.get("", 0.0))
-        return session.ends_at_s <= floor or session.id in self._ended.get(session.holder, ())
+        whose = session.project_id, session.holder
+        floor = max(self._floors.get(whose, 0.0), self._floors.get((whose[0], ""), 0.0))
+        return session.ends_at_s <= floor or session.id in self._ended.get(whose, ())
 
     def add(self, session: Session) -> None:
         """Remember that a session was ended."""
         with self._lock:
-            ended = self._ended.setdefault(session.holder, {})
+            whose = session.project_id, session.holder
+            ended = self._ended.setdefault(whose, {})
             ended[session.id] = session.ends_at_s
             if len(ended) > MAX_ENDED:
-                self._floors[session.holder] = ended.pop(min(ended, key=ended.__getitem__))
+                self._floors[whose] = ended.pop(min(ended, key=ended.__getitem__))
             if len(self._ended) > MAX_HOLDERS:
                 self._drop_holder()
 
     def _drop_holder(self) -> None:
-        """Forget those whose sessions have expired; if there are none, the first who will."""
-        last = {holder: max(ended.values()) for holder, ended in self._ended.items()}
-        over = [holder for holder, end in last.items() if end <= self._now()]
-        for holder in over or [min(last, key=last.__getitem__)]:
-            self._floors[""] = max(self._floors.get("", 0.0), last[holder])
-            del self._ended[holder]
-            self._floors.pop(holder, None)
+        """Forget those whose sessions have expired; if there are none, one of the largest project.
+
+        Called with the lock.
+        """
+        now = self._now()
+        last = {whose: max(ended.values()) for whose, ended in self._ended.items()}
+        over = [whose for whose, end in last.items() if end <= now]
+        if not over:
+            ((largest, _),) = Counter(project for project, _ in last).most_common(1)
+            first = min((one for one in last if one[0] == largest), key=last.__getitem__)
+            floor = max(self._floors.get((largest, ""), 0.0), last[first])
+            self._floors[largest, ""] = floor
+            over = [first]
+        for whose in over:
+            del self._ended[whose]
+            self._floors.pop(whose, None)
+        self._floors = {whose: end for whose, end in self._floors.items() if end > now}
 
 
 def cookie_name(headers: Headers) -> str:

@@ -349,6 +349,31 @@ def test_the_holders_remembered_are_bounded_and_nothing_ended_is_valid_again(mon
     assert read(sessions, sessions.open(Principal(id="key_0"), "sw_")) is not None
 
 
+def test_a_project_that_makes_ever_more_keys_ends_no_session_of_another(monkeypatch):
+    """Holders beyond the bound raised a floor for everybody: who manages keys could end all."""
+    monkeypatch.setattr(sessions_module, "MAX_HOLDERS", 5)
+    now = [0.0]
+    sessions = Sessions(now=lambda: now[0])
+    others = [
+        Principal(id="key_other", project_id="project_2"),
+        Principal(id="oidc:ada", project_id="project_2", scopes=frozenset({"read"})),
+        Principal(id=None),
+    ]
+    monkeypatch.setattr(sessions_module, "_expiry_of", lambda token: LIFETIME_S)
+    kept, closed = ([sessions.open(who, "a token") for who in others] for _ in range(2))
+    for value in closed:
+        sessions.close(read(sessions, value))
+    values = []
+    for number in range(20):
+        now[0] += 1.0
+        busy = Principal(id=f"key_{number}", project_id="project_1")
+        values.append(sessions.open(busy, "sw_"))
+        sessions.close(read(sessions, values[-1]))
+    assert all(read(sessions, value) is not None for value in kept)
+    assert all(read(sessions, value) is None for value in (*values, *closed))
+    assert len(sessions._ended._ended) == 5
+
+
 def test_a_session_of_a_providers_token_ends_with_it():
     now = [0.0]
     sessions = Sessions(now=lambda: now[0])
