@@ -36,7 +36,7 @@ def profile_csv(profile: Profile) -> str:
 
 
 def _quote(cell: Cell) -> Cell:
-    # As OWASP advises on CSV injection: names are somebody else's text, such as =HYPERLINK(...).
+    # As OWASP advises on CSV injection: names are a client's text, such as =HYPERLINK(...).
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
 
 

@@ -78,6 +78,7 @@ class StrictRoute(APIRoute):
         adapter: TypeAdapter[Any] | None = None if kind is None else TypeAdapter(kind)
         # Other types, which another route of the path reads; this one documents them.
         others = ((self.openapi_extra or {}).get("requestBody") or {}).get("content", {})
+        other = "".join(f", or as {kind}" for kind in [*others][:1])  # one of them is enough
 
         async def handle_strictly(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
@@ -85,7 +86,7 @@ class StrictRoute(APIRoute):
                     415,
                     "unsupported-media-type",
                     "Send the body as JSON with the header 'Content-Type: application/json'"
-                    + "".join(f", or as {other}" for other in others),
+                    f"{other}.",
                     headers={"Accept": ", ".join(("application/json", *others))},
                 )
             checked = StrictRequest(request.scope, request.receive)

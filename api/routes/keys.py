@@ -108,5 +108,9 @@ def list_keys(
 def revoke_key(
     store: TheStore, key_id: str, principal: CurrentPrincipal, project_id: OfProject = None
 ) -> ApiKey:
-    """Revoke a key, effective with the next request. It stays in the list for some weeks."""
+    """Revoke a key, effective with the next request.
+
+    It stays in the list for as long as the server keeps keys that have ended: 90 days unless its
+    setting `keep_keys_days` says otherwise.
+    """
     return store.keys.revoke(principal.choose_project(project_id), key_id)

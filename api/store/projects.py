@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, func, insert, or_, select, update
 
 from ...core.errors import InvalidInput
 from .database import Database, new_id
@@ -174,8 +174,12 @@ class KeyStore:
         return self._database.fetch_page(rows, API_KEYS, _key, limit=limit, cursor=cursor)
 
     def count_live(self, project_id: str) -> int:
-        """Return the number of a project's keys that are not revoked."""
-        mine = API_KEYS.c.project_id == project_id, API_KEYS.c.revoked_at.is_(None)
+        """Return the number of a project's keys that are neither revoked nor expired."""
+        mine = (
+            API_KEYS.c.project_id == project_id,
+            API_KEYS.c.revoked_at.is_(None),
+            or_(API_KEYS.c.expires_at.is_(None), API_KEYS.c.expires_at > self._database.now()),
+        )
         with self._database.read() as connection:
             return connection.execute(
                 select(func.count()).select_from(API_KEYS).where(*mine)

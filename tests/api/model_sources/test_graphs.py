@@ -101,7 +101,8 @@ def test_an_uploaded_program_is_planned(estimating):
 def test_another_kind_of_upload_is_refused(client):
     as_form = client.post("/v1/graphs", data={"file": "x"})
     assert as_form.status_code == 415
-    assert "application/octet-stream" in as_form.headers["Accept"]
+    assert as_form.headers["Accept"].endswith("application/octet-stream, application/zip")
+    assert as_form.json()["detail"].endswith("/json', or as application/octet-stream.")
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a/models/a.json", json.dumps({"schema_version": {"major": 1}}))

@@ -86,6 +86,15 @@ class TestKeys:
         store.keys.revoke(HERE, other.key.id)
         assert store.keys.known(other.secret) is None
 
+    def test_what_is_revoked_or_expired_is_not_live(self, store, clock):
+        """Expired keys counted, so that a project that let keys expire could make no more."""
+        self.make(store)
+        self.make(store, expires_at=clock.time + timedelta(hours=1))
+        store.keys.revoke(HERE, self.make(store).key.id)
+        assert store.keys.count_live(HERE) == 2
+        clock.time += timedelta(hours=1)
+        assert store.keys.count_live(HERE) == 1
+
     def test_its_use_is_noted_about_once_a_minute(self, store, clock):
         made = self.make(store)
         store.keys.by_secret(made.secret)
