@@ -15,6 +15,7 @@ from ...capture.observation.python_state import (
     CONTAINERS,
     MAX_DEPTH,
     TABLES,
+    is_array,
     is_plain_object,
     read_attributes,
 )
@@ -27,6 +28,9 @@ _OF_EVERY_MODULE = frozenset((*vars(nn.Module()), *TABLES))
 
 _ABSENT = object()
 
+MAX_ARRAY_BYTES = 2**20
+"""Largest numpy array whose contents are compared; of larger ones it is the object."""
+
 
 @dataclass(frozen=True)
 class _Holder:
@@ -36,6 +40,18 @@ class _Holder:
     value: Any
     before: Mapping[Any, Any]
     ignored: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _ArrayContents:
+    """A numpy array at one time: traced layers keep the numbers that were read from it."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: Any) -> _ArrayContents:
+        return cls(array.shape, array.tobytes())
 
 
 class ModelSnapshot:
@@ -57,8 +73,18 @@ class ModelSnapshot:
         self._traced = [each for each in self._modules if each[1] not in called]
         self._hooks = [_hooks_of(module) for _, module in self._traced]
         # A forward of the whole model, run beside the pipeline, changes these: mostly caches.
-        self._holders = list(_find_holders(self._traced, {*program.changed}))
+        self._holders = [
+            *_find_holders(self._traced, {*program.changed}),
+            *(_Holder(kind.__name__, kind, _entries(kind)) for kind in self._own_kinds()),
+        ]
         self.remember_tensors()
+
+    def _own_kinds(self) -> Iterator[type[nn.Module]]:
+        """Yield the traced modules' classes that are not torch's, and their bases, each once."""
+        kinds = {base: None for _, module in self._traced for base in type(module).__mro__}
+        for kind in kinds:
+            if issubclass(kind, nn.Module) and not kind.__module__.startswith("torch."):
+                yield kind
 
     def remember_tensors(self) -> None:
         """Take note of the model's parameters and buffers after they were moved or converted."""
@@ -120,6 +146,7 @@ def _find_holders(
 
     def visit(name: str, value: Any, depth: int) -> Iterator[_Holder]:
         inspected = isinstance(value, CONTAINERS) or is_plain_object(value)
+        inspected = inspected and not isinstance(value, _ArrayContents)
         if not inspected or id(value) in seen or not depth:
             return
         seen.add(id(value))
@@ -137,8 +164,22 @@ def _find_holders(
 
 
 def _entries(value: Any) -> dict[Any, Any]:
+    """Return what a module, class, container or plain object holds; arrays by their contents."""
+    return {
+        key: _ArrayContents.of(held) if is_array(held) and held.nbytes <= MAX_ARRAY_BYTES else held
+        for key, held in _read_entries(value).items()
+    }
+
+
+def _read_entries(value: Any) -> dict[Any, Any]:
     if isinstance(value, nn.Module):
         return {k: v for k, v in vars(value).items() if k not in _OF_EVERY_MODULE}
+    if isinstance(value, type):  # what libraries keep on classes under other names, they may change
+        return {
+            k: v
+            for k, v in vars(value).items()
+            if k == "forward" or (isinstance(v, CONSTANTS) and not k.startswith("_"))
+        }
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, set | frozenset):
@@ -166,9 +207,11 @@ def _differences(
 
 
 def _is_same(was: Any, now: Any) -> bool:
-    return was is now or (
-        type(was) is type(now) and isinstance(was, CONSTANTS) and repr(was) == repr(now)
-    )
+    if was is now:
+        return True
+    if isinstance(was, _ArrayContents):
+        return bool(was == now)
+    return type(was) is type(now) and isinstance(was, CONSTANTS) and repr(was) == repr(now)
 
 
 def _describe(value: Any, before: Any = _ABSENT) -> str:
@@ -176,5 +219,9 @@ def _describe(value: Any, before: Any = _ABSENT) -> str:
         return "missing"
     if isinstance(value, CONSTANTS):
         return repr(value)
+    if isinstance(value, _ArrayContents):
+        return f"an array of shape {value.shape}" + (
+            " with other values" if isinstance(before, _ArrayContents) else ""
+        )
     article = "another" if type(before) is type(value) else "a"
     return f"{article} {'tensor' if isinstance(value, Tensor) else type(value).__name__}"

@@ -2,6 +2,7 @@
 
 import operator
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -25,16 +26,19 @@ class Cache:
 class Annealed(nn.Module):
     """Divides by a temperature; one of its layers runs as written."""
 
+    gain = 1.0
+
     def __init__(self):
         super().__init__()
         self.first, self.gate, self.head = nn.Linear(4, 4), Gate(), nn.Linear(4, 4)
         self.register_buffer("scale", torch.ones(4))
         self.temperature, self.settings, self.cache = 2.0, {"power": [2, 3]}, Cache()
-        self.table = torch.ones(4)
+        self.table, self.sizes = torch.ones(4), {"width": numpy.array([3.0, 1.0])}
 
     def forward(self, x):
         self.cache.length = x.shape[-1]
-        x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table
+        x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table * self.gain
+        x = x / float(self.sizes["width"][0])
         return self.head(self.gate(x)) ** self.settings["power"][0]
 
 
@@ -114,6 +118,9 @@ REFUSED = {
         model, "table", torch.full((4,), 3.0)
     ),
     "'forward' was missing": lambda model: setattr(model, "forward", lambda x: x),
+    r"'sizes\.width' was an array of shape \(2,\), now it is .* with other values": (
+        lambda model: operator.imul(model.sizes["width"], 3)
+    ),
     "the model itself was given a hook": lambda model: model.register_forward_hook(print),
 }
 
@@ -124,6 +131,18 @@ def test_a_change_that_stages_would_miss_is_refused(words, built):
     model, pipeline = built
     REFUSED[words](model)
     with pytest.raises(PlanMismatch, match=words):
+        pipeline(torch.randn(4, 4))
+
+
+def test_an_attribute_or_forward_changed_on_a_class_is_refused(built, monkeypatch):
+    model, pipeline = built
+    with monkeypatch.context() as patch:
+        patch.setattr(Annealed, "gain", 0.5)
+        with pytest.raises(PlanMismatch, match=r"'Annealed\.gain' was 1.0, now it is 0.5"):
+            pipeline(torch.randn(4, 4))
+    check_equal(model, pipeline)
+    monkeypatch.setattr(Annealed, "forward", lambda self, x: self.head(x))
+    with pytest.raises(PlanMismatch, match=r"'Annealed\.forward' was a function"):
         pipeline(torch.randn(4, 4))
 
 
