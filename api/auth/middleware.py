@@ -88,17 +88,19 @@ class AuthMiddleware:
         """
         if principal.id is None:
             return {}
+        headers = dict[str, str]()
+        quota = principal.quotas.max_requests_per_minute or self._key_requests
+        if quota is not None:
+            rate = self._rate_limiter.take(principal.id, quota)
+            if rate.is_exceeded:
+                raise too_many_requests(rate)
+            headers = rate_headers(rate)
+        # Only what the key admits: one key's refused requests must not use its project's up.
         if self._project_requests is not None:
             rate = self._rate_limiter.take(principal.project_id, self._project_requests)
             if rate.is_exceeded:
                 raise too_many_requests(rate, "project")
-        quota = principal.quotas.max_requests_per_minute or self._key_requests
-        if quota is None:
-            return {}
-        rate = self._rate_limiter.take(principal.id, quota)
-        if rate.is_exceeded:
-            raise too_many_requests(rate)
-        return rate_headers(rate)
+        return headers
 
 
 def rate_headers(rate: RateStatus) -> dict[str, str]:

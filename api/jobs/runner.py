@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import JobUnreadable, WorkersUnavailable
-from ..http.fair_shares import FairTurns
+from ..limits.fair_turns import FairTurns
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
 from ..telemetry.tracing import bind, span
@@ -62,12 +62,13 @@ class JobRunner:
         self._retention = retention or Retention(jobs_days=None, audit_days=None)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, JobAttempt] = {}
-        # Weak values: a lock exists for as long as some job holds or awaits it.
+        # Weak values: locks and turns exist for as long as some job holds or awaits them. Otherwise
+        # a client that names ever new resources would leave an entry for each.
         self._locks: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         # By resource: jobs wait here until their project's turn, and only then at the workers.
-        self._turns: dict[str, FairTurns] = {}
+        self._turns: weakref.WeakValueDictionary[str, FairTurns] = weakref.WeakValueDictionary()
         self._background: list[asyncio.Task[None]] = []
         self._is_first_sweep = True
 
@@ -245,7 +246,7 @@ class JobRunner:
         self._is_first_sweep = False
         if self._tasks and self._workers.trouble is None:
             await self._workers.refresh(skip_if_busy=True)
-            for needs in self._turns:
+            for needs in list(self._turns):
                 self._turns_for(needs)
 
     async def _expire(self) -> None:

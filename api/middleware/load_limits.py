@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.units import format_bytes
 from ..auth.access import is_open
-from ..http.fair_shares import FairShares, Share
 from ..http.problems import RETRY_AFTER_S, Problem
 from ..http.strict_requests import ARCHIVES
+from ..limits.fair_shares import FairShares
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""
@@ -70,18 +70,18 @@ class LoadLimits:
             await self._app(scope, receive, send)
             return
         principal = scope.get("state", {}).get("principal")
-        owner = "" if principal is None else principal.owner
+        holder = ("", "") if principal is None else (principal.owner, principal.project_id)
         # Counted until the answer: handlers keep the body, too.
-        with self._bodies.share(owner) as share:
-            await self._pass_on(scope, receive, send, share, owner)
+        with self._bodies.share(*holder) as share:
 
-    async def _pass_on(
-        self, scope: Scope, receive: Receive, send: Send, share: Share, owner: str
-    ) -> None:
-        def count(num_bytes: int) -> None:
-            if not self._bodies.has_room(owner, num_bytes):
-                raise _too_many_bytes(self._bodies)
-            share.add(num_bytes)
+            def count(num_bytes: int) -> None:
+                if not self._bodies.has_room(*holder, num_bytes):
+                    raise _too_many_bytes(self._bodies)
+                share.add(num_bytes)
+
+            await self._pass_on(scope, receive, send, count)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, count: Count) -> None:
 
         try:
             body = await self._read_body(scope, receive, count)
@@ -160,8 +160,9 @@ def _too_many_bytes(bodies: FairShares) -> Problem:
     return Problem(
         429,
         "too-many-uploads",
-        f"Request bodies in flight may have {format_bytes(bodies.for_one)} of one key and "
-        f"{format_bytes(bodies.for_all)} of all clients together. Send fewer at once.",
+        f"Request bodies in flight may have {format_bytes(bodies.for_one)} of one key, "
+        f"{format_bytes(bodies.for_project)} of one project and {format_bytes(bodies.for_all)} of "
+        "all clients together. Send fewer at once.",
         headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
     )
 

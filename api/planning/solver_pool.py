@@ -31,7 +31,7 @@ from ...core.profile.profile import Profile
 from ...planner import numba_cache
 from ...schedules import numba_jit as jit
 from ..errors import SolverEnded
-from ..http.fair_shares import FairTurns
+from ..limits.fair_turns import FairTurns
 from ..telemetry.tracing import span
 
 P = ParamSpec("P")

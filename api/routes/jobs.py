@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Body, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
@@ -19,6 +20,7 @@ from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.problems import RETRY_AFTER_S, Problem
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
+from ..limits.fair_shares import Share
 from ..store.records import Job, JobState, StoredJobEvent
 from ..store.store import Store
 from .dependencies import REUSED, TheAuthenticator, TheCreation, TheJobs, TheStore, strict_router
@@ -155,19 +157,38 @@ async def watch_job(
     # Browsers resend whatever id they saw last; a malformed one must not fail the stream for good.
     seen = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else (after or 0)
     job = await jobs.get(principal.project_id, job_id)
-    if not jobs.streams.has_room(principal.owner):
+    holder = principal.owner, principal.project_id
+    if not jobs.streams.has_room(*holder):
         raise Problem(
             429,
             "too-many-streams",
-            f"One key may watch {jobs.streams.for_one} jobs at once, and all clients together "
-            f"{jobs.streams.for_all}. End a stream, or read the jobs now and then.",
+            f"One key may watch {jobs.streams.for_one} jobs at once, one project "
+            f"{jobs.streams.for_project}, and all clients together {jobs.streams.for_all}. End a "
+            "stream, or read the jobs now and then.",
             headers={"Retry-After": str(RETRY_AFTER_S)},
         )
-    return StreamingResponse(
-        _stream(jobs, store, job, seen, principal.owner, may_read),
-        media_type=EVENT_STREAM,
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},  # nginx would buffer
-    )
+    # Taken at once: of a hundred requests, each would find room until the first stream has begun.
+    share = jobs.streams.take(*holder, 1)
+    return _EventStream(_stream(jobs, store, job, seen, may_read), share)
+
+
+class _EventStream(StreamingResponse):
+    """Response with a job's events, which gives its share back when it ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], share: Share) -> None:
+        super().__init__(
+            events,
+            media_type=EVENT_STREAM,
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},  # nginx would buffer
+        )
+        self._share = share
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Here and not in the generator, which never begins if the client has left already.
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._share.give_back()
 
 
 async def _stream(
@@ -175,7 +196,6 @@ async def _stream(
     store: Store,
     job: Job,
     seen: int,
-    owner: str,
     may_read: Callable[[], Awaitable[bool]],
 ) -> AsyncIterator[bytes]:
     """Yield the events after number ``seen``, up to the job's end.
@@ -185,11 +205,7 @@ async def _stream(
     """
     project, job_id = job.project_id, job.id
     sent_s = checked_s = time.monotonic()
-    with (
-        jobs.streams.share(owner) as stream,
-        jobs.notifications.watch(job_id) as wait_for_change,
-    ):
-        stream.add()
+    with jobs.notifications.watch(job_id) as wait_for_change:
         while True:
             # The job is read before its events: one that is finished here has written them all.
             job = await jobs.get(project, job_id)

@@ -317,7 +317,7 @@ def test_a_key_without_quotas_has_the_servers_and_its_project_has_one_for_all(ma
     """Requests and jobs were unlimited unless a key's maker thought of it."""
     project, other = (kept.projects.create(name).id for name in ("ours", "theirs"))
     client = make_client(
-        store=kept, authorized=False, key_requests_per_minute=3, project_requests_per_minute=5
+        store=kept, authorized=False, key_requests_per_minute=3, project_requests_per_minute=4
     )
 
     def ask(key):
@@ -328,11 +328,27 @@ def test_a_key_without_quotas_has_the_servers_and_its_project_has_one_for_all(ma
     more = kept.keys.create(other, name="c", scopes=SCOPES, quotas=given)
     assert [ask(first).status_code for _ in range(4)] == [200, 200, 200, 429]
     assert "This key is limited to 3" in ask(first).json()["detail"]
+    assert ask(second).status_code == 200
     refused = ask(second)
     assert refused.status_code == 429
-    assert "This project is limited to 5" in refused.json()["detail"]
+    assert "This project is limited to 4" in refused.json()["detail"]
     assert refused.headers["Retry-After"]
     assert [ask(more).status_code for _ in range(5)] == [200] * 4 + [429]
+
+
+def test_what_a_key_is_refused_is_not_charged_to_its_project(make_client, kept):
+    """A key beyond its quota used its whole project's requests up."""
+    project = kept.projects.create("ours").id
+    client = make_client(
+        store=kept, authorized=False, key_requests_per_minute=3, project_requests_per_minute=6
+    )
+    hasty, other = (kept.keys.create(project, name=name, scopes=SCOPES) for name in "ab")
+
+    def ask(key):
+        return client.get("/v1/plans", headers={"Authorization": f"Bearer {key.secret}"})
+
+    assert [ask(hasty).status_code for _ in range(20)] == [200] * 3 + [429] * 17
+    assert [ask(other).status_code for _ in range(3)] == [200] * 3
 
 
 def test_unfinished_jobs_have_limits_for_every_key_and_project(store):

@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 
+from stagewright.api.auth.access import Principal
 from stagewright.api.http.examples import measure_example
+from stagewright.api.http.problems import Problem
 from stagewright.api.jobs import service as service_module
+from stagewright.api.routes.jobs import watch_job
+from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.core.profile.profile import Profile
 from tests.api.job_children import failing, measuring, sleeping
 
@@ -108,12 +113,17 @@ def test_its_events_are_numbered_and_a_stream_goes_on_where_one_broke(serving):
 def test_one_key_watches_so_many_jobs_and_all_keys_together_so_many(serving, monkeypatch):
     """Every stream reads the store every other second, and nothing bounded their number."""
     monkeypatch.setattr(service_module, "MAX_KEY_STREAMS", 2)
-    monkeypatch.setattr(service_module, "MAX_STREAMS", 3)
+    monkeypatch.setattr(service_module, "MAX_STREAMS", 6)
     client = serving()
     job = ended(client, hand_in(client).json())
     path, streams = f"/v1/jobs/{job['id']}/events", client.app.state.jobs.streams
     assert client.get(path).status_code == 200
-    with streams.share("the server's token") as own, streams.share("key_1") as others:
+    project, owner = DEFAULT_PROJECT, "the server's token"
+    with (
+        streams.share(owner, project) as own,
+        streams.share("key_1", project) as others,
+        streams.share("key_2", "another") as strangers,
+    ):
         own.add(2)
         refused = client.get(path)
         assert refused.status_code == 429
@@ -122,8 +132,40 @@ def test_one_key_watches_so_many_jobs_and_all_keys_together_so_many(serving, mon
         own.add(-1)
         assert client.get(path).status_code == 200, "what has ended makes room"
         others.add(2)
+        assert client.get(path).status_code == 429, "a project has at most half of all"
+        others.add(-2)
+        assert client.get(path).status_code == 200
+        strangers.add(5)
         assert client.get(path).status_code == 429
     assert client.get(path).status_code == 200
+
+
+def test_a_stream_counts_before_it_begins_and_no_longer_if_it_never_does(serving, monkeypatch):
+    """Of many requests at once each found room, until the first stream had begun."""
+    monkeypatch.setattr(service_module, "MAX_KEY_STREAMS", 1)
+    client = serving()
+    job, services = ended(client, hand_in(client).json()), client.app.state
+    principal = Principal()
+    request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
+
+    async def leave(*_):
+        raise OSError("the client has left")
+
+    async def main():
+        async def watch():
+            return await watch_job(
+                services.jobs, services.store, services.authenticator, job["id"], request, principal
+            )
+
+        first = await watch()
+        with pytest.raises(Problem, match="may watch 1 jobs"):
+            await watch()
+        with pytest.raises((OSError, ClientDisconnect, ExceptionGroup)):
+            await first({**request.scope, "asgi": {"spec_version": "2.4"}}, leave, leave)
+        assert services.jobs.streams.has_room(principal.owner, principal.project_id)
+        await watch()
+
+    client.portal.call(main)
 
 
 def test_a_request_waits_as_long_as_it_says(serving, profile):

@@ -550,6 +550,19 @@ def test_projects_take_turns_at_the_workers_and_waiting_jobs_read_no_rows(play, 
     play(scene)
 
 
+def test_resources_that_no_job_needs_any_more_are_forgotten(play):
+    """Every name of a resource that a client made up left an entry."""
+
+    async def scene(server: Server) -> None:
+        server.runner._turns_for("nobody's")
+        assert list(server.runner._turns) == []
+        held = server.runner._turns_for("cpu")
+        async with held.place(HERE):
+            assert server.runner._turns_for("cpu") is held
+
+    play(scene)
+
+
 def test_more_workers_get_more_jobs(play, monkeypatch):
     async def scene(server: Server) -> None:
         for number in range(6):

@@ -147,7 +147,7 @@ class Uploads:
     def __init__(self, limit):
         self.limit, self.sent, self.tasks = limit, [], []
 
-    async def begin(self, key, mebibytes):
+    async def begin(self, key, mebibytes, project="default"):
         pieces, sent = [b"x" * MIB] * mebibytes, []
         self.sent.append(sent)
 
@@ -159,7 +159,7 @@ class Uploads:
         async def send(message):
             sent.append(message)
 
-        state = {"principal": Principal(id=key)}
+        state = {"principal": Principal(id=key, project_id=project)}
         scope = {"type": "http", "path": "/v1/profiles", "headers": [], "state": state}
         self.tasks.append(asyncio.create_task(self.limit(scope, receive, send)))
         for _ in range(50):
@@ -188,7 +188,7 @@ def test_unfinished_uploads_are_bounded_for_a_key_and_in_all():
         await uploads.begin("key_2", 15)
         assert uploads.num_refused == 6, "another key is not refused"
         for number in range(30):
-            await uploads.begin(f"key_{3 + number}", 15)
+            await uploads.begin(f"key_{3 + number}", 15, project=f"project_{number}")
         assert 41 - uploads.num_refused == 256 // 15
         uploads.tasks[0].cancel()
         await asyncio.sleep(0)
@@ -197,6 +197,23 @@ def test_unfinished_uploads_are_bounded_for_a_key_and_in_all():
         assert not uploads.sent[-1], "what was given up makes room"
         uploads.end()
         await asyncio.gather(*uploads.tasks, return_exceptions=True)
-        assert uploads.limit._bodies.has_room("key_1", 64 * MIB)
+        assert uploads.limit._bodies.has_room("key_1", "default", 64 * MIB)
+
+    asyncio.run(main())
+
+
+def test_a_project_with_many_keys_leaves_room_for_uploads_of_another():
+    """Four keys of one project could hold four unfinished uploads each, and all there was."""
+
+    async def main():
+        uploads = Uploads(LoadLimits(Inner(), 16 * MIB))
+        for number in range(20):
+            await uploads.begin(f"key_{number % 5}", 15, project="greedy")
+        assert 20 - uploads.num_refused == 128 // 15
+        assert "128.0 MiB of one project" in uploads.sent[-1][1]["body"].decode()
+        await uploads.begin("key_of_another", 15, project="modest")
+        assert not uploads.sent[-1]
+        uploads.end()
+        await asyncio.gather(*uploads.tasks, return_exceptions=True)
 
     asyncio.run(main())

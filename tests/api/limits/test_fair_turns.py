@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stagewright.api.http.fair_shares import FairTurns
+from stagewright.api.limits.fair_turns import FairTurns
 
 
 async def settle():

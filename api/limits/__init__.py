@@ -1,0 +1,1 @@
+"""What clients may use at once: turns at work, and shares of memory and streams."""
