@@ -70,12 +70,12 @@ class LoadLimits:
             await self._app(scope, receive, send)
             return
         principal = scope.get("state", {}).get("principal")
-        holder = ("", "") if principal is None else (principal.owner, principal.project_id)
+        owner, project = ("", "") if principal is None else (principal.owner, principal.project_id)
         # Counted until the answer: handlers keep the body, too.
-        with self._bodies.share(*holder) as share:
+        with self._bodies.share(owner, project) as share:
 
             def count(num_bytes: int) -> None:
-                if not self._bodies.has_room(*holder, num_bytes):
+                if not self._bodies.has_room(owner, project, num_bytes):
                     raise _too_many_bytes(self._bodies)
                 share.add(num_bytes)
 
