@@ -131,6 +131,6 @@ def test_a_client_gets_its_answer_at_its_deadline_whatever_the_search_does(
     monkeypatch.setattr("stagewright.api.planning.service.decide", overrun)
     began = time.monotonic()
     answer = client.post("/v1/plans", json=body, headers={"Cache-Control": "no-cache"})
-    assert time.monotonic() - began < 1.0 + 2.0 + 3.0, "the last are for a busy machine"
+    assert time.monotonic() - began < 1.0 + 2.0 + 12.0, "the last are for a busy machine"
     assert answer.status_code == 422
     assert answer.json()["type"].endswith(":deadline-exceeded")
