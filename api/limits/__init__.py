@@ -1,1 +1,1 @@
-"""What clients may use at once: turns at work, and shares of memory and streams."""
+"""Limits on what clients use at once: turns to work, and shares of memory and streams."""

@@ -38,7 +38,7 @@ IGNORED = frozenset(
 
 @dataclass(frozen=True)
 class Family:
-    """What of a family's ``config.json`` is read, and what it has to say.
+    """Keys of a family's ``config.json`` that are read, and the values they must have.
 
     Attributes:
         architecture: The class that is built.
