@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from ...core.errors import DeadlineExceeded
 
 
 class FairTurns:
@@ -28,25 +32,44 @@ class FairTurns:
         return self._num_held < self._limit
 
     @asynccontextmanager
-    async def place(self, project: str) -> AsyncIterator[None]:
-        """Wait for this project's turn, and hold a place for the duration of the block."""
+    async def place(self, project: str, until_s: float = math.inf) -> AsyncIterator[None]:
+        """Wait for this project's turn, and hold a place for the duration of the block.
+
+        Args:
+            project: Whose turn it takes.
+            until_s: When to give up waiting, on the monotonic clock.
+
+        Raises:
+            DeadlineExceeded: It was not the project's turn in time.
+        """
         turn = asyncio.get_running_loop().create_future()
         self._queues.setdefault(project, deque()).append(turn)
         self.num_waiting += 1
         self._hand_out()
         try:
-            await turn
-        except asyncio.CancelledError:
-            # Cancelled after the place was handed over, but before this task could run again.
-            if turn.done() and not turn.cancelled():
-                self._give_back()
-            raise
+            await self._wait(turn, until_s - time.monotonic())
         finally:
             self.num_waiting -= 1
         try:
             yield
         finally:
             self._give_back()
+
+    async def _wait(self, turn: asyncio.Future[None], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
+                try:
+                    await turn
+                except asyncio.CancelledError:
+                    # Cancelled after the place was handed over, but before this task ran again.
+                    if turn.done() and not turn.cancelled():
+                        self._give_back()
+                    raise
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the deadline passed before it was this request's turn; ask again later, or, where "
+                "the request sets a deadline, allow more time"
+            ) from None
 
     def resize(self, limit: int) -> None:
         """Change the number of places; those that are held beyond it are not taken away."""

@@ -63,10 +63,15 @@ class Estimator:
         self._elsewhere = elsewhere
         self._turns = FairTurns(MAX_CONCURRENT)
 
-    async def estimate(self, request: EstimateRequest, project: str = "") -> Estimated:
+    async def estimate(
+        self, request: EstimateRequest, project: str = "", deadline_s: float | None = None
+    ) -> Estimated:
         """Return the estimated profile of a model on the requested devices.
 
-        Projects take turns.
+        Args:
+            request: The model and the devices.
+            project: Whose turn it takes.
+            deadline_s: Time from now to the answer, if that is less than every estimate has.
 
         Raises:
             MeasuringUnavailable: torch is installed neither here nor on a worker.
@@ -75,15 +80,17 @@ class Estimator:
             OutOfMemory: The child exceeded its memory limit.
             DeadlineExceeded: The estimate took too long; the child has been killed.
         """
+        limit_s = min(self._deadline_s, deadline_s or self._deadline_s)
         try:
             # The timeout is the outer one: waiting for a turn counts, too.
-            async with asyncio.timeout(self._deadline_s), self._turns.place(project):
+            async with asyncio.timeout(limit_s), self._turns.place(project):
                 with span("stagewright.estimate"):
                     output = await self._output(request.model_dump_json())
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no estimate within {self._deadline_s:g} s; retry later, or "
-                "estimate where the model is ('stagewright estimate') and post the profile"
+                f"no estimate within {limit_s:g} s; allow more time if the request sets a "
+                "deadline, ask again later, or estimate where the model is ('stagewright "
+                "estimate') and post the profile"
             ) from None
         try:
             return Estimated.model_validate_json(output)

@@ -6,8 +6,8 @@ memory limit ends the child, not the server.
 
 from __future__ import annotations
 
-import asyncio
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from ...core.errors import DeadlineExceeded, InvalidInput, OutOfMemory
 from ...core.graph.graph import Graph
 from ..http.large_bodies import LARGE_BYTES, WrongItems, in_slices
 from ..http.threads import in_busy_thread
+from ..limits.fair_turns import FairTurns
 from ..sandbox.child import run_confined_async
 from ..sandbox.limits import ChildLimits
 from .measure import SandboxChoice, choose_sandbox, invalid_answer
@@ -27,20 +28,28 @@ MAX_CONCURRENT = 2
 LIMITS = ChildLimits(memory_bytes=2**31, deadline_s=60.0, output_bytes=16 * 2**20)
 """A graph has at most as many bytes as one in a request."""
 
+MAX_WAIT_S = 60.0
+"""Longest wait for earlier uploads; the reading itself takes a second or two."""
+
 
 class ProgramReader:
-    """Reader of uploaded programs, `MAX_CONCURRENT` at a time."""
+    """Reader of uploaded programs, `MAX_CONCURRENT` at a time; projects take turns."""
 
     def __init__(self, sandbox: SandboxChoice = "auto", *, memory_bytes: int | None = None) -> None:
         self._sandbox = sandbox
         self._limits = replace(
             LIMITS, memory_bytes=min(memory_bytes or LIMITS.memory_bytes, LIMITS.memory_bytes)
         )
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._turns = FairTurns(MAX_CONCURRENT)
 
-    async def read(self, archive: bytes) -> Graph:
-        """Return the graph of what ``torch.export.save`` wrote, or raise `InvalidInput`."""
-        async with self._slots:
+    async def read(self, archive: bytes, project: str = "") -> Graph:
+        """Return the graph of what ``torch.export.save`` wrote.
+
+        Raises:
+            InvalidInput: It is no such program, contradicts itself, or is too large.
+            DeadlineExceeded: It was not the project's turn within `MAX_WAIT_S`.
+        """
+        async with self._turns.place(project, time.monotonic() + MAX_WAIT_S):
             sandbox = await run_in_threadpool(choose_sandbox, self._sandbox)
             try:
                 output = await run_confined_async(COMMAND, archive, self._limits, sandbox=sandbox)

@@ -79,7 +79,7 @@ class Views:
                 self._store.documents.profile, principal.project_id, stored.profile_id
             )
             found = await self._planning.run_in_solver(
-                drawing, plan, profile.profile, stored.cluster, with_step
+                principal, drawing, plan, profile.profile, stored.cluster, with_step
             )
             self._kept[key] = found
         # Least recently used first; the size is bounded, since drawings differ a thousandfold.
@@ -110,7 +110,7 @@ class Views:
         try:
             split = await self._planning.resolve_split(principal, asked)
             return await self._planning.run_in_solver(
-                changed_view, split, request.step, request.layers
+                principal, changed_view, split, request.step, request.layers
             )
         except InvalidInput as error:
             return ViewAnswer(status="refused", refused=str(error)).model_dump_json()

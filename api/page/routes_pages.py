@@ -140,7 +140,7 @@ async def profile(
     if values["other"] is not None:
         earlier, later = values["other"].profile, values["stored"].profile
         try:
-            values["found"] = await planning.run_in_solver(diff, earlier, later)
+            values["found"] = await planning.run_in_solver(principal, diff, earlier, later)
         except InvalidInput as error:
             values["problem"] = str(error)
     return await run_in_threadpool(render, "profile.html", here="profiles", **values)

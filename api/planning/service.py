@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,12 @@ from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.graph.graph import Graph
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
-from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
+from ...core.requests.requests import (
+    Estimated,
+    EstimateOptions,
+    EstimateRequest,
+    MeasureRequest,
+)
 from ...core.service.documents import PlanRecord, StoredPlan, to_infeasible_answer
 from ...core.units import format_bytes
 from ...planner.plan import plan, was_cut_short
@@ -135,7 +141,7 @@ class Planning:
             Forbidden: It asks for a measurement, which the principal may not.
             StagewrightError: Estimating failed.
         """
-        deadline_s = self._choose_deadline(request)
+        began_s, deadline_s = time.monotonic(), self._choose_deadline(request)
         project = principal.project_id
         graph = None
         if request.graph_id is not None and request.is_measured:
@@ -164,6 +170,8 @@ class Planning:
             return await run_in_threadpool(self._put_plan, project, digest, record, "profile")
         profiles, cluster, is_known = await self._get_profiles(project, request, fresh)
         await self._run_beside(request, check_effort, profiles, cluster, request.options)
+        if request.deadline_s is not None:  # an estimate counts, too
+            deadline_s -= time.monotonic() - began_s
         record = await self._search(project, request, profiles, cluster, deadline_s)
         reused: Reused = "profile" if is_known else None
         return await run_in_threadpool(self._put_plan, project, digest, record, reused)
@@ -212,17 +220,13 @@ class Planning:
         is_patient: bool = False,
     ) -> PlanRecord:
         """Run `decide` in a solver process."""
-        try:
+        with blaming_own_deadline(request):
             return await self._solver.search(
                 partial(decide, profiles, cluster, request.options),
                 deadline_s,
                 project=project,
                 is_patient=is_patient,
             )
-        except DeadlineExceeded as error:
-            if request.deadline_s is None:
-                raise
-            raise RequestDeadlineExceeded(str(error)) from None
 
     async def create(self, project_id: str, document: Profile | Graph) -> Stored:
         """Store a document. Raises: InvalidInput, if a graph is too large for this service."""
@@ -233,11 +237,13 @@ class Planning:
     async def simulate(self, principal: Principal, request: SimulationRequest) -> Simulation:
         """Price a given split; store nothing."""
         split = await self.resolve_split(principal, request)
-        return await self.run_in_solver(price, split, request.timeline)
+        return await self.run_in_solver(principal, price, split, request.timeline)
 
-    async def run_in_solver(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run short CPU-bound work in a solver process."""
-        return await self._solver.run(work, *args, **kwargs)
+    async def run_in_solver(
+        self, principal: Principal, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run short CPU-bound work in a solver process, when it is the project's turn."""
+        return await self._solver.run(partial(work, *args, **kwargs), project=principal.project_id)
 
     async def resolve_split(self, principal: Principal, request: SimulationRequest) -> PricedSplit:
         """Return the split to be priced, with everything stored looked up. Raises: InvalidInput."""
@@ -357,7 +363,7 @@ class Planning:
         kinds = {(device.kind, device.memory_bytes) for device in cluster.devices}
         if len(kinds) > 1:
             # The estimate then includes speeds between the kinds, which no profile can hold.
-            found = await self._estimator.estimate(asked, project)
+            found = await self._run_estimate(asked, project, request)
             return found.profile, found.cluster, False
         digest = digest_estimate(asked)
         if not fresh:
@@ -365,10 +371,27 @@ class Planning:
             if known is not None:
                 stored = await run_in_threadpool(self._store.documents.profile, project, known)
                 return stored.profile, cluster, True
-        found = await self._estimator.estimate(asked, project)
+        found = await self._run_estimate(asked, project, request)
         kept = await self.create(project, found.profile)
         await run_in_threadpool(self._store.reuse.remember, project, "profile", digest, kept.id)
         return found.profile, found.cluster, False
+
+    async def _run_estimate(
+        self, asked: EstimateRequest, project: str, request: PlanRequest
+    ) -> Estimated:
+        with blaming_own_deadline(request):
+            return await self._estimator.estimate(asked, project, request.deadline_s)
+
+
+@contextmanager
+def blaming_own_deadline(request: PlanRequest) -> Iterator[None]:
+    """Blame the request for a deadline that it set itself: a 422, not a 504."""
+    try:
+        yield
+    except DeadlineExceeded as error:
+        if request.deadline_s is None:
+            raise
+        raise RequestDeadlineExceeded(str(error)) from None
 
 
 @contextmanager

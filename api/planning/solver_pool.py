@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import logging
 import math
-import multiprocessing
-import os
-import resource
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded, InvalidInput
-from ...core.profile.profile import Profile
-from ...planner import numba_cache
-from ...schedules import numba_jit as jit
 from ..errors import SolverEnded
 from ..limits.fair_turns import FairTurns
 from ..telemetry.tracing import span
+from .kernel_compiler import KernelCompiler
+from .solver_process import MAX_BYTES, SolverProcess, function_of, start_executor
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 SHORT_S = 2.0
@@ -45,35 +28,14 @@ GRACE_S = 1.5
 """Time that a search has to return its best plan after its deadline, before it is killed."""
 
 MAX_WORK_S = 60.0
-"""Longest work that is no search, such as drawing a timeline of 32,768 actions."""
+"""Longest work that is no search, such as drawing a timeline of 32,768 actions, and the longest
+wait for its turn."""
 
 MAX_IN_THREADS = 2
 """Calls at a time without processes; more threads would only slow each other down."""
 
-MAX_BYTES = 8 * 2**30
-"""Address space of one process. The largest request allowed needed 0.7 GB (see `admission`);
-numpy and numba map several more that they never touch."""
-
-PARENT_CHECKED_S = 1.0
-COMPILED_CHECKED_S = 0.5
-
-PROFILES_KEPT = 8
-"""Parsed profiles cached in each process. The largest allowed take some hundred MB."""
-
-NICENESS = 5
-"""Of solver processes: while searches keep every core busy, the server still answers first."""
-
-LONG_NICENESS = 10
-"""Of processes that search for longer than `SHORT_S`: beside a short one they get a quarter."""
-
-COMPILE = (
-    sys.executable,
-    "-c",
-    f"import os; os.nice(14); from {numba_cache.__name__} import compile_all; compile_all()",
-)
-"""Niced below everything else: plans are found without the kernels, too."""
-
-_log = logging.getLogger(__name__)
+NUM_SPARES = 2
+"""Idle processes kept ready: two searches that begin together then wait for none to start."""
 
 
 class Solver:
@@ -86,7 +48,8 @@ class Solver:
 
     So a search of a moment never waits for a long one, nor for the processors that long ones keep
     busy. Short places are one more than long ones: as many long searches as there is room for may
-    begin at once and leave one free. Work that is no search has a process more yet.
+    begin at once and leave one free. One process is left for work that is no search, and one for
+    searches, however much there is of the other.
 
     Args:
         processes: Long searches at once; with 0, a few threads of the server's own process do
@@ -103,16 +66,19 @@ class Solver:
         number = processes + 2 if processes else 0
         self._idle = [SolverProcess(self._start) for _ in range(number)]
         self._started = set(self._idle)
-        self._compiler: Compiler | None = None
+        self._compiler: KernelCompiler | None = None
         self._is_closed = False
-        self._calls = FairTurns(number or MAX_IN_THREADS)
-        self._short = FairTurns(number - 1 if number else MAX_IN_THREADS - 1)
-        self._long = FairTurns(processes or MAX_IN_THREADS - 1)
+        num_calls = number or MAX_IN_THREADS
+        self._calls = FairTurns(num_calls)
+        self._short = FairTurns(num_calls - 1)
+        self._long = FairTurns(processes or num_calls - 1)
+        self._other = FairTurns(num_calls - 1)
 
     @property
     def num_waiting(self) -> int:
         """Return the number of calls that wait for a place."""
-        return sum(turns.num_waiting for turns in (self._calls, self._short, self._long))
+        turns = (self._calls, self._short, self._long, self._other)
+        return sum(each.num_waiting for each in turns)
 
     async def search(
         self,
@@ -134,33 +100,52 @@ class Solver:
             DeadlineExceeded: Nothing was found in time, or no place was free.
             InvalidInput, SolverEnded: See `run`.
         """
-        wait_s = math.inf if is_patient else time.monotonic() + deadline_s
+        until_s = math.inf if is_patient else time.monotonic() + deadline_s
+        attempts_s: list[float] = []
+        try:
+            return await self._search(work, until_s, deadline_s, project, attempts_s)
+        finally:
+            if attempts_s:
+                self._observe(name_of(work), sum(attempts_s))
+
+    async def _search(
+        self,
+        work: Callable[[float], R],
+        until_s: float,
+        deadline_s: float,
+        project: str,
+        attempts_s: list[float],
+    ) -> R:
+        """Search in a short place, and then in a long one; ``until_s`` is a time on the clock."""
         async with AsyncExitStack() as short:
             # First its turn: searches leave a process for other work.
-            await _in_time(wait_s, short.enter_async_context(self._short.place(project)))
-            process = await _in_time(wait_s, short.enter_async_context(self._process()))
-            short.enter_context(self._measured(work))
+            await short.enter_async_context(self._short.place(project, until_s))
+            process = await short.enter_async_context(self._process(work, project, until_s))
+            short.enter_context(self._running(work, attempts_s))
             if process is None:
-                return await run_in_threadpool(work, min(deadline_s, wait_s - time.monotonic()))
-            for spare in self._idle[-1:]:  # started beside, for the next call
-                spare.warm_up()
-            call = await process.begin(work, wait_s, deadline_s)
-            if await process.wait(call, min(SHORT_S, call.left_s + GRACE_S)):
+                return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
+            self._warm_up_spares(work)
+            call = await process.begin(work, until_s, deadline_s)
+            # One that is about to end keeps its place: without a long one it would be killed for
+            # nothing, and have no time to begin again.
+            ends_here = call.left_s <= SHORT_S + GRACE_S
+            if await process.wait(call, call.left_s + GRACE_S if ends_here else SHORT_S):
                 return process.take(call)
-            if call.left_s + GRACE_S <= 0:
+            if ends_here:
                 process.end()
                 raise too_late(deadline_s)
             moved = process.detach()
             self._started.add(moved)
+            self._warm_up_spares(work)
         try:
             is_begun = self._long.has_room
             if not is_begun:
                 moved.end()
             async with AsyncExitStack() as long:
-                await _in_time(wait_s, long.enter_async_context(self._long.place(project)))
-                long.enter_context(self._measured(work))
+                await long.enter_async_context(self._long.place(project, until_s))
+                long.enter_context(self._running(work, attempts_s))
                 if not is_begun:
-                    call = await moved.begin(work, wait_s, deadline_s)
+                    call = await moved.begin(work, until_s, deadline_s)
                 moved.lower_priority()
                 if await moved.wait(call, call.left_s + GRACE_S):
                     return moved.take(call)
@@ -170,48 +155,72 @@ class Solver:
             moved.end()
             self._started.discard(moved)
 
-    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(self, work: Callable[[], R], *, project: str = "") -> R:
         """Run a function in a solver process; function, arguments and result are pickled.
 
-        Cancelling the call kills its process.
+        Projects take turns. Cancelling the call kills its process.
+
+        Args:
+            work: A function of a module, or a `functools.partial` of one.
+            project: Whose turn it takes.
 
         Raises:
             InvalidInput: The work needed more memory than a process has.
-            DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed.
+            DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed, or waited as long.
             SolverEnded: The process ended; other calls are unaffected.
         """
-        async with self._process() as process:
-            with self._measured(work):
+        until_s = time.monotonic() + MAX_WORK_S
+        attempts_s: list[float] = []
+        try:
+            async with AsyncExitStack() as stack:
+                # First its turn: other work leaves a process for searches.
+                await stack.enter_async_context(self._other.place(project, until_s))
+                process = await stack.enter_async_context(self._process(work, project, until_s))
+                stack.enter_context(self._running(work, attempts_s))
                 if process is None:
-                    return await run_in_threadpool(work, *args, **kwargs)
-                prepared = partial(_without_seconds, work, args, kwargs)
-                call = await process.begin(prepared, math.inf, MAX_WORK_S)
+                    return await run_in_threadpool(work)
+                call = await process.begin(work, math.inf, MAX_WORK_S, is_timed=False)
                 if await process.wait(call, call.left_s):
                     return process.take(call)
                 process.end()
                 raise too_late(MAX_WORK_S)
+        finally:
+            if attempts_s:
+                self._observe(name_of(work), sum(attempts_s))
 
     @asynccontextmanager
-    async def _process(self) -> AsyncIterator[SolverProcess | None]:
+    async def _process(
+        self, work: Callable[..., Any], project: str, until_s: float
+    ) -> AsyncIterator[SolverProcess | None]:
         """Wait for a process; there is none where threads do the work."""
-        async with self._calls.place(""):
+        async with self._calls.place(project, until_s):
             if not self._idle:
                 yield None
                 return
-            process = self._idle.pop()
+            # One that is ready, else one that is starting; of these the last one used.
+            function = function_of(work)
+            process = max(
+                reversed(self._idle), key=lambda idle: (idle.is_warm(function), idle.is_started)
+            )
+            self._idle.remove(process)
             try:
                 yield process
             finally:
-                # The next call takes the last: not one that has to start, if it can be helped.
-                self._idle.insert(len(self._idle) if process.is_warm else 0, process)
+                self._idle.append(process)
+
+    def _warm_up_spares(self, work: Callable[..., Any]) -> None:
+        """Start processes beside a search, for the next ones."""
+        for spare in self._idle[-NUM_SPARES:]:
+            with suppress(OSError, SolverEnded):  # the next call will say so
+                spare.warm_up(function_of(work))
 
     @contextmanager
-    def _measured(self, work: Callable[..., Any]) -> Iterator[None]:
-        name = getattr(function_of(work), "__name__", "other")
+    def _running(self, work: Callable[..., Any], attempts_s: list[float]) -> Iterator[None]:
+        """Count a call as running, and append the seconds that it ran for."""
         self.num_running += 1
         started = time.perf_counter()
         try:
-            with span("stagewright.solve", work=name):
+            with span("stagewright.solve", work=name_of(work)):
                 yield
         except MemoryError:
             raise InvalidInput(
@@ -220,7 +229,7 @@ class Solver:
                 field="/options",
             ) from None
         finally:
-            self._observe(name, time.perf_counter() - started)
+            attempts_s.append(time.perf_counter() - started)
             self.num_running -= 1
 
     def check(self) -> None:
@@ -248,141 +257,8 @@ class Solver:
         if self._is_closed:
             raise SolverEnded("this server is shutting down; ask again")
         if self._compiler is None:
-            self._compiler = Compiler()
-        # Spawned: a fork of this process, which has threads, could inherit a lock that is held.
-        return ProcessPoolExecutor(
-            1,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=(os.getpid(), self._compiler.done),
-        )
-
-
-@dataclass(frozen=True)
-class Call(Generic[R]):
-    """Work that runs in a process, and when its time is over, on the monotonic clock."""
-
-    running: asyncio.Future[R]
-    ends_s: float
-
-    @property
-    def left_s(self) -> float:
-        return self.ends_s - time.monotonic()
-
-
-class SolverProcess:
-    """One process that takes one call at a time, started at the first and restarted if it ends.
-
-    A pool of several would be killed as a whole when one of its processes ends, and every other
-    search with it.
-    """
-
-    def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
-        self._start = start
-        self._pool: ProcessPoolExecutor | None = None
-        self._is_warm = False
-
-    @property
-    def is_warm(self) -> bool:
-        """Return True if the next call need not wait for the process to start and to import."""
-        return self._pool is not None and self._is_warm
-
-    def prepare(self) -> ProcessPoolExecutor:
-        """Return the pool for the next call, with a new process if the last one ended.
-
-        Raises: OSError.
-        """
-        if self._pool is not None and not _is_alive(self._pool):
-            self.end()
-        if self._pool is None:
-            self._pool, self._is_warm = self._start(), False
-        return self._pool
-
-    async def begin(self, work: Callable[[float], R], limit_s: float, deadline_s: float) -> Call[R]:
-        """Begin a function of the seconds that are left, on the clock, until both limits.
-
-        Raises: SolverEnded.
-        """
-        began_s, pool = time.monotonic(), self.prepare()
-        if not self._is_warm:  # its start and imports, of a second or two, take none of the time
-            first = Call(asyncio.wrap_future(pool.submit(callable, function_of(work))), math.inf)
-            if await self.wait(first, None):
-                self.take(first)
-            self._is_warm = True
-        now_s = time.monotonic()
-        ends_s = min(limit_s + (now_s - began_s), now_s + deadline_s)
-        running = asyncio.wrap_future(pool.submit(work, max(0.0, ends_s - now_s)))
-        return Call(running, ends_s)
-
-    async def wait(self, call: Call[R], timeout_s: float | None) -> bool:
-        """Return whether a call has ended after a timeout; cancelling this kills the process."""
-        # Otherwise asyncio would log that the exception of a killed call was never retrieved.
-        call.running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        try:
-            # The pool must not see its own future cancelled while the work runs on.
-            return bool((await asyncio.wait([call.running], timeout=timeout_s))[0])
-        except asyncio.CancelledError:
-            self.end()
-            raise
-
-    def take(self, call: Call[R]) -> R:
-        """Return the result of a call that has ended. Raises: SolverEnded."""
-        try:
-            return call.running.result()
-        except BrokenProcessPool:
-            self.end()
-            self.prepare()  # raises the reason, if it was the server's shutdown
-            raise SolverEnded(
-                "the solver process was killed, most likely for lack of memory; ask for fewer "
-                "micro-batches or stages, or ask again later"
-            ) from None
-
-    def detach(self) -> SolverProcess:
-        """Return the process with its call; this object starts another for the next."""
-        detached = SolverProcess(self._start)
-        detached._pool, self._pool = self._pool, None
-        self.warm_up()
-        return detached
-
-    def warm_up(self) -> None:
-        """Start the process, unless it is running, without waiting for it."""
-        if self._pool is None:
-            with suppress(OSError, SolverEnded):  # the next call will say so
-                self.prepare().submit(os.getpid)
-
-    def lower_priority(self) -> None:
-        """Let other processes go first from now on."""
-        for process in self._processes():
-            with suppress(ProcessLookupError, PermissionError):
-                os.setpriority(os.PRIO_PROCESS, process.pid or 0, LONG_NICENESS)
-
-    def end(self) -> list[BaseProcess]:
-        """Kill the process, busy or not; return what the caller may join."""
-        processes = self._processes()
-        pool, self._pool = self._pool, None
-        # The executor has no public way to kill a process that is busy (Python 3.14 adds one).
-        for process in processes:
-            with suppress(ProcessLookupError, ValueError):
-                process.kill()
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return processes
-
-    def _processes(self) -> list[BaseProcess]:
-        return [] if self._pool is None else list((self._pool._processes or {}).values())
-
-
-async def _in_time(limit_s: float, waited_for: Awaitable[R]) -> R:
-    """Return what is waited for, or raise `DeadlineExceeded` at a time on the monotonic clock."""
-    left_s = limit_s - time.monotonic()
-    try:
-        async with asyncio.timeout(None if left_s == math.inf else left_s):
-            return await waited_for
-    except TimeoutError:
-        raise DeadlineExceeded(
-            "the deadline passed before it was this request's turn to search; ask again later, or "
-            "allow more time"
-        ) from None
+            self._compiler = KernelCompiler()
+        return start_executor(self._compiler.done)
 
 
 def too_late(deadline_s: float) -> DeadlineExceeded:
@@ -393,89 +269,6 @@ def too_late(deadline_s: float) -> DeadlineExceeded:
     )
 
 
-def function_of(work: Callable[..., Any]) -> Any:
-    """Return the function of some work, without prepared arguments."""
-    return work.func if isinstance(work, partial) else work
-
-
-def _without_seconds(work: Callable[..., R], args: Any, kwargs: Any, _: float) -> R:
-    return work(*args, **kwargs)
-
-
-class Compiler:
-    """Process that compiles the kernels, if that is still to be done.
-
-    It takes half a minute; then ``done``, which spawned processes share, is 1, whether it
-    succeeded or not. Small problems are planned in plain Python until then.
-    """
-
-    def __init__(self) -> None:
-        # Shared memory without a lock: one that a killed process held would stop all others.
-        self.done = multiprocessing.get_context("spawn").RawValue("b", 0)
-        self._process: subprocess.Popen[bytes] | None = None
-        if numba_cache.is_done():
-            self.done.value = 1
-            return
-        self._process = subprocess.Popen(COMPILE, stdin=subprocess.DEVNULL)
-        threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
-
-    def close(self) -> None:
-        """Kill the process if it still runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        if process.wait() > 0:  # negative when `close` killed it
-            _log.warning("the planner's kernels could not be compiled: planning takes longer")
-        self.done.value = 1
-
-
-def _is_alive(pool: ProcessPoolExecutor) -> bool:
-    # The executor notices the end of its process only with the next submission, or a little later.
-    return not pool._broken and all(
-        process.is_alive() for process in (pool._processes or {}).values()
-    )
-
-
-def _reduced(profile: Profile) -> tuple[Callable[[str], Profile], tuple[str]]:
-    # As JSON, and not as thousands of pickled models: a process reads each text once and caches it.
-    return _read_profile, (profile.to_json(),)
-
-
-@lru_cache(maxsize=PROFILES_KEPT)
-def _read_profile(text: str) -> Profile:
-    return Profile.model_validate_json(text)
-
-
-ForkingPickler.register(Profile, _reduced)
-
-
-def _prepare(parent: int, compiled: ctypes.c_byte) -> None:
-    """Limit this process, tie its life to the server's, and load numba.
-
-    Loading takes a second, once all is compiled. From then on a plan of twenty layers takes 15 ms
-    instead of 80, whatever is asked first.
-    """
-    os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which drains first
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
-
-    def watch() -> None:
-        # A server killed by SIGKILL ends no children; theirs is then another parent.
-        while os.getppid() == parent:
-            time.sleep(PARENT_CHECKED_S)
-        os._exit(1)
-
-    def load() -> None:
-        while not compiled.value:
-            time.sleep(COMPILED_CHECKED_S)
-        jit.load_if_worthwhile(jit.LARGE_STEPS)
-
-    threading.Thread(target=watch, daemon=True).start()
-    if compiled.value:
-        load()
-    else:
-        threading.Thread(target=load, daemon=True).start()
+def name_of(work: Callable[..., Any]) -> str:
+    """Return the name of a function, which is a label of the metrics."""
+    return getattr(function_of(work), "__name__", "other")

@@ -93,7 +93,7 @@ async def get_profile(
     media_type, ending = ("text/csv", "csv") if format == "csv" else ("application/json", "json")
     return await reading.respond_derived(
         f"{profile_id}.{format}",
-        lambda: planning.run_in_solver(profile_text, stored, format),
+        lambda: planning.run_in_solver(reading.principal, profile_text, stored, format),
         media_type,
         f"{profile_id}.{ending}",
     )
@@ -127,7 +127,9 @@ async def create_graph_from_pt2(
     body = await creation.request.body()
 
     async def make() -> Response:
-        return await _create(planning, creation, await reader.read(body))
+        return await _create(
+            planning, creation, await reader.read(body, creation.principal.project_id)
+        )
 
     return await creation.once(make)
 

@@ -153,7 +153,9 @@ async def create_plan(
     if answer.status_code != 201 or not _wants_text(creation.request):
         return answer
     # Made from the answer in JSON, which is what was stored for the idempotency key.
-    balance = await planning.run_in_solver(plan_text, bytes(answer.body).decode(), "balance")
+    balance = await planning.run_in_solver(
+        principal, plan_text, bytes(answer.body).decode(), "balance"
+    )
     headers = {name: text for name, text in answer.headers.items() if name not in OF_BODY}
     return Response(balance, 201, headers, "text/plain")
 
@@ -221,7 +223,7 @@ async def get_plan(
     media_type, ending = MEDIA_TYPES[format]
     return await reading.respond_derived(
         f"{plan_id}.{format}",
-        lambda: planning.run_in_solver(plan_text, record, format),
+        lambda: planning.run_in_solver(reading.principal, plan_text, record, format),
         media_type,
         ending and f"{plan_id}.{ending}",
     )

@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from stagewright.api.errors import SolverEnded
-from stagewright.api.planning import solver_pool as solving
 from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.planning.solver_process import MAX_BYTES
 from stagewright.core.errors import InvalidInput
 
 
@@ -131,7 +132,9 @@ def test_a_search_leaves_the_server_free_and_its_death_is_a_problem(make_client,
     assert client.post("/v1/plans", json=request_body).status_code == 201
     waits: list[float] = []
     solver = Solver(1)
-    search = threading.Thread(target=client.portal.call, args=(solver.run, _spin, 2.0), daemon=True)
+    search = threading.Thread(
+        target=client.portal.call, args=(solver.run, partial(_spin, 2.0)), daemon=True
+    )
     search.start()
     while search.is_alive():
         begin = time.perf_counter()
@@ -145,10 +148,10 @@ def test_a_process_that_ends_is_replaced(make_client):
     client = make_client()
     solver = Solver(1)
     with pytest.raises(SolverEnded, match="lack of memory"):
-        client.portal.call(solver.run, os._exit, 1)
+        client.portal.call(solver.run, partial(os._exit, 1))
     assert client.portal.call(solver.run, os.getpid) != os.getpid()
     with pytest.raises(InvalidInput, match="GiB this server gives it"):
-        client.portal.call(solver.run, bytearray, 2 * solving.MAX_BYTES)
+        client.portal.call(solver.run, partial(bytearray, 2 * MAX_BYTES))
     solver.close()
 
 
@@ -189,9 +192,9 @@ def test_drawings_are_made_where_plans_are_searched_for_and_not_for_who_has_them
     made = []
     run = Solver.run
 
-    async def watched(self, work, *args):
-        made.append(work.__name__)
-        return await run(self, work, *args)
+    async def watched(self, work, **turn):
+        made.append(work.func.__name__)
+        return await run(self, work, **turn)
 
     plan = client.post("/v1/plans", json=request_body).json()
     monkeypatch.setattr(Solver, "run", watched)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from stagewright.api.limits.fair_turns import FairTurns
+from stagewright.core.errors import DeadlineExceeded
 
 
 async def settle():
@@ -87,5 +89,22 @@ def test_the_number_of_places_follows_what_is_offered():
         await visitors.go("a3")
         assert visitors.came[-1] == "b1"
         await visitors.go("b1")
+
+    asyncio.run(main())
+
+
+def test_waiting_ends_in_time_and_leaves_no_place_taken():
+    async def main():
+        turns = FairTurns(1)
+        visitors = Visitors(turns)
+        await visitors.come("a1")
+        with pytest.raises(DeadlineExceeded, match="before it was this request's turn"):
+            async with turns.place("b", time.monotonic() + 0.05):
+                pytest.fail("the only place is held")
+        assert turns.num_waiting == 0
+        await visitors.go("a1")
+        async with turns.place("b", time.monotonic() - 1.0):
+            assert not turns.has_room, "a free place needs no waiting"
+        assert turns.has_room
 
     asyncio.run(main())

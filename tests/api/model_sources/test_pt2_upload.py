@@ -8,6 +8,7 @@ import json
 import random
 import sys
 import tempfile
+import threading
 import zipfile
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from stagewright.api.http.large_bodies import LARGE_BYTES
 from stagewright.api.model_sources import pt2_upload
 from stagewright.capture.pt2.graph import read_pt2
-from stagewright.core.errors import InvalidInput, MeasurementError
+from stagewright.core.errors import DeadlineExceeded, InvalidInput, MeasurementError
 from stagewright.core.graph.graph import Graph
 
 
@@ -87,3 +88,34 @@ def test_a_large_graph_comes_back_whole(monkeypatch):
         found = asyncio.run(pt2_upload.ProgramReader("off").read(b"any"))
     assert len(json.dumps(graph)) > LARGE_BYTES
     assert found == Graph.model_validate(graph)
+
+
+def test_projects_take_turns_and_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One project's uploads kept every other one's waiting, however long."""
+    begun: list[bytes] = []
+    may_end = threading.Event()
+
+    async def read_slowly(command: object, archive: bytes, *_: object, **__: object) -> bytes:
+        begun.append(archive)
+        await asyncio.to_thread(may_end.wait)
+        return b"{}"
+
+    monkeypatch.setattr(pt2_upload, "run_confined_async", read_slowly)
+
+    async def main() -> None:
+        reader = pt2_upload.ProgramReader("off")
+        many = [asyncio.create_task(reader.read(b"many", "a")) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        one = asyncio.create_task(reader.read(b"one", "b"))
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(pt2_upload, "MAX_WAIT_S", 0.1)
+        with pytest.raises(DeadlineExceeded, match="turn"):
+            await reader.read(b"late", "c")
+        may_end.set()
+        assert {type(end) for end in await asyncio.gather(*many, one, return_exceptions=True)} == {
+            MeasurementError
+        }
+
+    asyncio.run(main())
+    assert b"one" in begun[:4]
+    assert b"late" not in begun

@@ -86,7 +86,7 @@ def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkey
     def fails(*arguments, **options):
         raise OSError("no more processes")
 
-    monkeypatch.setattr("stagewright.api.planning.solver_pool.ProcessPoolExecutor", fails)
+    monkeypatch.setattr("stagewright.api.planning.solver_process.ProcessPoolExecutor", fails)
     assert client.get("/readyz").json()["not_ready"] == ["solver"]
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.planning import solver_pool as compiler_module
-from stagewright.api.planning.solver_pool import Compiler, Solver
+from stagewright.api.planning import kernel_compiler
+from stagewright.api.planning.kernel_compiler import KernelCompiler
+from stagewright.api.planning.solver_pool import Solver
 from stagewright.planner import numba_cache as compiling
 
 WITHIN_S = 30
@@ -36,7 +37,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.setattr(compiler_module, "COMPILE", (sys.executable, "-c", program))
+    monkeypatch.setattr(kernel_compiler, "COMMAND", (sys.executable, "-c", program))
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -70,7 +71,7 @@ def test_one_that_fails_is_told_and_not_waited_for(
 ) -> None:
     command(monkeypatch, "raise SystemExit(3)")
     with caplog.at_level(logging.WARNING):
-        compiler = Compiler()
+        compiler = KernelCompiler()
         until(lambda: compiler.done.value)
     assert "could not be compiled" in caplog.text
     compiler.close()
@@ -79,7 +80,7 @@ def test_one_that_fails_is_told_and_not_waited_for(
 @pytest.mark.usefixtures("nothing_compiled")
 def test_it_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, "import time; time.sleep(600)")
-    compiler = Compiler()
+    compiler = KernelCompiler()
     assert not compiler.done.value
     compiler.close()
     until(lambda: compiler.done.value)
@@ -99,7 +100,7 @@ def test_what_is_compiled_is_remembered_until_the_sources_change(
     compiling.compile_all()
     assert len(planned) == len(compiling.ASKED)
     assert compiling.is_done()
-    assert Compiler().done.value, "nothing is started"
+    assert KernelCompiler().done.value, "nothing is started"
     source.write_text("changed")
     assert not compiling.is_done()
 

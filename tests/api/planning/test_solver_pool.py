@@ -9,8 +9,10 @@ from multiprocessing import active_children
 
 import pytest
 
+from stagewright.api.http.examples import example_graph
 from stagewright.api.planning import solver_pool
-from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.planning.solver_pool import NUM_SPARES, Solver
+from stagewright.api.planning.solver_process import LONG_NICENESS
 from stagewright.core.errors import DeadlineExceeded
 from tests.api.late_search import overrun, ready, sleep_through, take_all, take_all_of
 
@@ -27,7 +29,8 @@ def play(monkeypatch):
         async def started():
             solver = Solver(1)
             try:
-                assert await asyncio.gather(*[solver.run(ready) for _ in range(3)]) == [7] * 3
+                searches = [solver.search(partial(sleep_through, 0.0), 60.0) for _ in range(2)]
+                await asyncio.gather(*searches, solver.run(ready))
                 return await main(solver)
             finally:
                 solver.close()
@@ -54,7 +57,7 @@ def test_a_search_that_ignores_its_deadline_is_killed_at_it(play):
 def test_a_search_that_takes_longer_goes_on_with_less_priority(play):
     async def main(solver):
         process_id, niceness = await solver.search(partial(take_all_of, 1.5), 5.0)
-        assert niceness == solver_pool.LONG_NICENESS
+        assert niceness == LONG_NICENESS
         end = time.monotonic() + 20
         while process_id in {child.pid for child in active_children()}:
             assert time.monotonic() < end, "it would search with low priority for ever"
@@ -120,6 +123,82 @@ def test_waiting_counts_towards_the_deadline_unless_the_caller_is_patient(play):
     play(main)
 
 
+def test_a_search_that_is_about_to_end_keeps_its_place(play):
+    """Cause: with every long place taken it was killed, and told that it had had no turn."""
+
+    async def main(solver):
+        long = asyncio.create_task(solver.search(take_all, 30.0))
+        await asyncio.sleep(0.8)
+        assert not solver._long.has_room
+        assert await solver.search(take_all, 0.7) > 0.5
+        long.cancel()
+
+    play(main)
+
+
+def test_other_work_takes_turns_and_leaves_a_process_for_searches(play):
+    """Cause: one project's drawings kept every process, and searches of others ran out of time."""
+
+    async def main(solver):
+        ends = []
+
+        async def draw(project):
+            await solver.run(partial(time.sleep, 1.0), project=project)
+            ends.append(project)
+
+        drawings = [asyncio.create_task(draw(project)) for project in "aaaaab"]
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        assert await solver.search(partial(sleep_through, 0.0), 20.0, project="b") > 0
+        assert len(ends) < 6, "it has waited for all of them"
+        await asyncio.gather(*drawings)
+        assert ends.index("b") < 4, f"its turn came last: {ends}"
+        assert time.monotonic() - began < 60
+
+    play(main)
+
+
+def test_other_work_does_not_wait_for_ever(play, monkeypatch):
+    async def main(solver):
+        asleep = [asyncio.create_task(solver.run(partial(time.sleep, 1.5))) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        monkeypatch.setattr(solver_pool, "MAX_WORK_S", 0.3)
+        with pytest.raises(DeadlineExceeded, match="before it was this"):
+            await solver.run(ready)
+        await asyncio.gather(*asleep)
+
+    play(main)
+
+
+def test_a_search_is_observed_once_however_often_it_began(play):
+    async def main(solver):
+        observed = []
+        solver._observe = lambda name, duration_s: observed.append((name, duration_s))
+        searches = [solver.search(partial(take_all_of, 1.5), 30.0, project=name) for name in "ab"]
+        await asyncio.gather(*searches)
+        assert [name for name, _ in observed] == ["take_all_of"] * 2
+        assert min(duration_s for _, duration_s in observed) > 1.4
+
+    play(main)
+
+
+def test_processes_for_the_next_searches_start_beside_the_first():
+    """Cause: three plans of sixty beside heavy searches waited 3 s for a process to start."""
+
+    async def main():
+        solver = Solver(2)
+        try:
+            await solver.search(partial(sleep_through, 0.0), 30.0)
+            end = time.monotonic() + 60
+            while sum(idle.is_warm(sleep_through) for idle in solver._idle) < 1 + NUM_SPARES:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+        finally:
+            solver.close()
+
+    asyncio.run(main())
+
+
 def test_a_client_gets_its_answer_at_its_deadline_whatever_the_search_does(
     make_client, profile, monkeypatch
 ):
@@ -134,3 +213,19 @@ def test_a_client_gets_its_answer_at_its_deadline_whatever_the_search_does(
     assert time.monotonic() - began < 1.0 + 2.0 + 12.0, "the last are for a busy machine"
     assert answer.status_code == 422
     assert answer.json()["type"].endswith(":deadline-exceeded")
+
+
+def test_an_estimate_counts_towards_the_deadline_of_its_request(make_client, monkeypatch):
+    """Cause: an answer could take two minutes, whatever the request's deadline was."""
+    client = make_client()
+
+    async def forever(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("stagewright.api.model_sources.estimator.run_confined_async", forever)
+    body = {"graph": example_graph(), "cluster": "2xH100", "deadline_s": 0.5}
+    began = time.monotonic()
+    answer = client.post("/v1/plans", json=body)
+    assert time.monotonic() - began < 20.0, "most of it is for a busy machine"
+    assert answer.status_code == 422
+    assert "no estimate within 0.5 s; allow more time" in answer.json()["detail"]

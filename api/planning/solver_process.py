@@ -1,0 +1,246 @@
+"""One process that plans: its start, its limits, its calls, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Generic, TypeVar
+
+from ...core.profile.profile import Profile
+from ...schedules import numba_jit as jit
+from ..errors import SolverEnded
+
+R = TypeVar("R")
+
+MAX_BYTES = 8 * 2**30
+"""Address space of one process. The largest request allowed needed 0.7 GB (see `admission`);
+numpy and numba map several more that they never touch."""
+
+PARENT_CHECKED_S = 1.0
+COMPILED_CHECKED_S = 0.5
+
+PROFILES_KEPT = 8
+"""Parsed profiles cached in each process. The largest allowed take some hundred MB."""
+
+NICENESS = 5
+"""Of solver processes: while searches keep every core busy, the server still answers first."""
+
+LONG_NICENESS = 10
+"""Of processes with a long search: beside a short one they get a quarter of a processor."""
+
+
+@dataclass(frozen=True)
+class Call(Generic[R]):
+    """Work that runs in a process, and when its time is over, on the monotonic clock."""
+
+    running: asyncio.Future[R]
+    ends_s: float
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
+
+
+class SolverProcess:
+    """One process that takes one call at a time, started at the first and restarted if it ends.
+
+    A pool of several would be killed as a whole when one of its processes ends, and every other
+    search with it.
+
+    Args:
+        start: Returns an executor with one process; see `start_executor`.
+    """
+
+    def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
+        self._start = start
+        self._pool: ProcessPoolExecutor | None = None
+        self._imported: dict[Callable[..., Any], Future[bool]] = {}
+
+    @property
+    def is_started(self) -> bool:
+        """Return True if the process is there, whether or not it has imported anything yet."""
+        return self._pool is not None
+
+    def is_warm(self, function: Callable[..., Any]) -> bool:
+        """Return True if the process has started and has imported a function's module."""
+        imported = self._imported.get(function)
+        return imported is not None and imported.done() and imported.exception() is None
+
+    def prepare(self) -> ProcessPoolExecutor:
+        """Return the executor for the next call, with a new process if the last one ended.
+
+        Raises: OSError.
+        """
+        if self._pool is not None and not _is_alive(self._pool):
+            self.end()
+        if self._pool is None:
+            self._pool = self._start()
+        return self._pool
+
+    def warm_up(self, function: Callable[..., Any]) -> Future[bool]:
+        """Start the process and import a function's module there, without waiting for it.
+
+        Raises: OSError.
+        """
+        pool = self.prepare()
+        imported = self._imported.get(function)
+        if imported is None or (imported.done() and not self.is_warm(function)):
+            # To unpickle a function is to import its module.
+            imported = self._imported[function] = pool.submit(callable, function)
+        return imported
+
+    async def begin(
+        self, work: Callable[..., R], until_s: float, deadline_s: float, *, is_timed: bool = True
+    ) -> Call[R]:
+        """Begin a function; starting the process and importing takes none of its time.
+
+        Args:
+            work: The function, or a `functools.partial` of one.
+            until_s: When its time is over, on the monotonic clock.
+            deadline_s: The longest time it may take, from its beginning.
+            is_timed: Whether the function is given the seconds that it may take.
+
+        Raises: SolverEnded.
+        """
+        began_s, function = time.monotonic(), function_of(work)
+        imported = self.warm_up(function)
+        if not self.is_warm(function):
+            warming = Call(asyncio.wrap_future(imported), math.inf)
+            if await self.wait(warming, None):
+                self.take(warming)
+        now_s = time.monotonic()
+        ends_s = min(until_s + (now_s - began_s), now_s + deadline_s)
+        given = [max(0.0, ends_s - now_s)] if is_timed else []
+        return Call(asyncio.wrap_future(self.prepare().submit(work, *given)), ends_s)
+
+    async def wait(self, call: Call[R], timeout_s: float | None) -> bool:
+        """Return whether a call has ended after a timeout; cancelling this kills the process."""
+        # Otherwise asyncio would log that the exception of a killed call was never retrieved.
+        call.running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            # The executor must not see its own future cancelled while the work runs on.
+            return bool((await asyncio.wait([call.running], timeout=timeout_s))[0])
+        except asyncio.CancelledError:
+            self.end()
+            raise
+
+    def take(self, call: Call[R]) -> R:
+        """Return the result of a call that has ended. Raises: SolverEnded."""
+        try:
+            return call.running.result()
+        except BrokenProcessPool:
+            self.end()
+            self.prepare()  # raises the reason, if it was the server's shutdown
+            raise SolverEnded(
+                "the solver process was killed, most likely for lack of memory; ask for fewer "
+                "micro-batches or stages, or ask again later"
+            ) from None
+
+    def detach(self) -> SolverProcess:
+        """Return the process with its call, as an object of its own; this one has none then."""
+        detached = SolverProcess(self._start)
+        detached._pool, self._pool = self._pool, None
+        detached._imported, self._imported = self._imported, {}
+        return detached
+
+    def lower_priority(self) -> None:
+        """Let other processes go first from now on."""
+        for process in self._processes():
+            with suppress(ProcessLookupError, PermissionError):
+                os.setpriority(os.PRIO_PROCESS, process.pid or 0, LONG_NICENESS)
+
+    def end(self) -> list[BaseProcess]:
+        """Kill the process, busy or not; return what the caller may join."""
+        processes = self._processes()
+        pool, self._pool, self._imported = self._pool, None, {}
+        # The executor has no public way to kill a process that is busy (Python 3.14 adds one).
+        for process in processes:
+            with suppress(ProcessLookupError, ValueError):
+                process.kill()
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return processes
+
+    def _processes(self) -> list[BaseProcess]:
+        return [] if self._pool is None else list((self._pool._processes or {}).values())
+
+
+def start_executor(compiled: ctypes.c_byte) -> ProcessPoolExecutor:
+    """Start an executor with one process, which uses the kernels once ``compiled`` is 1."""
+    # Spawned: a fork of this process, which has threads, could inherit a lock that is held.
+    return ProcessPoolExecutor(
+        1,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_prepare,
+        initargs=(os.getpid(), compiled),
+    )
+
+
+def function_of(work: Callable[..., Any]) -> Any:
+    """Return the function of some work, without prepared arguments."""
+    return work.func if isinstance(work, partial) else work
+
+
+def _is_alive(pool: ProcessPoolExecutor) -> bool:
+    # The executor notices the end of its process only with the next submission, or a little later.
+    return not pool._broken and all(
+        process.is_alive() for process in (pool._processes or {}).values()
+    )
+
+
+def _reduced(profile: Profile) -> tuple[Callable[[str], Profile], tuple[str]]:
+    # As JSON, and not as thousands of pickled models: a process reads each text once and caches it.
+    return _read_profile, (profile.to_json(),)
+
+
+@lru_cache(maxsize=PROFILES_KEPT)
+def _read_profile(text: str) -> Profile:
+    return Profile.model_validate_json(text)
+
+
+ForkingPickler.register(Profile, _reduced)
+
+
+def _prepare(parent: int, compiled: ctypes.c_byte) -> None:
+    """Limit this process, tie its life to the server's, and load numba.
+
+    Loading takes a second, once all is compiled. From then on a plan of twenty layers takes 15 ms
+    instead of 80, whatever is asked first.
+    """
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which drains first
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+
+    def watch() -> None:
+        # A server killed by SIGKILL ends no children; theirs is then another parent.
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECKED_S)
+        os._exit(1)
+
+    def load() -> None:
+        while not compiled.value:
+            time.sleep(COMPILED_CHECKED_S)
+        jit.load_if_worthwhile(jit.LARGE_STEPS)
+
+    threading.Thread(target=watch, daemon=True).start()
+    if compiled.value:
+        load()
+    else:
+        threading.Thread(target=load, daemon=True).start()
