@@ -18,7 +18,8 @@ from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord
 from ..errors import WorkerGaveOut
 from ..model_sources.measure import MeasuringSetup
-from ..planning.service import Planning, is_final
+from ..planning.decision import is_final
+from ..planning.service import Planning
 from ..store.database import utc_now
 from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job

@@ -109,8 +109,8 @@ class PlanRequest(Record):
         cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``, ``8xH200``,
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
-        deadline_s: Limit of the search; then the best plan so far is the response, or a problem
-            with status 422 if there is none. The server's own limit if not given.
+        deadline_s: Limit of the estimate and the search; then the best plan so far is the response,
+            or a problem with status 422 if there is none. The server's own limits if not given.
     """
 
     profile: Profile | None = None

@@ -12,7 +12,7 @@ from typing import Literal, ParamSpec, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from ...core.cluster.cluster import Cluster
-from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from ...core.errors import DeadlineExceeded, InvalidInput
 from ...core.graph.graph import Graph
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
@@ -22,9 +22,7 @@ from ...core.requests.requests import (
     EstimateRequest,
     MeasureRequest,
 )
-from ...core.service.documents import PlanRecord, StoredPlan, to_infeasible_answer
-from ...core.units import format_bytes
-from ...planner.plan import plan, was_cut_short
+from ...core.service.documents import PlanRecord, StoredPlan
 from ..auth.access import Principal
 from ..errors import RequestDeadlineExceeded
 from ..http.threads import in_busy_thread
@@ -35,6 +33,7 @@ from ..model_sources.graph_limits import check_graph, check_rebuilt
 from ..store.errors import RecordNotFound
 from ..store.records import Stored
 from ..store.store import Store
+from .decision import decide, is_final
 from .requests import PlanRequest, check_effort, digest_estimate, digest_plan_request
 from .solver_pool import Solver
 from .what_if import (
@@ -49,9 +48,6 @@ from .what_if import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-MAX_RECORD_BYTES = 4 * 2**20
-"""JSON of a plan record; one for 16,384 devices and 1,000 layers has less than half of it."""
 
 MANY_LAYERS = 500
 """The digest of a request with fewer takes a few milliseconds, less than to change threads."""
@@ -401,45 +397,3 @@ def pointing_at(field: str) -> Iterator[None]:
         yield
     except (RecordNotFound, InvalidInput) as error:
         raise InvalidInput(str(error), field=field) from None
-
-
-def is_final(record: PlanRecord) -> bool:
-    """Return True if more time would not improve the result, so that it may be reused."""
-    return record.plan is None or not was_cut_short(record.plan)
-
-
-def decide(
-    profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, deadline_s: float
-) -> PlanRecord:
-    """Plan, and return infeasibility as a result.
-
-    The result names the profile that was chosen; if nothing fits, the first.
-    """
-    try:
-        found = plan(profiles, cluster, options, deadline_s=deadline_s)
-    except Infeasible as error:
-        record = PlanRecord(
-            status="infeasible",
-            profile_id=profiles[0].content_id(),
-            cluster=cluster,
-            options=options,
-            infeasible=to_infeasible_answer(error),
-        )
-    else:
-        record = PlanRecord(
-            status="planned",
-            profile_id=found.profile_id,
-            cluster=cluster,
-            options=options,
-            plan=found,
-        )
-    # A plan repeats the devices and the profile's notes and modules: a hundred bytes that name a
-    # stored profile would otherwise add all of its 16 MiB to the database, each time.
-    size = len(record.model_dump_json())
-    if size > MAX_RECORD_BYTES:
-        raise InvalidInput(
-            f"the plan, with its devices and the profile's notes and modules, takes "
-            f"{format_bytes(size)}, and at most {format_bytes(MAX_RECORD_BYTES)} are stored; plan "
-            "for fewer devices, shorten the profile's notes, or plan with the library"
-        )
-    return record

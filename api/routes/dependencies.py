@@ -59,6 +59,9 @@ REPLAYED = "Idempotency-Replayed"
 REUSED = "Stagewright-Reused"
 """Response header that names the results which were computed earlier."""
 
+OF_BODY = ("content-length", "content-type")
+"""Headers that belong to a body, and are made anew with another."""
+
 LEASE_S = 15.0
 """A key is leased while its request is answered, and the lease renewed three times in this time;
 the key of a server that dies is free again afterwards."""
@@ -145,9 +148,7 @@ class Creation:
             answer = Answer(
                 status=response.status_code,
                 headers=tuple(
-                    (name, value)
-                    for name, value in response.headers.items()
-                    if name not in ("content-length", "content-type")
+                    (name, value) for name, value in response.headers.items() if name not in OF_BODY
                 ),
                 body=bytes(response.body).decode(),
             )

@@ -35,6 +35,7 @@ from ..planning.requests import PlanRequest
 from ..planning.service import PlanResult
 from ..planning.what_if import Comparison, ComparisonRequest, Simulation, SimulationRequest
 from .dependencies import (
+    OF_BODY,
     REUSED,
     TAGGED,
     TheCreation,
@@ -158,9 +159,6 @@ async def create_plan(
     )
     headers = {name: text for name, text in answer.headers.items() if name not in OF_BODY}
     return Response(balance, 201, headers, "text/plain")
-
-
-OF_BODY = ("content-length", "content-type")
 
 
 def _wants_text(request: Request) -> bool:

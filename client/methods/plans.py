@@ -54,7 +54,8 @@ def plan(
         estimate: The accelerator to estimate costs for, or `EstimateOptions`; a family is
             estimated unless ``profiling`` is given.
         profiling: Have the service measure the model, with these settings.
-        deadline_s: Longest time to search; `None` for the service's limit.
+        deadline_s: Longest time to estimate the model and to search; `None` for the service's
+            limits.
         fresh: Bypass the service's caches.
         wait_s: Longest time to wait for a measurement; `None` for no limit.
         progress: Show a measurement's progress on a terminal, or a callback for its events.

@@ -30,7 +30,7 @@ class Stored(Record):
 
 
 class PlanLabels(Record):
-    """What people note about a plan; the rest of it never changes.
+    """Labels that people give a plan, the one part of it that changes.
 
     Attributes:
         name: For people; several plans may have one name.

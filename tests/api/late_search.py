@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from stagewright.api.planning.service import decide
+from stagewright.api.planning.decision import decide
 
 DURATION_S = 2.0
 

@@ -115,7 +115,7 @@ def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monk
         given.append(deadline_s)
         return make_plan(*arguments)
 
-    monkeypatch.setattr("stagewright.api.planning.service.plan", note)
+    monkeypatch.setattr("stagewright.api.planning.decision.plan", note)
     client = make_client(plan_deadline_s=7.0)
     request = {"profile": profile, "cluster": "2xcpu"}
     assert client.post("/v1/plans", json=request).status_code == 201
@@ -133,7 +133,7 @@ def test_no_plan_in_time_is_a_problem_of_its_own(client, profile, monkeypatch):
     def late(*_, **__):
         raise DeadlineExceeded("no plan was found before the deadline")
 
-    monkeypatch.setattr("stagewright.api.planning.service.plan", late)
+    monkeypatch.setattr("stagewright.api.planning.decision.plan", late)
     response = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"})
     assert response.status_code == 504
     assert response.json()["type"].endswith(":deadline-exceeded")
@@ -182,7 +182,7 @@ def test_an_infinite_need_is_written_as_none(client, profile, monkeypatch):
     def refuse(*_, **__):
         raise Infeasible("no limit helps", constraint="memory", required=math.inf, available=1.0)
 
-    monkeypatch.setattr("stagewright.api.planning.service.plan", refuse)
+    monkeypatch.setattr("stagewright.api.planning.decision.plan", refuse)
     answer = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}).json()
     assert answer["infeasible"]["required"] is None
     assert answer["infeasible"]["available"] == 1.0
@@ -237,7 +237,7 @@ def test_the_loop_answers_while_a_plan_is_made(client, profile, monkeypatch):
         where.append(client.get("/healthz").status_code)
         return make_plan(*arguments, **options)
 
-    monkeypatch.setattr("stagewright.api.planning.service.plan", slow)
+    monkeypatch.setattr("stagewright.api.planning.decision.plan", slow)
     thread = threading.Thread(
         target=client.post,
         args=("/v1/plans",),

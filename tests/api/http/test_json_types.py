@@ -51,7 +51,7 @@ def test_no_plan_in_the_time_a_request_allows_is_the_requests_fault(client, prof
     def late(*_, **__):
         raise DeadlineExceeded("no plan was found before the deadline")
 
-    monkeypatch.setattr("stagewright.api.planning.service.plan", late)
+    monkeypatch.setattr("stagewright.api.planning.decision.plan", late)
     body = {"profile": profile, "cluster": "2xcpu", "deadline_s": 0.5}
     response = client.post("/v1/plans", json=body)
     assert response.status_code == 422

@@ -93,7 +93,7 @@ def test_a_key_of_a_request_that_failed_can_be_used_again(client, request_body, 
 
     headers = {"Idempotency-Key": "two"}
     with monkeypatch.context() as patched:
-        patched.setattr("stagewright.api.planning.service.plan", fails)
+        patched.setattr("stagewright.api.planning.decision.plan", fails)
         assert client.post("/v1/plans", json=request_body, headers=headers).status_code == 422
     assert client.post("/v1/plans", json=request_body, headers=headers).status_code == 201
 
@@ -110,7 +110,7 @@ def test_the_same_is_not_planned_twice_and_the_answer_says_so(client, request_bo
     first = client.post("/v1/plans", json=request_body)
     assert "Stagewright-Reused" not in first.headers
     with monkeypatch.context() as patched:
-        patched.setattr("stagewright.api.planning.service.plan", None)
+        patched.setattr("stagewright.api.planning.decision.plan", None)
         second = client.post("/v1/plans", json=request_body)
         assert second.json() == first.json()
         assert second.headers["Stagewright-Reused"] == "plan"

@@ -132,7 +132,7 @@ def test_planning_for_minutes_is_refused_beforehand(client, profile, monkeypatch
     options = {"num_microbatches": 2**20}
     request = {"profile": profile, "cluster": "5xcpu", "options": options}
     monkeypatch.setattr(
-        "stagewright.api.planning.service.plan", lambda *_, **__: 1 / 0
+        "stagewright.api.planning.decision.plan", lambda *_, **__: 1 / 0
     )  # "planned"
     problem(client.post("/v1/plans", json=request), 500)
     profile["layers"].append({**profile["layers"][-1], "layer": {"name": "blocks.4"}})
@@ -225,7 +225,7 @@ def test_a_bug_is_a_problem_that_tells_nothing(client, profile, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("stagewright.api.planning.service.plan", broken)
+    monkeypatch.setattr("stagewright.api.planning.decision.plan", broken)
     response = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"})
     problem(response, 500)
     assert "secret" not in response.text

@@ -12,8 +12,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from stagewright.api.jobs.requests import ProfileJobRequest
+from stagewright.api.planning.decision import MAX_RECORD_BYTES
 from stagewright.api.planning.requests import PlanRequest
-from stagewright.api.planning.service import MAX_RECORD_BYTES
 from stagewright.api.planning.what_if import ComparisonRequest, SimulationRequest
 from stagewright.api.routes.keys import KeyRequest
 from stagewright.core.document import MAX_NAME

@@ -1,0 +1,61 @@
+"""What a solver process does with a request: a plan, or the proof that there is none.
+
+Solver processes import this module; what only the server needs would make them start later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.cluster.cluster import Cluster
+from ...core.errors import Infeasible, InvalidInput
+from ...core.plan.plan import PlanOptions
+from ...core.profile.profile import Profile
+from ...core.service.documents import PlanRecord, to_infeasible_answer
+from ...core.units import format_bytes
+from ...planner.plan import plan, was_cut_short
+
+MAX_RECORD_BYTES = 4 * 2**20
+"""JSON of a plan record; one for 16,384 devices and 1,000 layers has less than half of it."""
+
+
+def is_final(record: PlanRecord) -> bool:
+    """Return True if more time would not improve the result, so that it may be reused."""
+    return record.plan is None or not was_cut_short(record.plan)
+
+
+def decide(
+    profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, deadline_s: float
+) -> PlanRecord:
+    """Plan, and return infeasibility as a result.
+
+    The result names the profile that was chosen; if nothing fits, the first.
+    """
+    try:
+        found = plan(profiles, cluster, options, deadline_s=deadline_s)
+    except Infeasible as error:
+        record = PlanRecord(
+            status="infeasible",
+            profile_id=profiles[0].content_id(),
+            cluster=cluster,
+            options=options,
+            infeasible=to_infeasible_answer(error),
+        )
+    else:
+        record = PlanRecord(
+            status="planned",
+            profile_id=found.profile_id,
+            cluster=cluster,
+            options=options,
+            plan=found,
+        )
+    # A plan repeats the devices and the profile's notes and modules: a hundred bytes that name a
+    # stored profile would otherwise add all of its 16 MiB to the database, each time.
+    size = len(record.model_dump_json())
+    if size > MAX_RECORD_BYTES:
+        raise InvalidInput(
+            f"the plan, with its devices and the profile's notes and modules, takes "
+            f"{format_bytes(size)}, and at most {format_bytes(MAX_RECORD_BYTES)} are stored; plan "
+            "for fewer devices, shorten the profile's notes, or plan with the library"
+        )
+    return record
