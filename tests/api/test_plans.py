@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from stagewright.api.http.examples import measure_example
-from stagewright.api.planning import service as services
+from stagewright.api.planning import decision
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import DeadlineExceeded, Infeasible
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -305,7 +305,7 @@ def test_a_plan_cut_short_by_its_deadline_is_searched_for_again(client, profile,
             return found[-1]
         return found[-1].model_copy(update={"notes": (*found[-1].notes, NOTE)})
 
-    monkeypatch.setattr(services, "plan", hurried)
+    monkeypatch.setattr(decision, "plan", hurried)
     first = client.post("/v1/plans", json=request)
     assert first.json()["plan"]["notes"][-1] == NOTE
     second = client.post("/v1/plans", json=request)
