@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
@@ -20,8 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..observation.interception import replace_attribute
 
+PACKAGE = __name__.partition(".")[0]
+
 MAX_INSTRUCTIONS = 200
 """Most bytecode instructions followed to see whether a branch raises."""
+
+SWALLOWERS = frozenset({"suppress", "assertRaises", "raises"})
+"""Names of context managers that keep an exception from leaving their block."""
 
 _PASSED_BETWEEN = ("CACHE", "PRECALL", "TO_BOOL", "NOP", "EXTENDED_ARG", "NOT_TAKEN")
 
@@ -30,9 +36,13 @@ _PASSED_BETWEEN = ("CACHE", "PRECALL", "TO_BOOL", "NOP", "EXTENDED_ARG", "NOT_TA
 def skip_data_checks() -> Iterator[list[str]]:
     """Let checks of data pass inside; yield the places of those that were met."""
     met: list[str] = []
+    # Who called the tracer may catch what it likes: that is not part of the model.
+    outside = set(_frames(sys._getframe(1)))
 
     def answer(frame: FrameType) -> bool | None:
         value = passing_value(frame.f_code, frame.f_lasti)
+        if value is not None and _is_caught_by_callers(frame, outside):
+            return None
         if value is not None:
             place = f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
             if place not in met:
@@ -94,15 +104,40 @@ def _asking_frame() -> FrameType:
     return frame
 
 
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_caught_by_callers(frame: FrameType, outside: Collection[FrameType]) -> bool:
+    """Return True if a caller inside the model could catch an exception that leaves a frame.
+
+    The check is then no check but a branch: ``try: check(x)`` with ``except ValueError: x = -x``.
+    """
+    for caller in _frames(frame.f_back):
+        if caller in outside:
+            return False
+        # Handlers of torch and of this package raise again what they catch.
+        if caller.f_globals.get("__name__", "").partition(".")[0] not in ("torch", PACKAGE):
+            code = _Bytecode.of(caller.f_code)
+            handler = code.handler(caller.f_lasti)
+            if handler is not None and not code.only_raises(handler):
+                return True
+    return False
+
+
 def passing_value(code: CodeType, position: int) -> bool | None:
     """Return the truth for which a branch at an instruction does not raise.
 
     `None` if the instruction's result decides nothing, or neither or both of the ways raise.
     """
-    instructions = list(dis.get_instructions(code))
-    places = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    read = _Bytecode.of(code)
+    instructions, places = read.instructions, read.places
     if position not in places:
         return None
+    # From the instruction that asks for the truth to the branch on it, there may be nothing that
+    # uses the truth otherwise: only negations, and what the interpreter puts in between.
     index, negated = places[position], False
     first = index
     while not _is_branch(instructions[index].opname):
@@ -117,8 +152,8 @@ def passing_value(code: CodeType, position: int) -> bool | None:
     branch = instructions[index]
     if "NONE" in branch.opname:
         return None
-    taken = _only_raises(code, instructions, places, places[branch.argval])
-    passed = _only_raises(code, instructions, places, index + 1)
+    taken = read.only_raises(places[branch.argval])
+    passed = read.only_raises(index + 1)
     if taken == passed:
         return None
     jumps_if = "TRUE" in branch.opname
@@ -129,37 +164,62 @@ def _is_branch(name: str) -> bool:
     return "JUMP" in name and "_IF_" in name
 
 
-def _only_raises(
-    code: CodeType, instructions: list[dis.Instruction], places: dict[int, int], start: int
-) -> bool:
-    """Return True if every way from an instruction ends in an exception not caught here."""
-    pending, seen = [start], set()
-    while pending:
-        index = pending.pop()
-        if index in seen:
-            continue
-        seen.add(index)
-        if len(seen) > MAX_INSTRUCTIONS or index >= len(instructions):
-            return False
-        found = instructions[index]
+@dataclass(frozen=True)
+class _Bytecode:
+    """Instructions of a function, and where each of them goes on if it raises."""
+
+    instructions: list[dis.Instruction]
+    places: dict[int, int]
+    handlers: list[tuple[int, int, int]]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, code: CodeType) -> _Bytecode:
+        instructions = list(dis.get_instructions(code))
+        places = {instruction.offset: index for index, instruction in enumerate(instructions)}
+        entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+        handlers = [(entry.start, entry.end, entry.target) for entry in entries]
+        return cls(instructions, places, handlers, code.co_names)
+
+    def handler(self, offset: int) -> int | None:
+        """Return the index of what handles an exception at an offset; `None` if it leaves."""
+        for start, end, target in self.handlers:
+            if start <= offset < end:
+                return self.places[target]
+        return None
+
+    def only_raises(self, start: int) -> bool:
+        """Return True if every way from an instruction ends in an exception that leaves."""
+        pending, seen = [start], set()
+        while pending:
+            index = pending.pop()
+            if index in seen:
+                continue
+            seen.add(index)
+            if len(seen) > MAX_INSTRUCTIONS or index >= len(self.instructions):
+                return False
+            following = self._following(index)
+            if following is None:
+                return False
+            pending += following
+        return True
+
+    def _following(self, index: int) -> list[int] | None:
+        """Return the instructions that may follow one; `None` if the function then goes on."""
+        found = self.instructions[index]
         name = found.opname
         if name in ("RAISE_VARARGS", "RERAISE"):
-            if _is_caught(code, found.offset):
-                return False
-        elif name.startswith(("RETURN", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")):
-            return False
-        elif "JUMP" in name:
+            handler = self.handler(found.offset)
+            return [] if handler is None else [handler]
+        if name.startswith(("RETURN", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")):
+            return None
+        if name == "WITH_EXCEPT_START" and SWALLOWERS.isdisjoint(self.names):
+            # The block's end hardly ever swallows an exception: it raises it again.
+            handler = self.handler(found.offset)
+            return [] if handler is None else [handler]
+        if "JUMP" in name:
             if found.argval <= found.offset:  # a loop goes on
-                return False
-            pending.append(places[found.argval])
-            if "_IF_" in name:
-                pending.append(index + 1)
-        elif name in ("FOR_ITER", "SEND"):
-            return False
-        else:
-            pending.append(index + 1)
-    return True
-
-
-def _is_caught(code: CodeType, offset: int) -> bool:
-    return any(entry.start <= offset < entry.end for entry in dis.Bytecode(code).exception_entries)  # type: ignore[attr-defined]
+                return None
+            ways = [self.places[found.argval]]
+            return [*ways, index + 1] if "_IF_" in name else ways
+        return None if name in ("FOR_ITER", "SEND") else [index + 1]

@@ -1,5 +1,7 @@
 """Checks of data are left out of a traced model, and named; branches on data are not traced."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -49,7 +51,19 @@ class Validates(Head):
         return torch.distributions.Normal(y, torch.ones_like(y)).log_prob(x)
 
 
-@pytest.mark.parametrize("kind", [Asserts, Raises, RaisesForNumber, Validates])
+class ChecksInBlocks(Head):
+    """Blocks that end whatever happens in them let the exception out."""
+
+    def forward(self, x):
+        try:
+            with torch.no_grad():
+                check_size(x)
+        finally:
+            x = x.clone()
+        return self.run(x)
+
+
+@pytest.mark.parametrize("kind", [Asserts, Raises, RaisesForNumber, Validates, ChecksInBlocks])
 def test_a_check_of_data_is_left_out_and_named(kind):
     captured = trace(kind(), torch.randn(3, 4))
     assert [layer.name for layer in captured.graph.layers] == ["blocks.0", "blocks.1"]
@@ -70,6 +84,30 @@ class Caught(Head):
         return self.run(x)
 
 
+def check_size(x):
+    if (x > 100).any():
+        raise ValueError
+
+
+class CaughtByCaller(Head):
+    """A helper's check that decides which way the model goes."""
+
+    def forward(self, x):
+        try:
+            check_size(x)
+        except ValueError:
+            return self.run(-x)
+        return self.run(x)
+
+
+class Suppressed(Head):
+    def forward(self, x):
+        with suppress(ValueError):
+            check_size(x)
+            return self.run(x)
+        return self.run(-x)
+
+
 class Doubles(Head):
     def forward(self, x):
         if (x > 0).any():
@@ -77,7 +115,7 @@ class Doubles(Head):
         return self.run(x)
 
 
-@pytest.mark.parametrize("kind", [Caught, Doubles])
+@pytest.mark.parametrize("kind", [Caught, CaughtByCaller, Suppressed, Doubles])
 def test_a_branch_that_goes_on_both_ways_is_not_a_check(kind):
     assert trace(kind(), torch.randn(3, 4)).graph.mode == "modules"
 
