@@ -129,14 +129,20 @@ def observe_forward(
 ) -> ForwardObservation:
     """Run one forward of the model itself and observe it.
 
-    A model that fails on this sample is not rejected here: synthetic inputs may not suit it.
+    A model that fails on this sample is not rejected here: synthetic inputs may not suit it. The
+    observation then says that nothing was seen.
     """
     with preserve_model(model), torch.enable_grad():
         seed_everything(SEEDS[0])
         try:
             seen, _ = _watched_forward(model, structure, flat)
-        except InvalidInput:
-            return ForwardObservation()
+        except InvalidInput as error:
+            return ForwardObservation(
+                remarks=[
+                    "state that the model keeps, hooks and weights used from elsewhere were not "
+                    f"looked for, since {error}"
+                ]
+            )
         report_state_changes(seen)
         return seen
 

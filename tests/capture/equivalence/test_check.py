@@ -218,3 +218,20 @@ def test_a_small_effect_of_training_alone_is_not_taken_for_rounding():
     captured = trace(model, x)
     pieces = [captured.segment(0, 1).eval(), captured.segment(1, 2).eval()]
     assert torch.equal(pieces[1](*pieces[0](x))[0], model.eval()(x))
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        assert (x < 100).all()
+        return self.fc(x)
+
+
+def test_what_could_not_be_observed_is_said():
+    """Cause: a model that fails on its sample was taken for one without hidden state."""
+    notes = trace(Small(), torch.full((2, 4), 200.0), check=False).graph.notes
+    assert any("not looked for, since Small itself fails on this sample" in note for note in notes)
+    assert not any("looked for" in note for note in trace(Small(), torch.zeros(2, 4)).graph.notes)
