@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...core.errors import CaptureError
 from ..program.program import storage_key
 from ..sample import CallStructure
+from .attribute_reads import watch_attribute_reads
 from .interception import (
     HOOKS,
     AccessWatch,
@@ -109,6 +110,7 @@ class ForwardObservation:
         reasons: Why a module must be opaque, by path; the model itself has the empty path.
         suspects: Modules that keep Python state between calls, which may be just a cache.
         mode_readers: Modules that read ``self.training``.
+        attributes_read: Names of attributes that forward read; `None` if that is not known.
         functions: Custom autograd functions by class, with the modules that apply them.
         checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
             checkpoints.
@@ -125,6 +127,7 @@ class ForwardObservation:
     reasons: dict[str, str] = field(default_factory=dict)
     suspects: dict[str, str] = field(default_factory=dict)
     mode_readers: set[str] = field(default_factory=set)
+    attributes_read: set[str] | None = None
     functions: dict[type, set[str]] = field(default_factory=dict)
     checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
     recomputed: set[str] = field(default_factory=set)
@@ -173,6 +176,7 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
         stack.enter_context(ParameterGuard(model))
         stack.enter_context(AccessWatch(model, watch.access))
         found.mode_readers = stack.enter_context(watch_mode_reads(model))
+        found.attributes_read = stack.enter_context(watch_attribute_reads(model))
         yield found, watch
     found.changed = watch.kept.finish()
     now = read_globals(model)

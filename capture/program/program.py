@@ -49,6 +49,7 @@ class Program:
         opaque: Paths of the opaque modules, with the reasons.
         stateful: Names of the state in Python that modules change in every call, by their paths.
         changed: Attributes that the model's forward changes, by path and name.
+        attributes_read: Names of attributes that forward read; `None` if that is not known.
         references: See `ForwardObservation.references`.
         losses: See `ForwardObservation.losses`.
         sample_ranges: Least and largest value of every integer or boolean input, in order.
@@ -69,6 +70,7 @@ class Program:
     opaque: dict[str, str] = field(default_factory=dict)
     stateful: Mapping[str, str] = field(default_factory=dict)
     changed: Collection[tuple[str, str]] = ()
+    attributes_read: Collection[str] | None = None
     references: Mapping[nn.Module, Mapping[str, bool]] = field(default_factory=dict)
     losses: tuple[str, ...] = ()
     sample_ranges: tuple[tuple[int, int] | None, ...] = ()

@@ -76,6 +76,7 @@ def build_captured(program: Program, seen: ForwardObservation) -> Captured:
     program.graph.lint()
     program.references, program.stateful = seen.references, seen.stateful
     program.changed = frozenset(seen.changed)
+    program.attributes_read = seen.attributes_read
     # Between traced layers a global is a tensor like any other. A module that is called as written
     # reads it by itself, and finds what its own process has put there.
     called = program.opaque or program.mode == "sequential"

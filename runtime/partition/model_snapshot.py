@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...capture.captured import Captured
+from ...capture.observation.attribute_reads import ALL, find_loaded_names
 from ...capture.observation.interception import HOOKS
 from ...capture.observation.python_state import (
     CONSTANTS,
@@ -39,7 +40,7 @@ class _Holder:
     name: str
     value: Any
     before: Mapping[Any, Any]
-    ignored: frozenset[str] = frozenset()
+    ignores: Callable[[Any], bool] = lambda key: False
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class ModelSnapshot:
     Traced layers never run the model's Python again, so that a change there would be lost without
     a word. Modules that are called as written may change their own attributes, as they run; but
     neither they nor others may be replaced, since stages and optimizers hold them.
+
+    Attributes that forward does not read may change: ``model.epoch = 3`` changes no result.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -72,9 +75,8 @@ class ModelSnapshot:
             called &= _modules_called_in(captured.evaluation)
         self._traced = [each for each in self._modules if each[1] not in called]
         self._hooks = [_hooks_of(module) for _, module in self._traced]
-        # A forward of the whole model, run beside the pipeline, changes these: mostly caches.
         self._holders = [
-            *_find_holders(self._traced, {*program.changed}),
+            *_find_holders(self._traced, {*program.changed}, _names_read(captured)),
             *(_Holder(kind.__name__, kind, _entries(kind)) for kind in self._own_kinds()),
         ]
         self.remember_tensors()
@@ -121,7 +123,7 @@ class ModelSnapshot:
                 yield f"{place} was given a hook, which would not run, or lost one"
         for holder in self._holders:
             now = _entries(holder.value)
-            yield from _differences(holder.name, holder.before, now, holder.ignored)
+            yield from _differences(holder.name, holder.before, now, holder.ignores)
 
 
 def _modules_called_in(captured: Captured) -> set[nn.Module]:
@@ -138,8 +140,23 @@ def _hooks_of(module: nn.Module) -> list[list[int]]:
     return [list(getattr(module, table)) for table in HOOKS]
 
 
+def _names_read(captured: Captured) -> Collection[str] | None:
+    """Return the names of attributes on which a trace may depend; `None` if they are not known.
+
+    Those read in a forward that was watched, and those that the modules' code reads: evaluation
+    may go another way.
+    """
+    program = captured.program
+    if program.attributes_read is None or ALL in program.attributes_read:
+        return None
+    kinds = {type(module) for module in program.model.modules()}
+    return {*program.attributes_read, *find_loaded_names(kinds)}
+
+
 def _find_holders(
-    modules: list[tuple[str, nn.Module]], ignored: set[tuple[str, str]]
+    modules: list[tuple[str, nn.Module]],
+    changed: set[tuple[str, str]],
+    names_read: Collection[str] | None,
 ) -> Iterator[_Holder]:
     """Yield the modules, with the containers and plain objects in their attributes, each once."""
     seen: set[int] = set()
@@ -157,10 +174,15 @@ def _find_holders(
 
     for path, module in modules:
         held = _entries(module)
-        own = frozenset(name for where, name in ignored if where == path)
-        yield _Holder(path, module, held, own)
-        for name in held.keys() - own:
-            yield from visit(f"{path}.{name}".lstrip("."), held[name], MAX_DEPTH)
+
+        def ignores(name: str, path: str = path) -> bool:
+            # A forward of the whole model, run beside the pipeline, changes some: mostly caches.
+            return (path, name) in changed or (names_read is not None and name not in names_read)
+
+        yield _Holder(path, module, held, ignores)
+        for name in held:
+            if not ignores(name):
+                yield from visit(f"{path}.{name}".lstrip("."), held[name], MAX_DEPTH)
 
 
 def _entries(value: Any) -> dict[Any, Any]:
@@ -193,7 +215,7 @@ def _differences(
     name: str,
     before: Mapping[Any, Any],
     now: Mapping[Any, Any],
-    ignored: frozenset[str] = frozenset(),
+    ignores: Callable[[Any], bool] = lambda key: False,
 ) -> Iterator[str]:
     if len(before) == len(now) and all(
         key in before and _is_same(before[key], value) for key, value in now.items()
@@ -201,7 +223,7 @@ def _differences(
         return
     for key in [*before, *(key for key in now if key not in before)]:
         was, found = before.get(key, _ABSENT), now.get(key, _ABSENT)
-        if key not in ignored and not _is_same(was, found):
+        if not _is_same(was, found) and not ignores(key):
             place = f"{name}.{key}".lstrip(".")
             yield f"{place!r} was {_describe(was)}, now it is {_describe(found, was)}"
 

@@ -34,12 +34,25 @@ class Annealed(nn.Module):
         self.register_buffer("scale", torch.ones(4))
         self.temperature, self.settings, self.cache = 2.0, {"power": [2, 3]}, Cache()
         self.table, self.sizes = torch.ones(4), {"width": numpy.array([3.0, 1.0])}
+        self.history, self.step = [], 0
+
+    def begin(self, step):
+        self.step = step
 
     def forward(self, x):
+        if not self.training:
+            x = read_offset(self) + self.shift() * x
         self.cache.length = x.shape[-1]
         x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table * self.gain
         x = x / float(self.sizes["width"][0])
         return self.head(self.gate(x)) ** self.settings["power"][0]
+
+    def shift(self):
+        return getattr(self, "slope", 1.0)
+
+
+def read_offset(model):
+    return getattr(model, "offset", 0.0)
 
 
 class Gate(nn.Module):
@@ -77,6 +90,10 @@ FOLLOWED = {
     "frozen weights": lambda model: model.first.requires_grad_(False),
     "a hook of a leaf": lambda model: model.head.register_forward_hook(lambda *_: torch.ones(2, 4)),
     "what forward itself changes": lambda model: model(torch.ones(2, 4)),
+    "a number that forward never reads": lambda model: setattr(model, "epoch", 3),
+    "a number that a method only assigns": lambda model: model.begin(3),
+    "a list that forward never reads": lambda model: model.history.append(model.first),
+    "what another program keeps there": lambda model: setattr(model, "optimizer", Cache()),
 }
 
 
@@ -117,6 +134,8 @@ REFUSED = {
     "'table' was a tensor, now it is another": lambda model: setattr(
         model, "table", torch.full((4,), 3.0)
     ),
+    "'slope' was missing, now it is 2.0": lambda model: setattr(model, "slope", 2.0),
+    "'offset' was missing, now it is 2.0": lambda model: setattr(model, "offset", 2.0),
     "'forward' was missing": lambda model: setattr(model, "forward", lambda x: x),
     r"'sizes\.width' was an array of shape \(2,\), now it is .* with other values": (
         lambda model: operator.imul(model.sizes["width"], 3)
