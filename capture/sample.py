@@ -137,7 +137,8 @@ class CallStructure:
         if isinstance(batch, Mapping) and not (alone and set(batch) != {self.arguments[0][0]}):
             return (), dict(batch)
         if type(batch) is tuple or (type(batch) is list and not alone):
-            return tuple(batch), {}
+            # A tuple of several for a model of one argument is that argument, as in a sample.
+            return ((batch,) if alone and len(batch) > 1 else tuple(batch)), {}
         return (batch,), {}
 
 

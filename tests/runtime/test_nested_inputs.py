@@ -55,6 +55,12 @@ class OfList(Blocks):
         return self.run(tensors[0]) * tensors[1]
 
 
+class OfTuple(Blocks):
+    def forward(self, pair):
+        x, scale = pair
+        return self.run(x) * scale
+
+
 class OfData(Blocks):
     def forward(self, batch):
         y = self.run(batch.x)
@@ -82,6 +88,8 @@ FORMS = {
     "dict alone": (OfDict, lambda n: {"x": draw(n), "more": {"scale": draw(n, 1)}}),
     "list": (OfList, lambda n: ([draw(n), draw(n, 1)],)),
     "list by keyword": (OfList, lambda n: {"tensors": [draw(n), draw(n, 1)]}),
+    "tuple": (OfTuple, lambda n: ((draw(n), draw(n, 1)),)),
+    "tuple alone": (OfTuple, lambda n: (draw(n), draw(n, 1))),
     "data class": (OfData, lambda n: Batch(draw(n), [draw(n, 1)])),
     "named tuple": (OfPair, lambda n: (Pair(draw(n), draw(n, 1)),)),
     "None": (WithOptions, lambda n: (draw(n), None)),
