@@ -60,8 +60,8 @@ def find_aux_losses(pieces: CutModel, declared: AuxLosses | None) -> list[tuple[
         raise InvalidInput(
             f"forward leaves a number with a gradient in {list_some(unknown, 3)}, as auxiliary "
             "losses are left, which no pipeline differentiates unless told to: pass "
-            f"aux_losses=[{unknown[0]!r}], with patterns such as '*.aux' for several and a mapping "
-            "for weights; weight 0 if it is no loss"
+            f"aux_losses={_patterns_of(unknown)!r}, or a mapping from such patterns to weights; "
+            "weight 0 if it is no loss"
         )
     for full, pattern in matched.items():
         path, _, name = full.rpartition(".")
@@ -69,6 +69,12 @@ def find_aux_losses(pieces: CutModel, declared: AuxLosses | None) -> list[tuple[
         if weight:
             found[_find_stage(pieces, path, name)].append(AuxLoss(path, name, weight))
     return [tuple(losses) for losses in found]
+
+
+def _patterns_of(names: Sequence[str]) -> list[str]:
+    """Return a pattern for each attribute, whatever modules have it: ``*.aux``."""
+    ends = (name.rpartition(".") for name in names)
+    return list(dict.fromkeys(f"*.{end}" if path else end for path, _, end in ends))
 
 
 def _weights(declared: AuxLosses | None) -> dict[str, float]:
@@ -130,6 +136,7 @@ class AuxLossReader:
         Raises:
             InvalidInput: The forward left no single number in one of the attributes.
         """
+        # Compared by identity: a module that sets no loss this time would give that of the last.
         before = [getattr(module, loss.name, None) for module, loss in self._sources]
         value = forward()
         total: Tensor | None = None
@@ -138,6 +145,7 @@ class AuxLossReader:
             if found is old or not isinstance(found, Tensor) or found.numel() != 1:
                 raise InvalidInput(_explain_missing(loss, found, is_old=found is old))
             setattr(module, loss.name, found.detach())
+            # Summed in at least single precision, as losses of bfloat16 modules would be by a loop.
             wide = torch.promote_types(found.dtype, torch.float32)
             share = found.reshape(()).to(wide) * loss.weight
             total = share if total is None else total + share

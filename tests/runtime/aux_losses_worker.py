@@ -1,7 +1,7 @@
 """Ranks: balance losses kept as attributes, in stages with replicas; each prints a JSON line.
 
 Run with the number of ranks and, as JSON, the replicas of each stage, its recomputation, and what
-replicas do.
+replicas do; or with the balance and ``is_poisoned``, for a loss that is no number.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from stagewright.capture.capture import trace
 from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.errors import NonFinite, RankFailed
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.build import build
@@ -27,6 +28,7 @@ from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import Case, make_case, unmeasured_profile
 
 MICROBATCHES, ROWS, WIDTH, WEIGHT = 4, 2, 6, 0.5
+POISONED = "is_poisoned"
 
 
 class Experts(nn.Module):
@@ -41,6 +43,16 @@ class Experts(nn.Module):
         shares = self.router(x).softmax(-1)
         self.aux = 3 * shares.mean(0).square().sum()
         return x + torch.tanh(self.experts(x)) * shares.amax(-1, keepdim=True)
+
+
+class Poisoned(Experts):
+    """Leaves a loss that is no number, beside an output that is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        assert self.aux is not None
+        self.aux = self.aux * float("nan")
+        return y
 
 
 class Net(nn.Module):
@@ -58,7 +70,7 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-def make_net() -> nn.Module:
+def make_net() -> Net:
     torch.manual_seed(0)
     return Net().double()
 
@@ -127,6 +139,24 @@ def rank(variant: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
+def refused(variant: dict[str, Any]) -> None:
+    """Train with a loss that is no number on the first stage; print how this rank ends."""
+    torch.set_num_threads(1)
+    init_process_group(backend="gloo", timeout_s=60)
+    model = make_net()
+    model.blocks[0] = Poisoned().double()
+    x, target = make_data()
+    plan = plan_of(model, variant["balance"])
+    try:
+        with build(plan, model, loss_fn=loss_fn, aux_losses={"*.aux": WEIGHT}) as training:
+            optimizer = torch.optim.SGD(training.parameters(), 0.1)
+            for _ in range(2):  # the other rank learns of it in its next step at the latest
+                training.step(x, target=target)
+                training.update(optimizer)
+    except (NonFinite, RankFailed) as error:
+        print_line({"error": str(error)})
+
+
 def full(gradient: Any) -> Tensor:
     found: Tensor = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     return found
@@ -134,4 +164,6 @@ def full(gradient: Any) -> Tensor:
 
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[2])
-    run_forked(int(sys.argv[1]), lambda: rank(arguments))
+    run_forked(
+        int(sys.argv[1]), lambda: refused(arguments) if POISONED in arguments else rank(arguments)
+    )

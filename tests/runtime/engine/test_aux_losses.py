@@ -93,12 +93,29 @@ def test_processes_compute_what_the_model_computes(
     assert max(abs(line["alone"]) for line in lines if line["alone"] is not None) <= EXACT
 
 
+@pytest.mark.distributed
+@pytest.mark.timeout(120)
+def test_a_loss_that_is_nan_on_another_stage_than_the_last_is_refused(forking_executable):
+    """It reaches no other stage: neither outputs nor gradients that are sent hold it."""
+    variant = {"balance": [2, 3], "is_poisoned": True}
+    found = run_worker(
+        forking_executable, "tests.runtime.aux_losses_worker", "2", json.dumps(variant),
+        timeout_s=100,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in found.splitlines()]
+    assert len(lines) == 2
+    assert all(
+        "the loss of micro-batch 0, on stage 0, is infinite or NaN" in line["error"]
+        for line in lines
+    )
+
+
 def test_what_is_not_declared_is_refused_and_noted():
     model = make_net()
     captured = trace(model, torch.randn(ROWS, WIDTH).double())
     assert captured.program.losses == tuple(f"blocks.{index}.aux" for index in range(4))
     assert "leaves a number with a gradient in blocks.0.aux" in str(captured.report())
-    with pytest.raises(InvalidInput, match=r"blocks\.0\.aux.*pass aux_losses="):
+    with pytest.raises(InvalidInput, match=r"blocks\.0\.aux.*pass aux_losses=\['\*\.aux'\],"):
         Pipeline(model, plan_of(model, [2, 3]))
 
 
