@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..capture.observation.preserve import get_numpy_state, set_numpy_state
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RandomState:
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
         on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls((torch.get_rng_state(), (random.getstate(), _get_numpy_state())), on_device)
+        return cls((torch.get_rng_state(), (random.getstate(), get_numpy_state())), on_device)
 
     def restore(self, device: torch.device) -> None:
         """Restore the generators, so that they repeat what followed this state."""
@@ -37,24 +38,9 @@ class RandomState:
             torch_state, (python_state, numpy_state) = self.cpu
             torch.set_rng_state(torch_state)
             random.setstate(python_state)
-            _set_numpy_state(numpy_state)
+            set_numpy_state(numpy_state)
         if self.device is not None:
             torch.cuda.set_rng_state(self.device, device)
-
-
-def _get_numpy_state() -> tuple[Any, ...] | None:
-    """Return the state in a form that can be compared; `None` if numpy is not loaded."""
-    if (numpy := sys.modules.get("numpy")) is None:
-        return None
-    kind, keys, *rest = numpy.random.get_state()
-    return kind, keys.tobytes(), *rest
-
-
-def _set_numpy_state(state: tuple[Any, ...] | None) -> None:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and state is not None:
-        kind, keys, *rest = state
-        numpy.random.set_state((kind, numpy.frombuffer(keys, numpy.uint32), *rest))
 
 
 @contextmanager

@@ -197,15 +197,13 @@ def preserve_random_state() -> Iterator[None]:
 def save_random_state() -> Callable[[], None]:
     """Return a function that puts these generators back to where they are now."""
     python_state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
+    numpy_state = get_numpy_state()
     cpu_state = torch.get_rng_state()
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
     def restore() -> None:
         random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        set_numpy_state(numpy_state)
         torch.set_rng_state(cpu_state)
         if cuda_states:
             torch.cuda.set_rng_state_all(cuda_states)
@@ -215,12 +213,28 @@ def save_random_state() -> Callable[[], None]:
 
 def get_random_state() -> tuple[Any, ...]:
     """Return the generators' states, except CUDA's, in a form that can be compared."""
-    numpy = sys.modules.get("numpy")
     torch_state = torch.get_rng_state().numpy().tobytes()
+    return torch_state, random.getstate(), get_numpy_state()
+
+
+def get_numpy_state() -> tuple[Any, ...] | None:
+    """Return the state of numpy's generator in a form that can be compared.
+
+    `None` if numpy is not loaded: it is not imported for this.
+    """
+    numpy = sys.modules.get("numpy")
     if numpy is None:
-        return torch_state, random.getstate()
-    name, keys, *rest = numpy.random.get_state()
-    return torch_state, random.getstate(), name, keys.tobytes(), *rest
+        return None
+    kind, keys, *rest = numpy.random.get_state()
+    return kind, keys.tobytes(), *rest
+
+
+def set_numpy_state(state: tuple[Any, ...] | None) -> None:
+    """Put numpy's generator into a state of `get_numpy_state`."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and state is not None:
+        kind, keys, *rest = state
+        numpy.random.set_state((kind, numpy.frombuffer(keys, numpy.uint32), *rest))
 
 
 @contextmanager

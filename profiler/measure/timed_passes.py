@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ...capture.program.program import tensors_of
+from ...capture.torch_defects import NEEDS_INPUT_GRADIENT
 from ..layers.error_attribution import blamed
 from ..layers.layer_run import LayerRun, Values, detached, mapped
 from ..machine.clock import Clock, Mark
@@ -161,7 +162,7 @@ class Passes:
         kept.clear()
         for index, roots, gradients, leaves in weights_later:
             run = self._runs[index]
-            wanted = [*run.parameters, *(leaves if _has_group_norm(roots) else ())]
+            wanted = [*run.parameters, *(leaves if _needs_input_gradients(roots) else ())]
             with blamed(run), self._timed(index, "backward_weight"):
                 if roots and run.parameters:
                     torch.autograd.backward(roots, gradients, inputs=wanted)
@@ -178,19 +179,15 @@ class Passes:
         self._spans.append(_Span(index, phase, start, self._clock.mark()))
 
 
-def _has_group_norm(roots: list[Tensor]) -> bool:
-    """Return True if the graph holds a group norm.
-
-    torch 2.11 to 2.13 end the process with a segmentation fault on the CPU where its weights'
-    gradients are asked for without its input's, and the input is channels-last.
-    """
+def _needs_input_gradients(roots: list[Tensor]) -> bool:
+    """Return True if the graph holds a node of `NEEDS_INPUT_GRADIENT`."""
     seen = {root.grad_fn for root in roots}
     waiting = list(seen)
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
-        if node.name() == "NativeGroupNormBackward0":
+        if node.name() in NEEDS_INPUT_GRADIENT:
             return True
         new = {following for following, _ in node.next_functions} - seen
         seen |= new

@@ -22,10 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-# Nodes whose weights' gradients are only asked for together with their input's: torch 2.11 to 2.13
-# end the process with a segmentation fault on the CPU where group norm of a channels-last input
-# computes the former alone.
-_NEEDS_INPUT_GRADIENT = {"NativeGroupNormBackward0"}
+from ...capture.torch_defects import NEEDS_INPUT_GRADIENT
 
 
 @dataclass
@@ -79,7 +76,7 @@ class SplitBackward:
             for weight in weights:
                 uses[weight] = uses.get(weight, 0) + 1
         for node, weights in beside.items():
-            if node.name() in _NEEDS_INPUT_GRADIENT:
+            if node.name() in NEEDS_INPUT_GRADIENT:
                 uses.update(dict.fromkeys(weights, 2))  # computed with the input's gradient
         alone = [weight for weight in from_roots if uses[weight] == 1]
         if alone:
