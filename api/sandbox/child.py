@@ -107,12 +107,14 @@ async def run_confined_async(
     stopped = threading.Event()
     run = partial(run_confined, command, request, limits, sandbox=sandbox, stopped=stopped)
     work = asyncio.create_task(asyncio.to_thread(run))
+    # Retrieved, or asyncio would log it, whatever else happens here: a task group cancels a task
+    # again and again until it ends.
+    work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stopped.set()
         await asyncio.wait([work])
-        work.exception()  # retrieved, or asyncio would report it as never retrieved
         raise
 
 

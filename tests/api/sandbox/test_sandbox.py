@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -131,6 +132,32 @@ def test_cancelling_the_coroutine_ends_it_before_it_returns(tmp_path):
         assert not is_running(written(tmp_path / "pids")[0])
 
     asyncio.run(cancelled())
+
+
+def test_a_task_that_is_cancelled_twice_logs_nothing(tmp_path):
+    """Cause: a client that left an estimate put a traceback of asyncio into the log."""
+    complaints = []
+
+    async def cancelled() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        command = [sys.executable, "-I", "-S", "-c", leaves_behind(tmp_path / "pids")]
+        task = asyncio.create_task(run_confined_async(command, b"", SOON))
+        while not (tmp_path / "pids").exists():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()  # while it waits for the child's end, as task groups do
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        while any(map(is_running, written(tmp_path / "pids"))):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+
+    asyncio.run(cancelled())
+    gc.collect()
+    assert complaints == []
 
 
 def test_it_ends_with_its_parent(tmp_path):
