@@ -56,6 +56,10 @@ FORMS = (
 )
 
 
+OTHER_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".py")
+"""Endings of files that are not taken for the names of published models."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """A ``.pt2`` file to upload before the request."""
@@ -119,8 +123,11 @@ def _named(name: str | Path) -> dict[str, Any] | Upload:
         return Upload(Path(name))
     if text.endswith(".json"):
         return _document(read_file(Path(name)))
-    if isinstance(name, Path):
-        raise InvalidInput(f"{name} is neither a .pt2 nor a .json file; give {FORMS}")
+    if isinstance(name, Path) or Path(name).suffix in OTHER_FILES or Path(name).is_file():
+        raise InvalidInput(
+            f"{name} is neither a .pt2 nor a .json file. Weights and pickled modules are not read: "
+            f"save the model by torch.export.save as .pt2, or give {FORMS}"
+        )
     found = find_preset(name)
     sample = default_sample(found.spec, 1, found.sequence_length)
     return {"model": to_json_value(found.spec), "sample": to_json_value(sample)}

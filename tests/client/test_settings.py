@@ -131,3 +131,9 @@ def test_a_file_that_is_no_program_is_refused_here(tmp_path):
         archive.writestr("m/models/model.json", "{}")
         archive.writestr("m/data/weights/w", b"0" * 1000)
     assert b"weights" not in read_pt2_without_weights(tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize("name", ["net.pt", "weights/net.pth", "model.safetensors"])
+def test_a_file_of_weights_is_not_taken_for_a_published_models_name(name):
+    with pytest.raises(InvalidInput, match=r"neither a \.pt2 nor .* torch\.export\.save"):
+        describe_model(name)
