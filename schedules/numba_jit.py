@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -26,10 +27,22 @@ LARGE_STEPS = 500_000
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_postponed = threading.Event()
+
+
+def postpone() -> None:
+    """Run everything as plain Python until `resume`, while another process compiles."""
+    _postponed.set()
+
+
+def resume() -> None:
+    """Use numba again, also in the middle of a search: results are equal bit for bit."""
+    _postponed.clear()
+
 
 def is_available() -> bool:
-    """Return True if numba is installed and not switched off."""
-    if os.environ.get("STAGEWRIGHT_NUMBA") == "0":
+    """Return True if numba is installed, and neither switched off nor postponed."""
+    if os.environ.get("STAGEWRIGHT_NUMBA") == "0" or _postponed.is_set():
         return False
     return "numba" in sys.modules or _is_installed()
 

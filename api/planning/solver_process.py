@@ -237,10 +237,13 @@ def _prepare(parent: int, compiled: ctypes.c_byte) -> None:
     def load() -> None:
         while not compiled.value:
             time.sleep(COMPILED_CHECKED_S)
+        jit.resume()
         jit.load_if_worthwhile(jit.LARGE_STEPS)
 
     threading.Thread(target=watch, daemon=True).start()
     if compiled.value:
         load()
     else:
+        # A search that compiled for itself would take twenty seconds for that, and be killed.
+        jit.postpone()
         threading.Thread(target=load, daemon=True).start()
