@@ -30,6 +30,7 @@ SOURCES = (
     FOLDER / "search" / "relaxation_kernel.py",
     FOLDER / "simulator" / "event_loop.py",
     FOLDER.parent / "schedules" / "action_order.py",
+    FOLDER.parent / "schedules" / "numba_jit.py",
 )
 
 ASKED = (
@@ -65,6 +66,16 @@ def compile_all() -> None:
         mark = _mark()
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
+
+
+def load_common() -> None:
+    """Load what most plans need from numba's cache, unless numba is missing or switched off.
+
+    Importing numba is a part of it only: the first compiled call imports ten times as much.
+    """
+    if jit.is_available():
+        importlib.import_module("numba")
+        plan(example(), Cluster.uniform(DEVICES, memory_bytes=MEMORY_BYTES), ASKED[0])
 
 
 def example() -> Profile:

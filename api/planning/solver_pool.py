@@ -16,7 +16,7 @@ from ..errors import SolverEnded
 from ..limits.fair_turns import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
-from .solver_process import MAX_BYTES, SolverProcess, function_of, start_executor
+from .solver_process import MAX_BYTES, Call, SolverProcess, function_of, start_executor
 
 R = TypeVar("R")
 
@@ -34,6 +34,9 @@ wait for its turn."""
 MAX_IN_THREADS = 2
 """Calls at a time without processes; more threads would only slow each other down."""
 
+CHECKED_S = 0.1
+"""Interval at which a search beyond `SHORT_S` looks whether it has to make room."""
+
 NUM_SPARES = 2
 """Idle processes kept ready: two searches that begin together then wait for none to start."""
 
@@ -44,7 +47,9 @@ class Solver:
     ::
 
         waits for a short place ──▶ runs ──SHORT_S──▶ runs on in a long place, with less priority
-                                                      waits for one, to begin again
+                                                      runs on in its own, while none is free
+                                                      waits for a long one, to begin again, once
+                                                      another search waits for its short one
 
     So a search of a moment never waits for a long one, nor for the processors that long ones keep
     busy. Short places are one more than long ones: as many long searches as there is room for may
@@ -126,12 +131,9 @@ class Solver:
                 return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
             self._warm_up_spares(work)
             call = await process.begin(work, until_s, deadline_s)
-            # One that is about to end keeps its place: without a long one it would be killed for
-            # nothing, and have no time to begin again.
-            ends_here = call.left_s <= SHORT_S + GRACE_S
-            if await process.wait(call, call.left_s + GRACE_S if ends_here else SHORT_S):
+            if await self._wait_in_short_place(process, call):
                 return process.take(call)
-            if ends_here:
+            if call.left_s + GRACE_S <= 0:
                 process.end()
                 raise too_late(deadline_s)
             moved = process.detach()
@@ -154,6 +156,19 @@ class Solver:
             # Not used again: without privileges a priority cannot be raised.
             moved.end()
             self._started.discard(moved)
+
+    async def _wait_in_short_place(self, process: SolverProcess, call: Call[Any]) -> bool:
+        """Wait as long as a search may keep its short place; return whether it has ended."""
+        # Without a long place it would be killed, to begin again: not for its last seconds, and
+        # not before another search needs the place.
+        if call.left_s <= SHORT_S + GRACE_S:
+            return await process.wait(call, call.left_s + GRACE_S)
+        is_over = await process.wait(call, SHORT_S)
+        while not (is_over or self._long.has_room or self._short.num_waiting):
+            if call.left_s + GRACE_S <= 0:
+                break
+            is_over = await process.wait(call, CHECKED_S)
+        return is_over
 
     async def run(self, work: Callable[[], R], *, project: str = "") -> R:
         """Run a function in a solver process; function, arguments and result are pickled.
