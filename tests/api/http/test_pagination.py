@@ -168,11 +168,11 @@ def test_short_work_does_not_wait_for_searches(make_client):
     for search in searches:
         search.start()
     end = time.monotonic() + 30
-    while (solver.num_running, solver.num_waiting) != (1, 1):
+    while (solver.num_running, solver.num_waiting) != (2, 0):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert client.portal.call(solver.run, os.getpid) != os.getpid()
-    assert (solver.num_running, solver.num_waiting) == (1, 1)
+    assert (solver.num_running, solver.num_waiting) == (2, 0)
     solver.close()
     for search in searches:
         search.join(30)

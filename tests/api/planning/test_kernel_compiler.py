@@ -22,7 +22,7 @@ WITHIN_S = 30
 
 def has_numba() -> tuple[bool, bool]:
     """Run in a solver process: whether small and large problems are planned by compiled loops."""
-    return "numba" in sys.modules, jit.is_worthwhile(10**9)
+    return jit.is_worthwhile(0), jit.is_worthwhile(10**9)
 
 
 def until(happens: Callable[[], bool]) -> None:
