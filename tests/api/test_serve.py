@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,24 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         running.stderr.close()
 
 
+def num_marked(mark: str) -> int:
+    """Count the processes with a mark in their environment."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found += mark.encode() in (folder / "environ").read_bytes()
+    return found
+
+
+def test_a_server_that_is_killed_takes_its_solver_processes_along(start, profile):
+    mark = f"marked-{os.getpid()}-{time.monotonic_ns()}"
+    running = start(*MODULE, "--port", "0", MARK=mark)
+    assert running.request("/v1/plans", {"profile": profile, "cluster": "2xcpu"})[0] == 201
+    assert num_marked(mark) >= 3, "the server, what solver processes are forked from, and one"
+    running.end(signal.SIGKILL)
+    wait_for(lambda: num_marked(mark) == 0)
+
+
 def test_it_plans_a_posted_profile_keeps_it_and_ends_cleanly(start, profile, tmp_path):
     running = start(*MODULE, "--port", "0")
     assert running.request("/healthz")[0] == 200
@@ -119,7 +138,7 @@ def test_the_command_it_prints_works_as_printed(start):
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout)["status"] == "planned", done.stdout
+    assert json.loads(done.stdout).get("status") == "planned", done.stdout
 
 
 def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
