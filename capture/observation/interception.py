@@ -44,11 +44,13 @@ class ModuleCall:
     """Module call in progress; ``path`` is the first of the module's names in the model.
 
     ``at_base`` says whether ``nn.Module.__call__`` was reached; classes may put code around it.
+    ``given`` are the storages of the tensors it was called with, where its observer notes them.
     """
 
     module: nn.Module
     path: str
     at_base: bool = False
+    given: frozenset[int] = frozenset()
 
 
 Observer = Callable[[ModuleCall, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]

@@ -33,6 +33,7 @@ from .python_state import (
     find_iterators,
     find_tensors,
     get_python_attributes,
+    reaches_storage,
     read_contents,
     read_globals,
 )
@@ -208,6 +209,7 @@ class _ForwardWatcher:
         self._random = get_random_state()[1:]
         self._seen: set[Any] = set()
         self._own: dict[str, set[int]] = {}
+        self._kept_too: dict[tuple[str, int], bool] = {}
 
     def call(
         self,
@@ -224,6 +226,7 @@ class _ForwardWatcher:
             plain = is_representable(extract_tensors((args, kwargs), given))
         except CaptureError as error:
             problem = str(error)
+        frame.given = frozenset(map(storage_key, given))
         versions = [_version(tensor) for tensor in given]
         with self.kept.inside(frame.module):
             result = run()
@@ -248,15 +251,24 @@ class _ForwardWatcher:
         self._found.blame(self.stack[-1].path if self.stack else "", what)
 
     def access(self, key: int, name: str, written: bool) -> None:
-        """Record a tensor that is not the module's own for every module that is being called."""
+        """Record a tensor that a module being called neither owns nor was given as an argument."""
         for frame in self.stack:
             own = self._own.get(frame.path)
             if own is None:
                 tensors = (*frame.module.parameters(), *frame.module.buffers())
                 own = self._own[frame.path] = {storage_key(tensor) for tensor in tensors}
-            if key not in own:
+            if key not in own and not self._is_argument(frame, key):
                 read = self._found.references.setdefault(frame.module, {})
                 read[name] = written or read.get(name, False)
+
+    def _is_argument(self, frame: ModuleCall, key: int) -> bool:
+        # The graph passes arguments on. A module that was given a tensor and keeps it, too, may
+        # have read either: then it counts as kept.
+        if key not in frame.given:
+            return False
+        if (frame.path, key) not in self._kept_too:
+            self._kept_too[frame.path, key] = reaches_storage(frame.module, key)
+        return not self._kept_too[frame.path, key]
 
     def checkpoint(self, function: Any, options: dict[str, Any]) -> None:
         target = checkpointed_module(function)

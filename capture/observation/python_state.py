@@ -20,6 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..program.program import storage_key
+
 Contents = Mapping[Any, Any]
 """A value described by its parts: constants, lengths, identities, or the contents of its parts."""
 
@@ -310,6 +312,36 @@ def find_tensors(value: Any, depth: int = MAX_DEPTH) -> list[Tensor]:
             t for part in read_attributes(value).values() for t in find_tensors(part, depth - 1)
         ]
     return []
+
+
+def reaches_storage(value: Any, key: int, depth: int = MAX_DEPTH) -> bool:
+    """Return True if a value is or holds a tensor of a storage, also in modules and closures."""
+    if isinstance(value, Tensor):
+        return value.layout is torch.strided and storage_key(value) == key
+    if not depth:
+        return False
+    return any(reaches_storage(part, key, depth - 1) for part in _reachable_parts(value))
+
+
+def _reachable_parts(value: Any) -> Iterator[Any]:
+    """Yield what a value's code reaches through it, without looking at global variables."""
+    if isinstance(value, nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+        for each in value.modules():
+            yield from get_python_attributes(each).values()
+            yield from (type(each).forward, each._forward_pre_hooks, each._forward_hooks)
+    elif isinstance(value, CONTAINERS):
+        yield from (part for _, part in _parts(value))
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # a cell may be empty
+                yield cell.cell_contents
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif is_plain_object(value):
+        yield from read_attributes(value).values()
 
 
 def find_python_state(model: nn.Module) -> list[Any]:

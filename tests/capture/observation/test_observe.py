@@ -5,6 +5,12 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.runtime.pipeline import Pipeline
+from stagewright.runtime.verify import verify
+from tests.torch_models import Case, unmeasured_profile
 
 
 class ReadsReference(nn.Module):
@@ -53,6 +59,65 @@ def test_a_weight_read_through_an_unregistered_reference_is_tied(kind):
     assert [layer.opaque != "" for layer in captured.graph.layers] == [False, False, True]
     head = captured.segment(2, 3)
     assert head.get_parameter("tokens.weight") is captured.program.model.tokens.weight
+
+
+class TakesWeight(nn.Module):
+    """Called as written; is given the weight of an embedding, and may keep the embedding, too."""
+
+    def __init__(self, *kept):
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x, weight):
+        x = x / 2 if float(x.detach().abs().amax()) > 1e6 else x
+        return nn.functional.linear(x, weight)
+
+
+class GivesWeight(nn.Module):
+    """Passes the weight of its embedding to its head as an argument, or a view of it."""
+
+    def __init__(self, *, is_kept=False):
+        super().__init__()
+        self.tokens, self.between = nn.Embedding(4, 4), nn.Linear(4, 4)
+        self.head = TakesWeight(*[self.tokens] * is_kept)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.between(self.tokens(ids))), self.tokens.weight)
+
+
+class GivesView(GivesWeight):
+    def forward(self, ids):
+        return self.head(torch.tanh(self.between(self.tokens(ids))), self.tokens.weight.t())
+
+
+@pytest.mark.parametrize("kind", [GivesWeight, GivesView])
+def test_a_weight_given_as_an_argument_is_no_reference(kind):
+    """It counted as one: refused on several devices, and left out of what ranks shard."""
+    torch.manual_seed(0)
+    model, ids = kind(), torch.randint(0, 4, (2, 3))
+    captured = trace(model, ids)
+    assert captured.program.references == {}
+    assert captured.graph.layers[-1].opaque
+    assert captured.graph.parameters[0].layers[-1] == 2
+    plan, batch, target = plan_of(captured, [2, 1]), ids.repeat(2, 1), torch.zeros(4, 3, 4)
+    assert verify(model, plan, batch, target, nn.functional.mse_loss).equal(1e-6)
+    expected = torch.autograd.grad(model(batch).square().mean(), list(model.parameters()))
+    pipeline = Pipeline(model, plan, devices=["cpu", "cpu"])
+    pipeline(batch).square().mean().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_weight_that_is_given_and_kept_is_a_reference():
+    captured = trace(GivesWeight(is_kept=True), torch.randint(0, 4, (2, 3)))
+    assert list(captured.program.references.values()) == [{"tokens.weight": False}]
+
+
+def plan_of(captured, balance):
+    case = Case("given", None, captured.program.model, None, nn.functional.mse_loss)
+    profile = unmeasured_profile(captured.graph, case, captured.structure.to_json())
+    options = PlanOptions(num_microbatches=2)
+    return plan_from_balance(profile, Cluster.uniform(len(balance)), options, balance)
 
 
 class MovesAnother(nn.Module):
