@@ -67,7 +67,7 @@ def _names_of_class(kind: type) -> frozenset[str]:
         if not key.startswith("__") or key in ("__call__", "__getattr__", "__getattribute__")
     ]
     package = kind.__module__.partition(".")[0]
-    pending = [function for method in methods for function in _functions_in(method)]
+    pending = [function for method in methods for function in find_functions(method)]
     found: set[str] = set()
     seen: set[CodeType] = set()
     while pending:
@@ -79,11 +79,11 @@ def _names_of_class(kind: type) -> frozenset[str]:
         for name in function.__code__.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType) and _root(called.__globals__) == package:
-                pending += _functions_in(called)
+                pending += find_functions(called)
     return frozenset(found)
 
 
-def _functions_in(value: Any) -> Iterator[FunctionType]:
+def find_functions(value: Any) -> Iterator[FunctionType]:
     """Yield a method's function, whatever it is wrapped in."""
     if isinstance(value, property):
         value = value.fget

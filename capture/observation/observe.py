@@ -15,6 +15,7 @@ from ...core.errors import CaptureError
 from ..program.program import storage_key
 from ..sample import CallStructure
 from .attribute_reads import watch_attribute_reads
+from .global_writes import find_global_writes
 from .interception import (
     HOOKS,
     AccessWatch,
@@ -120,7 +121,7 @@ class ForwardObservation:
         stateful: Names of the state in Python that modules change in every call, by their paths.
         references: Parameters and buffers that a module's calls read although they are not its
             own, by name, with whether the calls changed them.
-        globals: Global variables that the forward changed.
+        globals: Global variables that the forward changed, or whose code writes them.
         remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
@@ -181,9 +182,8 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
         yield found, watch
     found.changed = watch.kept.finish()
     now = read_globals(model)
-    found.globals = sorted(
-        k for k in now.keys() | globals_before if now.get(k) != globals_before.get(k)
-    )
+    changed = {k for k in now.keys() | globals_before if now.get(k) != globals_before.get(k)}
+    found.globals = sorted(changed | find_global_writes(model))
     if found.globals:
         found.stateful[""] = found.globals[0]
     _blame_changes(found, found.changed)
