@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..core.errors import InvalidInput
 
-CONSTANTS = (bool, int, float, str, type(None))
+SAMPLE_CONSTANTS = (bool, int, float, str, type(None))
+"""Types of values, other than tensors, that a sample may contain: those of JSON."""
 
 ACCEPTED = "tensors, None, numbers, strings, lists, tuples, dicts and dataclasses"
 
@@ -34,7 +35,7 @@ def describe_argument(
     if isinstance(value, Tensor):
         tensors[_choose_name(name, {*tensors, *taken})] = value
         return {"tensor": len(tensors) - 1}
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, SAMPLE_CONSTANTS):
         return value
 
     def describe(key: Any, item: Any) -> Any:
@@ -47,7 +48,9 @@ def describe_argument(
     if type(value) in (list, tuple):
         parts = [describe(index, item) for index, item in enumerate(value)]
         return {type(value).__name__: parts}
-    if type(value) in (dict, OrderedDict) and all(isinstance(key, CONSTANTS) for key in value):
+    if type(value) in (dict, OrderedDict) and all(
+        isinstance(key, SAMPLE_CONSTANTS) for key in value
+    ):
         return {"dict": [[key, describe(key, item)] for key, item in value.items()]}
     raise InvalidInput(f"a sample consists of {ACCEPTED}; {name!r} is a {type(value).__name__}")
 
@@ -163,7 +166,7 @@ def _make_instance(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _in_short(value: Any) -> str:
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, SAMPLE_CONSTANTS):
         return repr(value)
     if isinstance(value, Mapping):
         return f"a {type(value).__name__} of {', '.join(map(str, value)) or 'nothing'}"

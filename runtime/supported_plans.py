@@ -75,10 +75,7 @@ def check_stateful_layers(
         PlanMismatch: A stage with such a layer has replicas, or runs a forward twice or in another
             order.
     """
-    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
-    for layer, stage in zip(layers, stage_of, strict=True):
-        if not layer.stateful:
-            continue
+    for layer, stage in _find_stateful(layers, plan):
         replicas = schedule.stage_ranks[stage] if schedule is not None else (0,)
         actions = schedule.ranks[replicas[0]] if schedule is not None else ()
         forwards = [a.microbatch for a in actions if a.stage == stage and a.work is Work.FORWARD]
@@ -103,10 +100,15 @@ def check_stateful_replicas(layers: Sequence[Layer], plan: Plan, replicas: Seque
     Raises:
         PlanMismatch: A stage with such a layer has replicas.
     """
-    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
-    for layer, stage in zip(layers, stage_of, strict=True):
-        if layer.stateful and replicas[stage] > 1:
+    for layer, stage in _find_stateful(layers, plan):
+        if replicas[stage] > 1:
             raise _state_error(layer, _replicated(stage, replicas[stage]))
+
+
+def _find_stateful(layers: Sequence[Layer], plan: Plan) -> Iterator[tuple[Layer, int]]:
+    """Return the layers that keep state from call to call, each with its stage."""
+    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
+    return (pair for pair in zip(layers, stage_of, strict=True) if pair[0].stateful)
 
 
 def _replicated(stage: int, count: int) -> str:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, fx
 
 from ...core.errors import CaptureError
+from ..call_form import SAMPLE_CONSTANTS
 
-CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, type(None))
+GRAPH_CONSTANTS = (*SAMPLE_CONSTANTS, complex, torch.dtype, torch.device, torch.layout)
 """Types of values that a graph can contain."""
 
 
@@ -35,7 +36,7 @@ def extract_tensors(value: Any, found: list[Tensor]) -> Any:
         return TensorPosition(len(found) - 1)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise CaptureError("a number computed from data is passed between modules")
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, GRAPH_CONSTANTS):
         return value
     return _rebuilt(value, lambda item: extract_tensors(item, found))
 
@@ -44,7 +45,7 @@ def insert_tensors(value: Any, items: list[Any]) -> Any:
     """Return the value with each `TensorPosition` replaced by that element of ``items``."""
     if isinstance(value, TensorPosition):
         return items[value.index]
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, GRAPH_CONSTANTS):
         return value
     return _rebuilt(value, lambda item: insert_tensors(item, items))
 
@@ -110,7 +111,7 @@ def collect_constants(value: Any) -> list[Any]:
 
 def is_representable(value: Any) -> bool:
     """Return True if the value, as an argument, can be part of a graph."""
-    if isinstance(value, (TensorPosition, slice, *CONSTANTS)):
+    if isinstance(value, (TensorPosition, slice, *GRAPH_CONSTANTS)):
         return True
     if type(value) in (tuple, list, dict):
         return all(is_representable(item) for _, _, item in _items(value))

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..call_form import SAMPLE_CONSTANTS
 from ..program.program import storage_key
 
 Contents = Mapping[Any, Any]
@@ -45,7 +46,9 @@ TABLES = (
     "_backward_pre_hooks",
 )
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+STATE_CONSTANTS = (*SAMPLE_CONSTANTS, complex, bytes)
+"""Types of values that are equal if their ``repr`` is."""
+
 _OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 
 
@@ -128,7 +131,7 @@ def classify_change(was: Any, now: Any) -> ChangeKind:
 
 
 def _content(value: Any, depth: int) -> Any:
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, STATE_CONSTANTS):
         return ConstantValue((type(value), repr(value)))
     state = get_generator_state(value)
     if state is not None:
@@ -149,10 +152,10 @@ def _content(value: Any, depth: int) -> Any:
 def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(container, dict):
         for key, part in container.items():
-            yield ("key", key if isinstance(key, CONSTANTS) else id(key)), part
+            yield ("key", key if isinstance(key, STATE_CONSTANTS) else id(key)), part
     elif isinstance(container, set | frozenset):
         for part in container:
-            yield ("element", part if isinstance(part, CONSTANTS) else id(part)), part
+            yield ("element", part if isinstance(part, STATE_CONSTANTS) else id(part)), part
     else:
         for index, part in enumerate(container):
             yield ("item", index), part
@@ -349,7 +352,7 @@ def find_python_state(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
 
     def visit(value: Any, depth: int) -> None:
-        if id(value) in found or isinstance(value, CONSTANTS):
+        if id(value) in found or isinstance(value, STATE_CONSTANTS):
             return
         found[id(value)] = value
         if depth and isinstance(value, CONTAINERS):

@@ -12,9 +12,9 @@ from ...capture.captured import Captured
 from ...capture.observation.attribute_reads import ALL, find_loaded_names
 from ...capture.observation.interception import HOOKS
 from ...capture.observation.python_state import (
-    CONSTANTS,
     CONTAINERS,
     MAX_DEPTH,
+    STATE_CONSTANTS,
     TABLES,
     is_array,
     is_plain_object,
@@ -200,7 +200,7 @@ def _read_entries(value: Any) -> dict[Any, Any]:
         return {
             k: v
             for k, v in vars(value).items()
-            if k == "forward" or (isinstance(v, CONSTANTS) and not k.startswith("_"))
+            if k == "forward" or (isinstance(v, STATE_CONSTANTS) and not k.startswith("_"))
         }
     if isinstance(value, dict):
         return dict(value)
@@ -233,13 +233,13 @@ def _is_same(was: Any, now: Any) -> bool:
         return True
     if isinstance(was, _ArrayContents):
         return bool(was == now)
-    return type(was) is type(now) and isinstance(was, CONSTANTS) and repr(was) == repr(now)
+    return type(was) is type(now) and isinstance(was, STATE_CONSTANTS) and repr(was) == repr(now)
 
 
 def _describe(value: Any, before: Any = _ABSENT) -> str:
     if value is _ABSENT:
         return "missing"
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, STATE_CONSTANTS):
         return repr(value)
     if isinstance(value, _ArrayContents):
         return f"an array of shape {value.shape}" + (
