@@ -218,7 +218,7 @@ class BatchInputs:
                 raise InvalidInput(
                     f"input {spec.name!r} has shape {tuple(tensor.shape)}; this plan's batch is "
                     f"{wanted}: {self._plan.num_microbatches} micro-batches of {spec.shape[0]}"
-                    f"{_hint_for_smaller_batch(tuple(tensor.shape), wanted)}"
+                    f"{_hint_for_samples(tuple(tensor.shape), wanted, spec.shape[0])}"
                 )
             dtype = getattr(torch, spec.dtype)
             if tensor.dtype != dtype and (tensor.is_floating_point() or dtype.is_floating_point):
@@ -228,11 +228,16 @@ class BatchInputs:
                 )
 
 
-def _hint_for_smaller_batch(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """Return advice for a batch with fewer samples, as the last one of a data set may have."""
-    if not found or not 0 < found[0] < wanted[0] or found[1:] != wanted[1:]:
+def _hint_for_samples(found: tuple[int, ...], wanted: tuple[int, ...], size: int) -> str:
+    """Return advice for a batch that differs in its number of samples only."""
+    if not found or not found[0] or found[1:] != wanted[1:]:
         return ""
-    return (
-        ". If it is the last batch of the data, leave it out (drop_last=True), or pad it in an "
-        "evaluation: evaluate(..., pad=True)"
-    )
+    hint = f". Pass {wanted[0]} samples"
+    if found[0] % size == 0:
+        hint += f", or plan with {count(found[0] // size, 'micro-batch')}"
+    if found[0] < wanted[0]:
+        hint += (
+            ". If it is the last batch of the data, leave it out (drop_last=True), or pad it in an "
+            "evaluation: evaluate(..., pad=True)"
+        )
+    return hint

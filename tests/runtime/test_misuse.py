@@ -1,6 +1,7 @@
 """What goes wrong before anything runs says what to do instead."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from stagewright.capture.sample import tensor_spec
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.engine.microbatch import split_batch
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.replicas.clip_grad import sum_of_squares
 from stagewright.runtime.training import Training
@@ -114,6 +117,32 @@ def test_a_batch_must_be_the_plans_microbatches(alone):
     with pytest.raises(InvalidInput, match="target"):
         pipeline.step(torch.randn(16, 64))
     pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("samples", "advice"),
+    [
+        (20, "Pass 16 samples, or plan with 5 micro-batches$"),
+        (17, "Pass 16 samples$"),
+        (4, "Pass 16 samples, or plan with 1 micro-batch. If it is the last batch"),
+        (15, "Pass 16 samples. If it is the last batch"),
+    ],
+)
+def test_a_batch_of_another_size_is_told_both_numbers_and_the_ways_out(samples, advice, alone):
+    case = make_case("mlp")
+    pipeline = DistributedPipeline(case.model, make_plan(case, 1), loss_fn=case.loss_fn)
+    target = torch.zeros(samples, dtype=torch.int64)
+    with pytest.raises(InvalidInput) as raised:
+        pipeline.step(torch.randn(samples, 64), target=target)
+    told = str(raised.value).partition("\n")[0]
+    assert told.startswith(
+        f"input 'input' has shape ({samples}, 64); this plan's batch is (16, 64)"
+    )
+    assert re.search(advice, told)
+    pipeline.close()
+    fixed = [tensor_spec("input", torch.randn(4, 64))]
+    with pytest.raises(InvalidInput, match=f"a batch of {samples} is not .* pass 16 samples, or"):
+        split_batch((torch.randn(samples, 64),), 4, fixed, ["input"])
 
 
 def test_an_error_of_the_model_is_not_blamed_on_a_rank(alone):
