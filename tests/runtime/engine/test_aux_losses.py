@@ -68,6 +68,15 @@ def test_one_process_computes_what_the_model_computes(checkpoint, devices):
     assert float(pipeline.aux_loss) == 0
 
 
+def test_an_attribute_declared_as_no_loss_is_left_as_it_is():
+    model = make_net()
+    declared = {"blocks.0.aux": 1, "*.aux": 0}
+    pipeline = Pipeline(model, plan_of(model, [2, 3]), checkpoint="never", aux_losses=declared)
+    x, target = make_data()
+    Training(pipeline, loss_fn=loss_fn).step(x, target=target)
+    assert [block.aux.requires_grad for block in model.blocks] == [False, True, True, True]
+
+
 @pytest.mark.distributed
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
@@ -203,6 +212,8 @@ def test_losses_that_a_pipeline_cannot_read_are_refused():
     with pytest.raises(InvalidInput, match="'total' is set by the model's own forward"):
         Pipeline(root, plan, aux_losses=["*.aux", "total"])
     Pipeline(root, plan, aux_losses={"*.aux": 1, "total": 0})
+    with pytest.raises(InvalidInput, match=r"pass aux_losses=\['total', '\*\.aux'\],"):
+        Pipeline(root, plan)
     twice = CalledTwice().double()
     layers = len(trace(twice, torch.randn(ROWS, WIDTH).double()).layers)
     with pytest.raises(InvalidInput, match=r"called on several stages \(0, 1\)"):
