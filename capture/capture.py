@@ -27,7 +27,7 @@ from .equivalence.check import (
     observe_forward,
     run_eager_steps,
 )
-from .observation.observe import TracingTarget
+from .observation.forward_observation import TracingTarget
 from .observation.preserve import preserve_model
 from .program.program import is_inside
 from .program.segment import Segment

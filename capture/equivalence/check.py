@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError, InvalidInput, first_line
 from ...core.graph.graph import Boundary
+from ..observation.forward_observation import ForwardObservation
 from ..observation.interception import ParameterGuard, changes_parameter
 from ..observation.nested_values import collect_constants, extract_tensors
-from ..observation.observe import (
-    ForwardObservation,
+from ..observation.observe import watch_forward
+from ..observation.preserve import preserve_model, preserve_modes, seed_everything
+from ..observation.state_changes import (
     PythonStateTracker,
     report_repeated_changes,
     report_state_changes,
-    watch_forward,
 )
-from ..observation.preserve import preserve_model, preserve_modes, seed_everything
 from ..sample import CallStructure
 from .piecewise_run import PiecewiseRun
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError
 from ..program.program import storage_key
-from ..sample import CallStructure
 from .attribute_reads import watch_attribute_reads
+from .forward_observation import ForwardObservation, RecordedCall, TensorForm
 from .global_writes import find_global_writes
 from .interception import (
     HOOKS,
@@ -29,134 +28,11 @@ from .interception import (
 from .nested_values import extract_tensors, is_representable
 from .preserve import copied, get_random_state
 from .python_state import (
-    ChangeKind,
-    classify_change,
     find_iterators,
-    find_tensors,
-    get_python_attributes,
     reaches_storage,
-    read_contents,
     read_globals,
 )
-
-
-@dataclass(frozen=True)
-class TensorForm:
-    """Shape, layout, dtype and device of a tensor."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorForm:
-        return cls(
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.dtype,
-            tensor.device,
-            tensor.requires_grad,
-        )
-
-    def empty(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """One call of a module: what a stand-in must know to take its place.
-
-    Attributes:
-        output: Its value, with a `TensorPosition` for every tensor, whose forms are in ``forms``.
-        given: Number of tensors it was called with.
-        plain: Whether a graph can hold its other arguments.
-        written: Positions of tensor arguments it changed in place.
-        returned: Position of the argument whose memory each output shares, or `None`.
-        problem: Why it cannot be replaced; empty if it can.
-    """
-
-    output: Any = None
-    forms: tuple[TensorForm, ...] = ()
-    given: int = 0
-    plain: bool = True
-    written: tuple[int, ...] = ()
-    returned: tuple[int | None, ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class AttributeChange:
-    """A change of an attribute during a forward.
-
-    Attributes:
-        kind: Kind of change.
-        outside: Whether it was not made in the module's own call.
-        tensors: The number of tensors that the attribute is or holds now.
-        losses: The number of those that are single numbers with a gradient, as a loss is.
-    """
-
-    kind: ChangeKind
-    outside: bool
-    tensors: int = 0
-    losses: int = 0
-
-
-@dataclass
-class ForwardObservation:
-    """Findings of one eager forward.
-
-    Attributes:
-        calls: Every module call by path and number.
-        reasons: Why a module must be opaque, by path; the model itself has the empty path.
-        suspects: Modules that keep Python state between calls, which may be just a cache.
-        mode_readers: Modules that read ``self.training``.
-        attributes_read: Names of attributes that forward read; `None` if that is not known.
-        functions: Custom autograd functions by class, with the modules that apply them.
-        checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
-            checkpoints.
-        recomputed: Modules that recompute, or are recomputed by their parent.
-        changed: Attributes that the forward changed, by path and name.
-        stateful: Names of the state in Python that modules change in every call, by their paths.
-        references: Parameters and buffers that a module's calls read although they are not its
-            own, by name, with whether the calls changed them.
-        globals: Global variables that the forward changed, or whose code writes them.
-        remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
-    """
-
-    calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    suspects: dict[str, str] = field(default_factory=dict)
-    mode_readers: set[str] = field(default_factory=set)
-    attributes_read: set[str] | None = None
-    functions: dict[type, set[str]] = field(default_factory=dict)
-    checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    recomputed: set[str] = field(default_factory=set)
-    changed: dict[tuple[str, str], AttributeChange] = field(default_factory=dict)
-    stateful: dict[str, str] = field(default_factory=dict)
-    references: dict[nn.Module, dict[str, bool]] = field(default_factory=dict)
-    globals: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """Return the full names of attributes that hold numbers with a gradient, as losses do."""
-        return tuple(_full_name(*place) for place, how in self.changed.items() if how.losses)
-
-    def blame(self, path: str, reason: str) -> None:
-        """Record why a module must be opaque; the first reason counts."""
-        self.reasons.setdefault(path, reason)
-
-
-@dataclass(frozen=True)
-class TracingTarget:
-    """A model with its sample and the observation of an eager forward: what a tracer takes."""
-
-    model: nn.Module
-    structure: CallStructure
-    flat: tuple[Tensor, ...]
-    seen: ForwardObservation
+from .state_changes import PythonStateTracker, blame_changes
 
 
 @contextmanager
@@ -186,16 +62,7 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
     found.globals = sorted(changed | find_global_writes(model))
     if found.globals:
         found.stateful[""] = found.globals[0]
-    _blame_changes(found, found.changed)
-
-
-def explain_function_owners(seen: ForwardObservation) -> dict[str, str]:
-    """Return why modules that apply custom autograd functions must be opaque, by path."""
-    return {
-        path: f"applies the custom autograd function {function.__name__!r}"
-        for function, paths in seen.functions.items()
-        for path in sorted(paths)
-    }
+    blame_changes(found, found.changed)
 
 
 class _ForwardWatcher:
@@ -353,105 +220,6 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
             ):
                 yield function
         pending += [parent for parent, _ in node.next_functions if parent is not None]
-
-
-class PythonStateTracker:
-    """Tracker of every module's Python state, and of whether the module itself changes it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {id(module): read_contents(module) for module in model.modules()}
-        self._last = dict(self._before)
-        self._outside: set[int] = set()
-
-    @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[None]:
-        """Attribute changes of the module's state inside to the module itself."""
-        self._look(module)
-        try:
-            yield
-        finally:
-            if id(module) in self._last:
-                self._last[id(module)] = read_contents(module)
-
-    def _look(self, module: nn.Module) -> None:
-        if id(module) in self._last and self._last[id(module)] != read_contents(module):
-            self._outside.add(id(module))
-
-    def finish(self) -> dict[tuple[str, str], AttributeChange]:
-        """Return every change since the beginning, by module path and attribute."""
-        found: dict[tuple[str, str], AttributeChange] = {}
-        for path, module in self._model.named_modules():
-            self._look(module)
-            old, new = self._before.get(id(module), {}), read_contents(module)
-            for name in sorted({*old, *new}):
-                was, now = old.get(name), new.get(name)
-                if was != now:
-                    outside = bool(path) and id(module) in self._outside
-                    tensors = find_tensors(get_python_attributes(module).get(name))
-                    losses = sum(t.numel() == 1 and t.grad_fn is not None for t in tensors)
-                    kind = classify_change(was, now)
-                    found[path, name] = AttributeChange(kind, outside, len(tensors), losses)
-        return found
-
-
-def report_repeated_changes(
-    seen: ForwardObservation, again: dict[tuple[str, str], AttributeChange]
-) -> None:
-    """Blame changes that the second forward repeats; what is created once is a cache."""
-    for (path, name), how in again.items():
-        # A loss with a graph is for the backward of its own call; no later call can use it.
-        if not how.losses or how.losses < how.tensors:
-            seen.stateful.setdefault(path, name)
-        first = seen.changed.get((path, name))
-        if first is None:
-            continue
-        if how.kind != "object":
-            _blame(seen, path, name, first)
-        elif how.tensors:
-            _blame_tensors(seen, path, name, first)
-
-
-def report_state_changes(seen: ForwardObservation) -> None:
-    """Blame modules for numbers that a single forward changed."""
-    for (path, name), how in seen.changed.items():
-        if how.kind in ("state", "drawn"):
-            seen.stateful.setdefault(path, name)
-        if how.kind == "state":
-            _blame(seen, path, name, how)
-
-
-def _blame_changes(
-    seen: ForwardObservation, changed: dict[tuple[str, str], AttributeChange]
-) -> None:
-    # A number that changed is a counter, on which later steps may depend. Any other change may be
-    # a cache that is filled once, so the module is only suspected. The root is judged after a
-    # second forward: making it opaque would make the model uncuttable.
-    for (path, name), how in changed.items():
-        if how.kind == "drawn" or (path and how.kind == "state"):
-            _blame(seen, path, name, how)
-        elif how.losses:
-            _blame_tensors(seen, path, name, how)
-        elif path:
-            seen.suspects.setdefault(path, f"changes {name!r}, which it keeps from call to call")
-
-
-def _blame_tensors(seen: ForwardObservation, path: str, name: str, how: AttributeChange) -> None:
-    # Tracing follows values from inputs to outputs, and would drop what lies beside that path.
-    owner = path.rpartition(".")[0] if how.outside else path
-    if owner:
-        seen.blame(owner, f"leaves a tensor in {_full_name(path, name)!r}")
-    elif not how.losses:  # opaque, the model could not be cut
-        seen.remarks.append(f"a pipeline does not set {_full_name(path, name)!r}")
-
-
-def _full_name(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _blame(seen: ForwardObservation, path: str, name: str, how: AttributeChange) -> None:
-    owner, what = ("", f"{name!r} of {path!r}") if how.outside else (path, repr(name))
-    seen.blame(owner, f"changes {what}, which it keeps from call to call")
 
 
 def _iterators(model: nn.Module, found: ForwardObservation) -> None:

@@ -150,14 +150,16 @@ def passing_value(code: CodeType, position: int) -> bool | None:
         if index == len(instructions):
             return None
     branch = instructions[index]
-    if "NONE" in branch.opname:
+    if "NONE" in branch.opname:  # asks whether it is None, not whether it is true
         return None
-    taken = read.only_raises(places[branch.argval])
-    passed = read.only_raises(index + 1)
-    if taken == passed:
+    jump_raises = read.only_raises(places[branch.argval])
+    next_raises = read.only_raises(index + 1)
+    if jump_raises == next_raises:
         return None
+    # POP_JUMP_IF_TRUE jumps for True, POP_JUMP_IF_FALSE for False. That truth passes if what comes
+    # next raises, and the other one if what is jumped to raises; `not` turns it round.
     jumps_if = "TRUE" in branch.opname
-    return (jumps_if if passed else not jumps_if) != negated
+    return (jumps_if if next_raises else not jumps_if) != negated
 
 
 def _is_branch(name: str) -> bool:

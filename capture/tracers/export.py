@@ -19,9 +19,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError
+from ..observation.forward_observation import TracingTarget
 from ..observation.interception import replace_attribute
 from ..observation.nested_values import extract_tensors, keep_positions
-from ..observation.observe import TracingTarget
 from ..program.program import CALL, PATH, Program, is_inside
 from ..sample import CallStructure
 from ..serialize.operations import is_check

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import nn
 
 from ...core.errors import CaptureError
-from ..observation.observe import ForwardObservation
+from ..observation.forward_observation import ForwardObservation
 from ..program.program import Program, is_inside
 from ..report import plain_reason
 

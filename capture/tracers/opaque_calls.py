@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError
+from ..observation.forward_observation import ForwardObservation, RecordedCall, TracingTarget
 from ..observation.interception import HOOKS, disable_checkpoints, replace_attribute
 from ..observation.nested_values import (
     append_access,
@@ -34,7 +35,6 @@ from ..observation.nested_values import (
     is_representable,
     keep_positions,
 )
-from ..observation.observe import ForwardObservation, RecordedCall, TracingTarget
 from ..program.mutation import is_region, region_of
 from ..program.program import FUNCTION, OPAQUE, PATH, VALUE, WHOLE, WRITTEN, Program, path_of
 from ..sample import CallStructure

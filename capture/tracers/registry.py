@@ -9,7 +9,11 @@ from torch import Tensor, fx, nn
 
 from ...core.errors import CaptureError, InvalidInput
 from ..captured import Captured
-from ..observation.observe import ForwardObservation, TracingTarget, explain_function_owners
+from ..observation.forward_observation import (
+    ForwardObservation,
+    TracingTarget,
+    explain_function_owners,
+)
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode

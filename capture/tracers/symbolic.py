@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError, first_line
-from ..observation.observe import TracingTarget
+from ..observation.forward_observation import TracingTarget
 from ..observation.preserve import get_random_state, preserve_model
 from ..program.program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
 from ..sample import CallStructure

@@ -136,7 +136,8 @@ class AuxLossReader:
         Raises:
             InvalidInput: The forward left no single number in one of the attributes.
         """
-        # Compared by identity: a module that sets no loss this time would give that of the last.
+        # Compared by identity: a module that sets no loss this time would give that of the last. A
+        # loss changed in place is refused as well: one tensor cannot hold all micro-batches'.
         before = [getattr(module, loss.name, None) for module, loss in self._sources]
         value = forward()
         total: Tensor | None = None
@@ -144,6 +145,8 @@ class AuxLossReader:
             found = getattr(module, loss.name, None)
             if found is old or not isinstance(found, Tensor) or found.numel() != 1:
                 raise InvalidInput(_explain_missing(loss, found, is_old=found is old))
+            # `total` has the graph, and loses it in its backward. The attribute would keep it until
+            # the next forward, with the activations of this one.
             setattr(module, loss.name, found.detach())
             # Summed in at least single precision, as losses of bfloat16 modules would be by a loop.
             wide = torch.promote_types(found.dtype, torch.float32)

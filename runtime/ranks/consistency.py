@@ -36,6 +36,8 @@ def check_consistency(
     """
     detector.set_activity(f"the wait for {topic} of the other ranks")
     detector.publish(topic, json.dumps(_digest(facts)))
+    # Rank 0 alone reads every digest: n reads instead of n squared. It answers even if all agree,
+    # since the others wait for its answer.
     if detector.rank == 0:
         everyone = range(detector.num_ranks)
         found = [json.loads(detector.wait_for(topic, rank)) for rank in everyone]
@@ -44,6 +46,7 @@ def check_consistency(
     if difference is None:
         detector.set_activity("setting up")
         return
+    # From here on every rank raises. The first rank of either side shows its lines to all of them.
     name, usual, unusual = difference
     if detector.rank in (usual[0], unusual[0]):
         detector.publish(f"lines of {topic}", json.dumps([list(facts[name]), plan_id]))
@@ -51,7 +54,9 @@ def check_consistency(
         json.loads(detector.wait_for(f"lines of {topic}", side[0])) for side in (usual, unusual)
     )
     detector.publish(f"understood of {topic}", "")
-    if detector.rank == 0:  # it may host the store, without which the others could not read on
+    # Rank 0 may host the store, without which the others could not read on: it raises last. A rank
+    # that has ended in the meantime needs no more lines.
+    if detector.rank == 0:
         with suppress(ConnectionEnded):
             for rank in everyone:
                 detector.wait_for(f"understood of {topic}", rank)
