@@ -5,8 +5,9 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -23,6 +24,23 @@ PACKAGE = __name__.partition(".")[0]
 _READ_BY_TORCH = (nn.Module._call_impl, nn.Module._wrapped_call_impl)
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+
+_COUNTING = ("COPY", "LOAD_ATTR", "LOAD_CONST", "BINARY_OP", "SWAP", "STORE_ATTR")
+"""Instructions of ``self.steps += 1``, which reads the attribute for nothing else."""
+
+_ADDING = ("add", "append", "appendleft", "extend")
+
+
+@dataclass(frozen=True)
+class LoadedNames:
+    """Names of attributes that code reads, and of those that it only adds elements to."""
+
+    read: frozenset[str]
+    added_to: frozenset[str]
+
+    @classmethod
+    def of(cls, read: Iterable[str], added_to: Iterable[str]) -> LoadedNames:
+        return cls(frozenset(read), frozenset(added_to).difference(read))
 
 
 @contextmanager
@@ -47,19 +65,23 @@ def watch_attribute_reads(model: nn.Module) -> Iterator[set[str]]:
         yield names
 
 
-def find_loaded_names(kinds: Iterable[type[nn.Module]]) -> set[str]:
+def find_loaded_names(kinds: Iterable[type[nn.Module]]) -> LoadedNames:
     """Return the names that methods of classes may read, also where a forward never got to.
 
-    What they only assign is left out; every string is taken for a name, as in ``getattr``.
-    Functions of the same package that they call by their global names are read, too.
+    What they only assign or count up is left out; every string is taken for a name, as in
+    ``getattr``. Functions of the same package that they call by their global names are read, too.
     """
     bases = {base for kind in kinds for base in kind.__mro__ if base not in (nn.Module, object)}
-    found = {"forward"}.union(*(_names_in(function.__code__) for function in _READ_BY_TORCH))
-    return found.union(*(_names_of_class(base) for base in bases))
+    found = [_names_of_class(base) for base in bases]
+    of_torch = (_names_in(function.__code__) for function in _READ_BY_TORCH)
+    return LoadedNames.of(
+        {"forward"}.union(*of_torch, *(each.read for each in found)),
+        {name for each in found for name in each.added_to},
+    )
 
 
 @lru_cache(maxsize=4096)
-def _names_of_class(kind: type) -> frozenset[str]:
+def _names_of_class(kind: type) -> LoadedNames:
     # A forward never constructs, copies or prints its own module.
     methods = [
         value
@@ -68,19 +90,21 @@ def _names_of_class(kind: type) -> frozenset[str]:
     ]
     package = kind.__module__.partition(".")[0]
     pending = [function for method in methods for function in find_functions(method)]
-    found: set[str] = set()
+    read: set[str] = set()
+    added_to: set[str] = set()
     seen: set[CodeType] = set()
     while pending:
         function = pending.pop()
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        found.update(_names_in(function.__code__))
+        read.update(_names_in(function.__code__))
+        added_to.update(_names_added_to(function.__code__))
         for name in function.__code__.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType) and _root(called.__globals__) == package:
                 pending += find_functions(called)
-    return frozenset(found)
+    return LoadedNames.of(read, added_to)
 
 
 def find_functions(value: Any) -> Iterator[FunctionType]:
@@ -105,8 +129,15 @@ def find_functions(value: Any) -> Iterator[FunctionType]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _LOADS and isinstance(instruction.argval, str):
+    """Yield the names that code reads, and its strings."""
+    instructions = list(dis.get_instructions(code))
+    for index, instruction in enumerate(instructions):
+        if (
+            instruction.opname in _LOADS
+            and isinstance(instruction.argval, str)
+            and not _only_counts(instructions, index)
+            and not _only_adds(instructions, index)
+        ):
             yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -115,6 +146,31 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield constant
         elif isinstance(constant, tuple | frozenset):
             yield from (part for part in constant if isinstance(part, str))
+
+
+def _names_added_to(code: CodeType) -> Iterator[str]:
+    instructions = list(dis.get_instructions(code))
+    for index, instruction in enumerate(instructions):
+        if instruction.opname == "LOAD_ATTR" and _only_adds(instructions, index):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_added_to(constant)
+
+
+def _only_counts(instructions: Sequence[dis.Instruction], index: int) -> bool:
+    """Return True if a load of an attribute is part of ``self.steps += 1``."""
+    around = instructions[max(index - 1, 0) : index + 5]
+    return (
+        tuple(each.opname for each in around) == _COUNTING
+        and around[-1].argval == instructions[index].argval
+    )
+
+
+def _only_adds(instructions: Sequence[dis.Instruction], index: int) -> bool:
+    """Return True if a load of an attribute is part of ``self.seen.append(...)``."""
+    following = instructions[index + 1 : index + 2]
+    return any(each.opname in _LOADS and each.argval in _ADDING for each in following)
 
 
 def _root(names: dict[str, Any]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...capture.captured import Captured
-from ...capture.observation.attribute_reads import ALL, find_loaded_names
+from ...capture.observation.attribute_reads import ALL, LoadedNames, find_loaded_names
 from ...capture.observation.interception import HOOKS
 from ...capture.observation.python_state import (
     CONTAINERS,
@@ -28,6 +29,9 @@ _OF_EVERY_MODULE = frozenset((*vars(nn.Module()), *TABLES))
 """Attributes that torch keeps; hooks and modes among them are looked at by themselves."""
 
 _ABSENT = object()
+
+GROWING = (list, set, deque)
+"""Types whose methods that add elements do nothing else."""
 
 MAX_ARRAY_BYTES = 2**20
 """Largest numpy array whose contents are compared; of larger ones it is the object."""
@@ -140,7 +144,7 @@ def _hooks_of(module: nn.Module) -> list[list[int]]:
     return [list(getattr(module, table)) for table in HOOKS]
 
 
-def _names_read(captured: Captured) -> Collection[str] | None:
+def _names_read(captured: Captured) -> LoadedNames | None:
     """Return the names of attributes on which a trace may depend; `None` if they are not known.
 
     Those read in a forward that was watched, and those that the modules' code reads: evaluation
@@ -150,13 +154,14 @@ def _names_read(captured: Captured) -> Collection[str] | None:
     if program.attributes_read is None or ALL in program.attributes_read:
         return None
     kinds = {type(module) for module in program.model.modules()}
-    return {*program.attributes_read, *find_loaded_names(kinds)}
+    found = find_loaded_names(kinds)
+    return LoadedNames.of({*program.attributes_read, *found.read}, found.added_to)
 
 
 def _find_holders(
     modules: list[tuple[str, nn.Module]],
     changed: set[tuple[str, str]],
-    names_read: Collection[str] | None,
+    names: LoadedNames | None,
 ) -> Iterator[_Holder]:
     """Yield the modules, with the containers and plain objects in their attributes, each once."""
     seen: set[int] = set()
@@ -177,11 +182,15 @@ def _find_holders(
 
         def ignores(name: str, path: str = path) -> bool:
             # A forward of the whole model, run beside the pipeline, changes some: mostly caches.
-            return (path, name) in changed or (names_read is not None and name not in names_read)
+            if names is None:
+                return (path, name) in changed
+            return (path, name) in changed or name not in names.read | names.added_to
 
         yield _Holder(path, module, held, ignores)
         for name in held:
-            if not ignores(name):
+            # A list that is only added to, such as of maps to look at later, may grow.
+            grows = names is not None and name in names.added_to and type(held[name]) in GROWING
+            if not ignores(name) and not grows:
                 yield from visit(f"{path}.{name}".lstrip("."), held[name], MAX_DEPTH)
 
 

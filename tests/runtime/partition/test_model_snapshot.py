@@ -35,13 +35,18 @@ class Annealed(nn.Module):
         self.temperature, self.settings, self.cache = 2.0, {"power": [2, 3]}, Cache()
         self.table, self.sizes = torch.ones(4), {"width": numpy.array([3.0, 1.0])}
         self.history, self.step = [], 0
+        self.maps, self.evaluated, self.rates, self.depth = [], 0, [1.0], 0
 
     def begin(self, step):
         self.step = step
 
     def forward(self, x):
         if not self.training:
-            x = read_offset(self) + self.shift() * x
+            x = read_offset(self) + self.shift() * x * self.rates[-1] + self.depth
+            self.maps.append(x)
+            self.rates.append(self.rates[-1])
+            self.evaluated += 1
+            self.depth += 0
         self.cache.length = x.shape[-1]
         x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table * self.gain
         x = x / float(self.sizes["width"][0])
@@ -90,6 +95,8 @@ FOLLOWED = {
     "frozen weights": lambda model: model.first.requires_grad_(False),
     "a hook of a leaf": lambda model: model.head.register_forward_hook(lambda *_: torch.ones(2, 4)),
     "what forward itself changes": lambda model: model(torch.ones(2, 4)),
+    "a list that forward only adds to": lambda model: model.maps.append(model.scale),
+    "a number that forward only counts": lambda model: setattr(model, "evaluated", 3),
     "a number that forward never reads": lambda model: setattr(model, "epoch", 3),
     "a number that a method only assigns": lambda model: model.begin(3),
     "a list that forward never reads": lambda model: model.history.append(model.first),
@@ -135,6 +142,9 @@ REFUSED = {
         model, "table", torch.full((4,), 3.0)
     ),
     "'slope' was missing, now it is 2.0": lambda model: setattr(model, "slope", 2.0),
+    r"'rates\.1' was missing, now it is 2.0": lambda model: model.rates.append(2.0),
+    "'maps' was a list, now it is another list": lambda model: setattr(model, "maps", []),
+    "'depth' was 0, now it is 1": lambda model: setattr(model, "depth", 1),
     "'offset' was missing, now it is 2.0": lambda model: setattr(model, "offset", 2.0),
     "'forward' was missing": lambda model: setattr(model, "forward", lambda x: x),
     r"'sizes\.width' was an array of shape \(2,\), now it is .* with other values": (
