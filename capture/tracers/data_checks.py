@@ -6,13 +6,14 @@ single way to trace: the one on which the check holds.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def skip_data_checks() -> Iterator[list[str]]:
     outside = set(_frames(sys._getframe(1)))
 
     def answer(frame: FrameType) -> bool | None:
-        value = passing_value(frame.f_code, frame.f_lasti)
+        value = passing_value(frame.f_code, frame.f_lasti, frame.f_globals)
         if value is not None and _is_caught_by_callers(frame, outside):
             return None
         if value is not None:
@@ -120,19 +121,22 @@ def _is_caught_by_callers(frame: FrameType, outside: Collection[FrameType]) -> b
             return False
         # Handlers of torch and of this package raise again what they catch.
         if caller.f_globals.get("__name__", "").partition(".")[0] not in ("torch", PACKAGE):
-            code = _Bytecode.of(caller.f_code)
+            code = _Bytecode.of(caller.f_code, caller.f_globals)
             handler = code.handler(caller.f_lasti)
             if handler is not None and not code.only_raises(handler):
                 return True
     return False
 
 
-def passing_value(code: CodeType, position: int) -> bool | None:
+def passing_value(
+    code: CodeType, position: int, variables: Mapping[str, Any] | None = None
+) -> bool | None:
     """Return the truth for which a branch at an instruction does not raise.
 
     `None` if the instruction's result decides nothing, or neither or both of the ways raise.
+    ``variables`` are the code's global variables.
     """
-    read = _Bytecode.of(code)
+    read = _Bytecode.of(code, variables or {})
     instructions, places = read.instructions, read.places
     if position not in places:
         return None
@@ -173,15 +177,15 @@ class _Bytecode:
     instructions: list[dis.Instruction]
     places: dict[int, int]
     handlers: list[tuple[int, int, int]]
-    names: tuple[str, ...]
+    has_swallower: bool
 
     @classmethod
-    def of(cls, code: CodeType) -> _Bytecode:
+    def of(cls, code: CodeType, variables: Mapping[str, Any]) -> _Bytecode:
         instructions = list(dis.get_instructions(code))
         places = {instruction.offset: index for index, instruction in enumerate(instructions)}
         entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
         handlers = [(entry.start, entry.end, entry.target) for entry in entries]
-        return cls(instructions, places, handlers, code.co_names)
+        return cls(instructions, places, handlers, _names_swallower(code.co_names, variables))
 
     def handler(self, offset: int) -> int | None:
         """Return the index of what handles an exception at an offset; `None` if it leaves."""
@@ -215,8 +219,8 @@ class _Bytecode:
             return [] if handler is None else [handler]
         if name.startswith(("RETURN", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")):
             return None
-        if name == "WITH_EXCEPT_START" and SWALLOWERS.isdisjoint(self.names):
-            # The block's end hardly ever swallows an exception: it raises it again.
+        if name == "WITH_EXCEPT_START" and not self.has_swallower:
+            # The block's end raises the exception again.
             handler = self.handler(found.offset)
             return [] if handler is None else [handler]
         if "JUMP" in name:
@@ -225,3 +229,40 @@ class _Bytecode:
             ways = [self.places[found.argval]]
             return [*ways, index + 1] if "_IF_" in name else ways
         return None if name in ("FOR_ITER", "SEND") else [index + 1]
+
+
+def _names_swallower(names: Sequence[str], variables: Mapping[str, Any]) -> bool:
+    """Return True if names are those of a context manager that may swallow an exception.
+
+    Looked at are global variables and what the modules and classes among them hold; a context
+    manager that is reached otherwise, such as through ``self``, is taken for one that does not.
+    """
+    known = [variables[name] for name in names if name in variables]
+    held = [vars(each) for each in known if isinstance(each, ModuleType | type)]
+    known += [table[name] for table in held for name in names if name in table]
+    return not SWALLOWERS.isdisjoint(names) or any(map(_may_swallow, known))
+
+
+def _may_swallow(value: Any) -> bool:
+    if isinstance(value, FunctionType) and value.__code__.co_filename == contextlib.__file__:
+        # A generator made a context manager swallows where it goes on after its `yield` raised.
+        generator = getattr(value, "__wrapped__", None)
+        if not isinstance(generator, FunctionType):
+            return False
+        read = _Bytecode.of(generator.__code__, {})
+        yields = [each for each in read.instructions if each.opname == "YIELD_VALUE"]
+        handlers = [read.handler(each.offset) for each in yields]
+        return any(each is not None and not read.only_raises(each) for each in handlers)
+    kind = value if isinstance(value, type) else type(value)
+    leave = getattr(kind, "__exit__", None)
+    if not isinstance(leave, FunctionType) or kind.__module__.partition(".")[0] == "torch":
+        return False
+    instructions = list(dis.get_instructions(leave))
+    returned = [
+        instructions[index - 1] if each.opname == "RETURN_VALUE" else each
+        for index, each in enumerate(instructions)
+        if each.opname in ("RETURN_VALUE", "RETURN_CONST")
+    ]
+    # Where two ways meet at a return, only one of their values comes right before it.
+    computed = any(each.is_jump_target and each.opname == "RETURN_VALUE" for each in instructions)
+    return computed or any("CONST" not in each.opname or bool(each.argval) for each in returned)

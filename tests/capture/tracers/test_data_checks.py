@@ -1,6 +1,6 @@
 """Checks of data are left out of a traced model, and named; branches on data are not traced."""
 
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
@@ -51,12 +51,20 @@ class Validates(Head):
         return torch.distributions.Normal(y, torch.ones_like(y)).log_prob(x)
 
 
+@contextmanager
+def noting(notes):
+    try:
+        yield
+    finally:
+        notes.append("done")
+
+
 class ChecksInBlocks(Head):
     """Blocks that end whatever happens in them let the exception out."""
 
     def forward(self, x):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), nullcontext(), noting([]):
                 check_size(x)
         finally:
             x = x.clone()
@@ -108,6 +116,41 @@ class Suppressed(Head):
         return self.run(-x)
 
 
+class Swallow:
+    """Ends a block without an exception, whatever happened in it."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return True
+
+
+@contextmanager
+def swallow():
+    try:
+        yield
+    except ValueError:
+        return
+
+
+class SwallowedByClass(Head):
+    def forward(self, x):
+        with Swallow():
+            check_size(x)
+            return self.run(x)
+        return self.run(-x)
+
+
+class SwallowedByGenerator(Head):
+    def forward(self, x):
+        with swallow():
+            if (x > 100).any():
+                raise ValueError
+            return self.run(x)
+        return self.run(-x)
+
+
 class Doubles(Head):
     def forward(self, x):
         if (x > 0).any():
@@ -115,7 +158,9 @@ class Doubles(Head):
         return self.run(x)
 
 
-@pytest.mark.parametrize("kind", [Caught, CaughtByCaller, Suppressed, Doubles])
+@pytest.mark.parametrize(
+    "kind", [Caught, CaughtByCaller, Suppressed, SwallowedByClass, SwallowedByGenerator, Doubles]
+)
 def test_a_branch_that_goes_on_both_ways_is_not_a_check(kind):
     assert trace(kind(), torch.randn(3, 4)).graph.mode == "modules"
 
