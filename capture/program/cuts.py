@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
+import torch
 from torch import Tensor, fx
+from torch.nn.parameter import is_lazy
 
 from ...core.graph.graph import Boundary
 from ...core.graph.tensors import DIFFERENTIABLE
 from ..sample import dtype_name, tensor_spec
-from .layers import Layers
+from .layers import Layers, find_readers
 from .mutation import mutated_inputs
 from .program import (
     Program,
@@ -51,6 +54,7 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
     # layers that touch it would give two stages each their own copy.
     spans = _buffer_spans(program, layers)
     moving = _moving_memory(program, spans)
+    overlaps = _find_overlaps(program, layers)
     cuts = []
     for after in range(len(layers) - 1):
         nodes = tuple(
@@ -66,6 +70,9 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
                 if first <= after < last
             ),
             "",
+        )
+        reason = reason or next(
+            (why for why, (first, last) in overlaps.items() if first <= after < last), ""
         )
         tensors = tuple(
             tensor_spec(node.name, value_of(node), requires_grad=node in differentiable)
@@ -132,6 +139,45 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
             if key is not None:
                 changed.add(key)
     return {names[key]: (min(touched[key]), max(touched[key])) for key in changed if key in names}
+
+
+def _find_overlaps(program: Program, layers: Layers) -> dict[str, tuple[int, int]]:
+    """Return the layers between which tensors over one memory are read, by what is wrong there.
+
+    The optimizer changes both at once where they are; two stages would each have memory of its own.
+    """
+    model, readers = program.model, find_readers(program, layers)
+    held: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        held.setdefault(id(tensor), (name, tensor))
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in held.values():
+        if tensor.layout is torch.strided and not is_lazy(tensor):
+            by_storage.setdefault(storage_key(tensor), []).append((name, tensor))
+    found = {}
+    for sharing in by_storage.values():
+        for (name, tensor), (other, twin) in combinations(sharing, 2):
+            read = readers.get(id(tensor), set()) | readers.get(id(twin), set())
+            if (tensor.requires_grad or twin.requires_grad) and read and _overlap(tensor, twin):
+                why = (
+                    f"{name!r} and {other!r} are different tensors over one memory; assign one of "
+                    "them to both places (decoder.weight = encoder.weight) to cut between them"
+                )
+                found[why] = (min(read), max(read))
+    return found
+
+
+def _overlap(tensor: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors of one storage have elements in the same range of it."""
+    (first, last), (begin, end) = map(_extent, (tensor, other))
+    return first < end and begin < last
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    start = tensor.storage_offset() * tensor.element_size()
+    return start, start + span * tensor.element_size()
 
 
 def _moving_memory(program: Program, changed: Iterable[str]) -> dict[int, str]:

@@ -21,6 +21,7 @@ from .program import (
     find_module,
     modules_called,
     path_of,
+    references_of,
     storage_key,
     tensors_of,
     value_of,
@@ -230,3 +231,24 @@ def _order_mutations(program: Program, layers: Layers) -> None:
                 default=0,
             )
             layers.layer_of[node] = max(layers.layer_of[node], latest)
+
+
+def find_readers(program: Program, layers: Layers) -> dict[int, set[int]]:
+    """Return the layers that read each parameter or buffer, by the tensor's identity."""
+    readers: dict[int, set[int]] = {}
+    for node, layer in layers.layer_of.items():
+        for module in modules_called(node, program):
+            for tensor in (*module.parameters(), *module.buffers()):
+                readers.setdefault(id(tensor), set()).add(layer)
+        for name in references_of(node, program):
+            readers.setdefault(id(program.attribute(name)), set()).add(layer)
+        for source in node.all_input_nodes:
+            if source.op == "get_attr":
+                value = program.attribute(str(source.target))
+                readers.setdefault(id(value), set()).add(layer)
+    # A weight that the model returns is read where its outputs are made: the last stage holds it.
+    for node in program.flat_outputs:
+        if isinstance(node, fx.Node) and node.op == "get_attr":
+            value = program.attribute(str(node.target))
+            readers.setdefault(id(value), set()).add(len(layers.names) - 1)
+    return readers

@@ -7,12 +7,10 @@ from torch import Tensor, fx
 
 from ...core.graph.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from ..program.cuts import Cut, differentiable_nodes
-from ..program.layers import Layers, explain_opaque, find_state
+from ..program.layers import Layers, explain_opaque, find_readers, find_state
 from ..program.program import (
     Program,
     is_inside,
-    modules_called,
-    references_of,
     resolve,
     tensors_of,
     value_of,
@@ -78,7 +76,7 @@ def _with_means_to_run(graph: Graph, program: Program, written: PortableGraph) -
 
 def list_parameters(program: Program, layers: Layers) -> tuple[Parameter, ...]:
     """List parameters and buffers once each, with all their names and the layers reading them."""
-    readers = _readers(program, layers)
+    readers = find_readers(program, layers)
     return tuple(
         Parameter(
             names=names,
@@ -90,22 +88,6 @@ def list_parameters(program: Program, layers: Layers) -> tuple[Parameter, ...]:
         )
         for names, tensor, kind in iterate_state(program.model)
     )
-
-
-def _readers(program: Program, layers: Layers) -> dict[int, set[int]]:
-    """Return the layers that read each parameter or buffer, by the tensor's identity."""
-    readers: dict[int, set[int]] = {}
-    for node, layer in layers.layer_of.items():
-        for module in modules_called(node, program):
-            for tensor in (*module.parameters(), *module.buffers()):
-                readers.setdefault(id(tensor), set()).add(layer)
-        for name in references_of(node, program):
-            readers.setdefault(id(program.attribute(name)), set()).add(layer)
-        for source in node.all_input_nodes:
-            if source.op == "get_attr":
-                value = program.attribute(str(source.target))
-                readers.setdefault(id(value), set()).add(layer)
-    return readers
 
 
 def _layer(

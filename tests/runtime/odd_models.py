@@ -25,6 +25,13 @@ class IndexAssignment(Base):
         return out
 
 
+class ReturnsWeight(Base):
+    """Returns a weight of its first layer, too, as contrastive models return a temperature."""
+
+    def forward(self, x):
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))), self.a.weight
+
+
 class AverageWithoutGradient(Base):
     def forward(self, x):
         h = self.a(x)
@@ -157,7 +164,7 @@ def in_place_children():
 EQUAL = [
     IndexAssignment, AverageWithoutGradient, AverageReplaced, Autocast, FrozenBackbone,
     FrozenFirst, TiedThrice, TwoNames, SeveralOutputs, MinusInfinity, InPlaceInput, CalledAgain,
-    Recurrent, SkipInPlace, shared_relu, in_place_children,
+    Recurrent, SkipInPlace, ReturnsWeight, shared_relu, in_place_children,
 ]  # fmt: skip
 """These compute the same in pieces."""
 

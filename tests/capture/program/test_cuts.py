@@ -1,9 +1,10 @@
 """Where a cut is legal, and why not."""
 
+import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.capture import capture
+from stagewright.capture.capture import capture, trace
 from tests.runtime import odd_models
 
 
@@ -72,3 +73,46 @@ def test_memory_of_a_buffer_that_moves_does_not_cross_a_cut():
     assert not after_update.legal
     assert "memory of buffer 'seen'" in after_update.reason
     assert after_use.legal
+
+
+def chain():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def share_data(model):
+    model[2].weight.data = model[0].weight.data
+
+
+def share_part(model):
+    model[2].bias.data = model[0].weight.data[1]
+
+
+def view_weight(model):
+    model[2].register_buffer("seen", model[0].weight.detach()[:, :1])
+    model[2].register_forward_hook(lambda module, _, output: output + module.seen.sum())
+
+
+def flatten(model):
+    """Weights beside each other in one storage, as fused optimizers keep them."""
+    parameters = list(model.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
+        parameter.data = part.view_as(parameter)
+
+
+@pytest.mark.parametrize("share", [share_data, share_part, view_weight])
+def test_no_cut_divides_tensors_over_one_memory(share):
+    """Each stage trained memory of its own: 97 % off after three steps."""
+    model = chain()
+    share(model)
+    cuts = trace(model, torch.randn(2, 4)).cuts
+    assert [cut.boundary.legal for cut in cuts] == [False] * 2 + [True] * 2
+    assert "'0.weight' and '2." in cuts[0].boundary.reason
+    assert "over one memory" in cuts[0].boundary.reason
+
+
+def test_weights_beside_each_other_in_one_storage_may_be_cut_apart():
+    model = chain()
+    flatten(model)
+    assert all(cut.boundary.legal for cut in trace(model, torch.randn(2, 4)).cuts)
