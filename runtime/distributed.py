@@ -22,7 +22,12 @@ from .batchnorm.running_statistics import BatchStatistics, check_policy
 from .engine.assemble import assemble_rank
 from .engine.aux_losses import AuxLoss, AuxLosses, find_aux_losses
 from .engine.batch_comparison import BatchComparison
-from .engine.batch_io import BatchInputs, LossFunction, check_loss_function
+from .engine.batch_io import (
+    BatchInputs,
+    LossFunction,
+    check_gradients_enabled,
+    check_loss_function,
+)
 from .engine.executor import Observer
 from .engine.finite_check import FiniteCheck
 from .engine.microbatch import split_target
@@ -226,6 +231,7 @@ class DistributedPipeline(PipelineRank):
             )
         # A batch may be wrong on this rank alone, while the others begin the step and wait for it.
         with self._detector.announce_errors():
+            check_gradients_enabled()
             self._snapshot.check()
             inputs = self._inputs(args, kwargs)
             self._check_no_input_gradients(args, kwargs)

@@ -15,7 +15,13 @@ from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors, map_tensors
 from ..core.errors import InvalidInput, NonFinite
 from .distributed import DistributedPipeline
-from .engine.batch_io import LossFunction, as_scalar_loss, check_loss_function
+from .engine.batch_io import (
+    LossFunction,
+    as_scalar_loss,
+    check_gradients_enabled,
+    check_loss_function,
+)
+from .engine.loss_graph import LossGraphCheck
 from .engine.padding import check_evaluation_mode, count_samples, pad_samples, trim_padding
 from .engine.stage import autocast_to
 from .pipeline import Pipeline
@@ -223,6 +229,7 @@ class LocalRunner:
         self.module = pipeline
         self.device = default_device(pipeline)
         self._loss_fn, self.autocast = loss_fn, autocast
+        self._check = LossGraphCheck(pipeline, pipeline)
         self.check_finite = True
 
     def step(
@@ -231,6 +238,7 @@ class LocalRunner:
         """Run forward and backward of one batch; see `DistributedPipeline.step`."""
         if target is None:
             raise InvalidInput("a training step needs target=")
+        check_gradients_enabled()
         _, loss = self._run(args, kwargs, target)
         assert loss is not None
         loss = loss + self.module.aux_loss.to(loss.device)
@@ -275,7 +283,10 @@ class LocalRunner:
             if target is None:
                 return output, None
             where = list_tensors(output)[0].device
-            return output, as_scalar_loss(self._loss_fn(output, _to(target, where)))
+            there = _to(target, where)
+            return output, self._check.run(
+                lambda: as_scalar_loss(self._loss_fn(output, there)), list_tensors(output)
+            )
 
 
 def _to(values: Any, device: torch.device) -> Any:

@@ -117,7 +117,9 @@ def verify(
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
     check_stateful_layers(pieces.captured.graph.layers, plan, schedule)
-    outputs = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
+    outputs = BatchOutputs(
+        pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None, pieces.stages[-1]
+    )
     losses = find_aux_losses(pieces, aux_losses) if trains else []
     ranks = EmulatedRanks(
         pieces, plan, schedule, loss=outputs.compute_loss_share, device=device, aux_losses=losses

@@ -175,8 +175,8 @@ def _overlap(tensor: Tensor, other: Tensor) -> bool:
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    start = tensor.storage_offset() * tensor.element_size()
+    span = 1 + sum(int(size - 1) * int(stride) for size, stride in steps) if tensor.numel() else 0
+    start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + span * tensor.element_size()
 
 

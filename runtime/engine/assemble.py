@@ -91,7 +91,13 @@ def assemble_rank(
     _check_statistics(pieces, schedule, batch_statistics)
     routes, replicas = pieces.routes, schedule.stage_ranks[-1]
     outputs = BatchOutputs(
-        pieces.captured, loss_fn, plan.num_microbatches, device, replicas, groups.get(replicas)
+        pieces.captured,
+        loss_fn,
+        plan.num_microbatches,
+        device,
+        replicas,
+        groups.get(replicas),
+        stages.get(len(plan.stages) - 1),
     )
     channels = make_channel_groups(ranks, find_connected_pairs(schedule.ranks, schedule, routes))
     transport = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)

@@ -19,6 +19,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import count, list_some
 from ..ranks.process_groups import RankSet
+from .loss_graph import LossGraphCheck
 from .microbatch import join_outputs, split_batch
 from .padding import PartialTarget, count_samples, trim_padding
 
@@ -42,6 +43,15 @@ def check_loss_function(loss_fn: LossFunction, model: nn.Module) -> None:
             )
 
 
+def check_gradients_enabled() -> None:
+    """Raise `InvalidInput` where a training step could leave no gradients."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise InvalidInput(
+            "a training step needs gradients, but this code runs under torch.no_grad() or "
+            "torch.inference_mode(); call step outside of it, or call evaluate"
+        )
+
+
 def _find_modules(value: Any, depth: int) -> Iterator[nn.Module]:
     """Yield the modules that a callable is, holds, closes over or names as globals."""
     if isinstance(value, nn.Module):
@@ -51,7 +61,13 @@ def _find_modules(value: Any, depth: int) -> Iterator[nn.Module]:
     if isinstance(value, partial):
         parts = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, MethodType):
-        parts = [value.__self__, value.__func__]
+        held = vars(value.__self__) if hasattr(value.__self__, "__dict__") else {}
+        read = set(value.__func__.__code__.co_names) if hasattr(value.__func__, "__code__") else ()
+        parts = [
+            value.__self__,
+            value.__func__,
+            *(held[name] for name in sorted(held.keys() & read)),
+        ]
     elif isinstance(value, FunctionType):
         read = {i.argval for i in dis.get_instructions(value) if i.opname == "LOAD_GLOBAL"}
         parts = [value.__globals__[name] for name in sorted(read & value.__globals__.keys())]
@@ -76,7 +92,8 @@ class BatchOutputs:
     """Losses and outputs of a batch, put together from those of its micro-batches.
 
     ``replicas`` are the ranks of the last stage, of which entry k mod length runs micro-batch k;
-    ``group`` is theirs if there are several and this rank is one of them.
+    ``group`` is theirs if there are several and this rank is one of them. ``last`` is that stage,
+    if it is here.
     """
 
     def __init__(
@@ -87,8 +104,10 @@ class BatchOutputs:
         device: torch.device,
         replicas: RankSet,
         group: dist.ProcessGroup | None,
+        last: nn.Module | None,
     ) -> None:
         self._captured, self._loss_fn = captured, loss_fn
+        self._check = LossGraphCheck(captured.program.model, last) if last is not None else None
         self._num_microbatches, self._device = num_microbatches, device
         self._replicas, self._group = replicas, group
 
@@ -98,7 +117,9 @@ class BatchOutputs:
         ``flat`` are the stage's outputs; the target is a `PartialTarget` if some samples are
         padding.
         """
-        assert self._loss_fn is not None
+        loss_fn, check = self._loss_fn, self._check
+        assert loss_fn is not None
+        assert check is not None, "the last stage computes the loss"
         # Stages send tensors only; constants of the model's output are put back in between.
         tensors = iter(flat if isinstance(flat, tuple | list) else [flat])
         tensors = (value for value in tensors if isinstance(value, Tensor))
@@ -113,7 +134,7 @@ class BatchOutputs:
             target = target.target
         if self._device.type != "cpu":
             target = map_tensors(lambda value: value.to(self._device), target)
-        return as_scalar_loss(self._loss_fn(output, target)) * weight
+        return check.run(lambda: as_scalar_loss(loss_fn(output, target)), outputs) * weight
 
     def reduce_loss(self, shares: Sequence[Tensor]) -> Tensor:
         """Add up the shares of all replicas to the batch's mean loss."""
