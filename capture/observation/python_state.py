@@ -11,7 +11,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -203,12 +203,19 @@ def is_iterator(value: Any) -> bool:
 
 
 def read_globals(model: nn.Module) -> dict[str, Contents]:
-    """Describe the global variables that the code of a model's own classes names.
+    """Describe the global variables that the code of a model's own classes names."""
+    return {
+        full: _content(names[name], MAX_DEPTH)
+        for full, names, name in iterate_globals(model.modules())
+    }
 
-    Functions of the model's files are followed where that code names them, imported ones are not.
+
+def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the global variables that the code of modules' own classes names, and where they are.
+
+    Functions of the modules' files are followed where that code names them, imported ones are not.
     """
-    found: dict[str, Contents] = {}
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    kinds = {kind for module in modules for kind in type(module).__mro__}
     own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _OPAQUE_PACKAGES]
     pending: list[Any] = [
         function
@@ -226,8 +233,7 @@ def read_globals(model: nn.Module) -> dict[str, Contents]:
                 pending += [] if id(value) in followed else [value]
                 followed.add(id(value))
             elif not isinstance(value, type | types.ModuleType) and not callable(value):
-                found[f"{function.__module__}.{name}"] = _content(value, MAX_DEPTH)
-    return found
+                yield f"{function.__module__}.{name}", function.__globals__, name
 
 
 def _names_in(code: types.CodeType) -> set[str]:

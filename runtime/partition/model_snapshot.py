@@ -19,6 +19,7 @@ from ...capture.observation.python_state import (
     TABLES,
     is_array,
     is_plain_object,
+    iterate_globals,
     read_attributes,
 )
 from ...capture.program.program import modules_called
@@ -60,7 +61,7 @@ class _ArrayContents:
 
 
 class ModelSnapshot:
-    """The modules, weights, hooks and attributes of a model when it was cut.
+    """The modules, weights, hooks, attributes and global numbers of a model when it was cut.
 
     Traced layers never run the model's Python again, so that a change there would be lost without
     a word. Modules that are called as written may change their own attributes, as they run; but
@@ -83,6 +84,11 @@ class ModelSnapshot:
             *_find_holders(self._traced, {*program.changed}, _names_read(captured)),
             *(_Holder(kind.__name__, kind, _entries(kind)) for kind in self._own_kinds()),
         ]
+        self._globals = {
+            full: (names, name, names[name])
+            for full, names, name in iterate_globals(module for _, module in self._traced)
+            if isinstance(names[name], STATE_CONSTANTS)
+        }
         self.remember_tensors()
 
     def _own_kinds(self) -> Iterator[type[nn.Module]]:
@@ -125,6 +131,10 @@ class ModelSnapshot:
             if _hooks_of(module) != hooks:
                 place = repr(path) if path else "the model itself"
                 yield f"{place} was given a hook, which would not run, or lost one"
+        for full, (names, name, was) in self._globals.items():
+            if not _is_same(was, now := names.get(name, _ABSENT)):
+                change = f"was {_describe(was)}, now it is {_describe(now)}"
+                yield f"the global variable {full!r} {change}"
         for holder in self._holders:
             now = _entries(holder.value)
             yield from _differences(holder.name, holder.before, now, holder.ignores)

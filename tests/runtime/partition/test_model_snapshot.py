@@ -1,6 +1,7 @@
 """A model that is changed after its pipeline was built is followed, or refused by name."""
 
 import operator
+import sys
 
 import numpy
 import pytest
@@ -49,7 +50,7 @@ class Annealed(nn.Module):
             self.depth += 0
         self.cache.length = x.shape[-1]
         x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table * self.gain
-        x = x / float(self.sizes["width"][0])
+        x = x / float(self.sizes["width"][0]) * SHARPNESS
         return self.head(self.gate(x)) ** self.settings["power"][0]
 
     def shift(self):
@@ -58,6 +59,9 @@ class Annealed(nn.Module):
 
 def read_offset(model):
     return getattr(model, "offset", 0.0)
+
+
+SHARPNESS = 1.0
 
 
 class Gate(nn.Module):
@@ -172,6 +176,14 @@ def test_an_attribute_or_forward_changed_on_a_class_is_refused(built, monkeypatc
     check_equal(model, pipeline)
     monkeypatch.setattr(Annealed, "forward", lambda self, x: self.head(x))
     with pytest.raises(PlanMismatch, match=r"'Annealed\.forward' was a function"):
+        pipeline(torch.randn(4, 4))
+
+
+def test_a_global_number_that_is_changed_is_refused(built, monkeypatch):
+    """A schedule over the epochs that a global variable holds stayed at its first value."""
+    _, pipeline = built
+    monkeypatch.setattr(sys.modules[__name__], "SHARPNESS", 0.5)
+    with pytest.raises(PlanMismatch, match=r"SHARPNESS' was 1.0, now it is 0.5"):
         pipeline(torch.randn(4, 4))
 
 
