@@ -202,7 +202,7 @@ def prose(modules: list[Module]) -> list[Figure]:
             detail=f"{questions} of {docstrings}",
         ),
         Figure("comments per 100 lines", round(100 * comments / lines, 2), least=1.5),
-        Figure("lines of the product", lines, 78_000),
+        Figure("lines of the product", lines, 78_500),
         Figure("longest function, lines", longest, 60, detail=where),
     ]
 
@@ -308,7 +308,7 @@ def calls(root: Path) -> list[Figure]:
     plan, post = trace_calls(root)
     return [
         Figure("files entered by plan()", len(plan), 40),
-        Figure("files entered by POST /v1/plans", len(post), 65),
+        Figure("files entered by POST /v1/plans", len(post), 68),
     ]
 
 

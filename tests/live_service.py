@@ -58,7 +58,9 @@ def live_service(**settings: Any) -> Iterator[str]:
             thread.join(30)
 
 
-async def _estimate(self: Estimator, request: EstimateRequest, _: str = "") -> Estimated:
+async def _estimate(
+    self: Estimator, request: EstimateRequest, _: str = "", __: float | None = None
+) -> Estimated:
     from stagewright.profiler.estimates.worker import estimate
 
     return await run_in_threadpool(estimate, request)

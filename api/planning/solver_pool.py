@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -16,7 +17,7 @@ from ..errors import SolverEnded
 from ..limits.fair_turns import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
-from .solver_process import MAX_BYTES, Call, SolverProcess, function_of, start_executor
+from .solver_process import MAX_BYTES, Call, SolverProcess, start_executor
 
 R = TypeVar("R")
 
@@ -287,3 +288,8 @@ def too_late(deadline_s: float) -> DeadlineExceeded:
 def name_of(work: Callable[..., Any]) -> str:
     """Return the name of a function, which is a label of the metrics."""
     return getattr(function_of(work), "__name__", "other")
+
+
+def function_of(work: Callable[..., Any]) -> Any:
+    """Return the function of some work, without prepared arguments."""
+    return work.func if isinstance(work, partial) else work

@@ -117,7 +117,8 @@ class SolverProcess:
 
         Raises: SolverEnded.
         """
-        began_s, function = time.monotonic(), function_of(work)
+        began_s = time.monotonic()
+        function: Any = work.func if isinstance(work, partial) else work
         imported = self.warm_up(function)
         if not self.is_warm(function):
             warming = Call(asyncio.wrap_future(imported), math.inf)
@@ -186,11 +187,6 @@ def start_executor(compiled: ctypes.c_byte) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([f"{__package__}.solver_template"])
     return ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(compiled,))
-
-
-def function_of(work: Callable[..., Any]) -> Any:
-    """Return the function of some work, without prepared arguments."""
-    return work.func if isinstance(work, partial) else work
 
 
 def _is_alive(pool: ProcessPoolExecutor) -> bool:

@@ -123,7 +123,7 @@ def _is_caught_by_callers(frame: FrameType, outside: Collection[FrameType]) -> b
         if caller.f_globals.get("__name__", "").partition(".")[0] not in ("torch", PACKAGE):
             code = _Bytecode.of(caller.f_code, caller.f_globals)
             handler = code.handler(caller.f_lasti)
-            if handler is not None and not code.only_raises(handler):
+            if handler is not None and not code.only_raises(handler, may_store=True):
                 return True
     return False
 
@@ -194,8 +194,11 @@ class _Bytecode:
                 return self.places[target]
         return None
 
-    def only_raises(self, start: int) -> bool:
-        """Return True if every way from an instruction ends in an exception that leaves."""
+    def only_raises(self, start: int, *, may_store: bool = False) -> bool:
+        """Return True if every way from an instruction ends in an exception that leaves.
+
+        What a handler stores before, as `finally` does, changes nothing about that.
+        """
         pending, seen = [start], set()
         while pending:
             index = pending.pop()
@@ -204,20 +207,22 @@ class _Bytecode:
             seen.add(index)
             if len(seen) > MAX_INSTRUCTIONS or index >= len(self.instructions):
                 return False
-            following = self._following(index)
+            following = self._following(index, may_store)
             if following is None:
                 return False
             pending += following
         return True
 
-    def _following(self, index: int) -> list[int] | None:
+    def _following(self, index: int, may_store: bool) -> list[int] | None:
         """Return the instructions that may follow one; `None` if the function then goes on."""
         found = self.instructions[index]
         name = found.opname
         if name in ("RAISE_VARARGS", "RERAISE"):
             handler = self.handler(found.offset)
             return [] if handler is None else [handler]
-        if name.startswith(("RETURN", "YIELD", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")):
+        if name.startswith(("RETURN", "YIELD")):
+            return None
+        if name.startswith(("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")) and not may_store:
             return None
         if name == "WITH_EXCEPT_START" and not self.has_swallower:
             # The block's end raises the exception again.
@@ -252,7 +257,9 @@ def _may_swallow(value: Any) -> bool:
         read = _Bytecode.of(generator.__code__, {})
         yields = [each for each in read.instructions if each.opname == "YIELD_VALUE"]
         handlers = [read.handler(each.offset) for each in yields]
-        return any(each is not None and not read.only_raises(each) for each in handlers)
+        return any(
+            each is not None and not read.only_raises(each, may_store=True) for each in handlers
+        )
     kind = value if isinstance(value, type) else type(value)
     leave = getattr(kind, "__exit__", None)
     if not isinstance(leave, FunctionType) or kind.__module__.partition(".")[0] == "torch":

@@ -90,14 +90,9 @@ def assemble_rank(
         check_synchronised(pieces.stages, schedule, chosen)
     _check_statistics(pieces, schedule, batch_statistics)
     routes, replicas = pieces.routes, schedule.stage_ranks[-1]
+    group, last = groups.get(replicas), stages.get(len(plan.stages) - 1)
     outputs = BatchOutputs(
-        pieces.captured,
-        loss_fn,
-        plan.num_microbatches,
-        device,
-        replicas,
-        groups.get(replicas),
-        stages.get(len(plan.stages) - 1),
+        pieces.captured, loss_fn, plan.num_microbatches, device, replicas, group, last
     )
     channels = make_channel_groups(ranks, find_connected_pairs(schedule.ranks, schedule, routes))
     transport = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)
@@ -116,8 +111,7 @@ def assemble_rank(
     replication = Replication(gradient_sync, strategies)
     executor = Executor(schedule, ranks.rank, routes, runners, transport, replication, set_activity)
     transport.connect()
-    holders = {id(weight.tensor): len(weight.ranks) for weight in weights}
-    return AssembledRank(module, holders, executor, outputs)
+    return AssembledRank(module, {id(w.tensor): len(w.ranks) for w in weights}, executor, outputs)
 
 
 def build_stage_runners(
