@@ -117,20 +117,18 @@ def verify(
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
     check_stateful_layers(pieces.captured.graph.layers, plan, schedule)
-    outputs = BatchOutputs(
-        pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None, pieces.stages[-1]
-    )
+    captured, last, structure = pieces.captured, pieces.stages[-1], pieces.structure
+    outputs = BatchOutputs(captured, loss_fn, plan.num_microbatches, device, last)
     losses = find_aux_losses(pieces, aux_losses) if trains else []
     ranks = EmulatedRanks(
         pieces, plan, schedule, loss=outputs.compute_loss_share, device=device, aux_losses=losses
     )
-    args, kwargs = pieces.structure.split_call(batch)
-    inputs = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
+    inputs = BatchInputs(plan, structure, device).microbatches(*structure.split_call(batch))
     targets = split_target(target, plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
     with preserve_model(model), torch.set_grad_enabled(trains):
         loss_fn = _with_aux_losses(whole, loss_fn, losses)
-        expected, random = _run_unsplit(whole, pieces.structure, loss_fn, device, inputs, targets)
+        expected, random = _run_unsplit(whole, structure, loss_fn, device, inputs, targets)
     with preserve_model(model), torch.enable_grad():
         loss = _run_emulated(ranks, inputs, targets, random, trains=trains)
     return _compare(whole, ranks.modules, expected, loss)

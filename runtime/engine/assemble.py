@@ -92,7 +92,7 @@ def assemble_rank(
     routes, replicas = pieces.routes, schedule.stage_ranks[-1]
     group, last = groups.get(replicas), stages.get(len(plan.stages) - 1)
     outputs = BatchOutputs(
-        pieces.captured, loss_fn, plan.num_microbatches, device, replicas, group, last
+        pieces.captured, loss_fn, plan.num_microbatches, device, last, replicas, group
     )
     channels = make_channel_groups(ranks, find_connected_pairs(schedule.ranks, schedule, routes))
     transport = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)

@@ -91,9 +91,9 @@ def _is_filled(cell: CellType) -> bool:
 class BatchOutputs:
     """Losses and outputs of a batch, put together from those of its micro-batches.
 
-    ``replicas`` are the ranks of the last stage, of which entry k mod length runs micro-batch k;
-    ``group`` is theirs if there are several and this rank is one of them. ``last`` is that stage,
-    if it is here.
+    ``last`` is the last stage, if it is here. ``replicas`` are its ranks, of which entry k mod
+    length runs micro-batch k; ``group`` is theirs if there are several and this rank is one of
+    them.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class BatchOutputs:
         loss_fn: LossFunction | None,
         num_microbatches: int,
         device: torch.device,
-        replicas: RankSet,
-        group: dist.ProcessGroup | None,
         last: nn.Module | None,
+        replicas: RankSet = (0,),
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._captured, self._loss_fn = captured, loss_fn
         self._check = LossGraphCheck(captured.program.model, last) if last is not None else None

@@ -253,9 +253,7 @@ def rehearsed(model, plan):
     """A rehearsal of the plan, and a step for it."""
     pieces = cut_for_plan(model, plan)
     cpu = torch.device("cpu")
-    last = BatchOutputs(
-        pieces.captured, mse_loss, plan.num_microbatches, cpu, (0,), None, pieces.stages[-1]
-    )
+    last = BatchOutputs(pieces.captured, mse_loss, plan.num_microbatches, cpu, pieces.stages[-1])
     made = EmulatedRanks(pieces, plan, schedule_of(plan), loss=last.compute_loss_share, device=cpu)
     batches = [(part,) for part in torch.randn(8, 4, dtype=torch.float64).chunk(4)]
     targets = list(torch.randn(8, 2, dtype=torch.float64).chunk(4))
