@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors, map_tensors
@@ -98,7 +98,15 @@ class Training:
         """Create an optimizer of this rank's parameters, of which there may be none.
 
         For example ``training.optimizer(torch.optim.AdamW, lr=1e-3)``.
+
+        Raises:
+            InvalidInput: The optimizer needs a closure, as L-BFGS does.
         """
+        if isinstance(kind, type) and issubclass(kind, LBFGS):
+            raise InvalidInput(
+                "L-BFGS evaluates the loss several times an update, and each rank would search a "
+                "direction of its own weights alone; use an optimizer whose step needs no closure"
+            )
         return kind([{"params": list(self.parameters())}], **options)
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -144,3 +144,10 @@ def test_a_step_without_gradients_is_refused(model, alone, forbid):
         pytest.raises(InvalidInput, match=r"torch\.no_grad\(\) or"),
     ):
         pipeline.step(x, target=target)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(model):
+    """`update` raised a bare TypeError; ranks would each have searched a direction alone."""
+    training = Training(Pipeline(model, plan_of(model, [1, 2])), loss_fn=mse_loss)
+    with pytest.raises(InvalidInput, match="needs no closure"):
+        training.optimizer(torch.optim.LBFGS)
