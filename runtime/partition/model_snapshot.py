@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,7 +42,7 @@ MAX_ARRAY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class _Holder:
-    """A module, container or plain object with what it held, under the name of its place."""
+    """A module or what else holds values, with what it held, under the name of its place."""
 
     name: str
     value: Any
@@ -173,11 +175,15 @@ def _find_holders(
     changed: set[tuple[str, str]],
     names: LoadedNames | None,
 ) -> Iterator[_Holder]:
-    """Yield the modules, with the containers and plain objects in their attributes, each once."""
+    """Yield the modules, and what holds values in their attributes, each once.
+
+    Containers, plain objects, and functions with closures or prepared arguments hold values.
+    """
     seen: set[int] = set()
 
     def visit(name: str, value: Any, depth: int) -> Iterator[_Holder]:
         inspected = isinstance(value, CONTAINERS) or is_plain_object(value)
+        inspected = inspected or isinstance(value, partial | FunctionType)
         inspected = inspected and not isinstance(value, _ArrayContents)
         if not inspected or id(value) in seen or not depth:
             return
@@ -220,6 +226,14 @@ def _read_entries(value: Any) -> dict[Any, Any]:
             k: v
             for k, v in vars(value).items()
             if k == "forward" or (isinstance(v, STATE_CONSTANTS) and not k.startswith("_"))
+        }
+    if isinstance(value, partial):
+        return {"func": value.func, **dict(enumerate(value.args)), **value.keywords}
+    if isinstance(value, FunctionType):  # the variables of its closure
+        return {
+            name: cell.cell_contents
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            if cell != CellType()  # empty while its function is defined
         }
     if isinstance(value, dict):
         return dict(value)

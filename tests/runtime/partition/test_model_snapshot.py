@@ -2,6 +2,7 @@
 
 import operator
 import sys
+from functools import partial
 
 import numpy
 import pytest
@@ -36,6 +37,8 @@ class Annealed(nn.Module):
         self.temperature, self.settings, self.cache = 2.0, {"power": [2, 3]}, Cache()
         self.table, self.sizes = torch.ones(4), {"width": numpy.array([3.0, 1.0])}
         self.history, self.step = [], 0
+        self.box = [1.0]
+        self.scaled, self.boxed = partial(scale, factor=1.0), enclose(self.box)
         self.maps, self.evaluated, self.rates, self.depth = [], 0, [1.0], 0
 
     def begin(self, step):
@@ -50,7 +53,7 @@ class Annealed(nn.Module):
             self.depth += 0
         self.cache.length = x.shape[-1]
         x = torch.tanh(self.first(x) / self.temperature) * self.scale * self.table * self.gain
-        x = x / float(self.sizes["width"][0]) * SHARPNESS
+        x = self.boxed(self.scaled(x / float(self.sizes["width"][0]) * SHARPNESS))
         return self.head(self.gate(x)) ** self.settings["power"][0]
 
     def shift(self):
@@ -62,6 +65,14 @@ def read_offset(model):
 
 
 SHARPNESS = 1.0
+
+
+def scale(x, factor):
+    return x * factor
+
+
+def enclose(box):
+    return lambda x: x * box[0]
 
 
 class Gate(nn.Module):
@@ -150,6 +161,10 @@ REFUSED = {
     "'maps' was a list, now it is another list": lambda model: setattr(model, "maps", []),
     "'depth' was 0, now it is 1": lambda model: setattr(model, "depth", 1),
     "'offset' was missing, now it is 2.0": lambda model: setattr(model, "offset", 2.0),
+    r"'scaled\.factor' was 1.0, now it is 2.0": lambda model: model.scaled.keywords.update(
+        factor=2.0
+    ),
+    r"\.0' was 1.0, now it is 3.0": lambda model: operator.setitem(model.box, 0, 3.0),
     "'forward' was missing": lambda model: setattr(model, "forward", lambda x: x),
     r"'sizes\.width' was an array of shape \(2,\), now it is .* with other values": (
         lambda model: operator.imul(model.sizes["width"], 3)
