@@ -102,7 +102,8 @@ class Training:
         Raises:
             InvalidInput: The optimizer needs a closure, as L-BFGS does.
         """
-        if isinstance(kind, type) and issubclass(kind, LBFGS):
+        needs_closure = isinstance(kind, type) and issubclass(kind, LBFGS)
+        if needs_closure:
             raise InvalidInput(
                 "L-BFGS evaluates the loss several times an update, and each rank would search a "
                 "direction of its own weights alone; use an optimizer whose step needs no closure"
