@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +31,10 @@ threads."""
 
 HEARING_S = 10.0
 """Longest time a failed rank stays until all others have read the verdict; each needs one beat."""
+
+FAREWELL_S = 5.0
+"""Longest time that rank 0 waits for others to finish. They are a step behind it at most, unless
+they go on with work of their own."""
 
 VERDICT = "verdict"
 BETWEEN = " "
@@ -117,6 +122,24 @@ class Heartbeats:
         self._stop.set()
         while self._thread.is_alive() and self._silence_s < SILENCE_S:
             self._thread.join(INTERVAL_S)
+
+    def say_farewell(self) -> None:
+        """Say that this rank has finished; rank 0 waits until all have, for `FAREWELL_S` at most.
+
+        It may host the store, where the others read at the end of their last step what ranks were
+        given for it, and would take its end for a failure.
+        """
+
+        def leave() -> None:
+            self._store.add("finished", 1)
+            deadline = time.monotonic() + FAREWELL_S
+            while self._rank == 0 and self._heard is None and time.monotonic() < deadline:
+                if self._store.add("finished", 0) >= self._num_ranks:
+                    return
+                time.sleep(INTERVAL_S / 25)
+
+        with suppress(RuntimeError):  # the store is gone: nobody is left to wait for
+            self._ask(leave)
 
     def find_out(self) -> FailureVerdict:
         """Determine the ranks that failed first; block until the others have read the verdict.

@@ -70,6 +70,12 @@ class FailureDetector:
         """Return True once any rank has found out which one failed."""
         return self._beats.verdict is not None
 
+    def finish(self) -> None:
+        """Let the other ranks finish, too, unless one has failed; then `close`."""
+        if not self.has_failed and not self.has_verdict:
+            self._beats.say_farewell()
+        self.close()
+
     def close(self) -> None:
         """Stop the heartbeat; a rank that closes is not reported as failed."""
         self._beats.close()

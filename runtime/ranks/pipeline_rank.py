@@ -91,7 +91,7 @@ class PipelineRank:
         block does. After an error the groups are kept: destroying them, or exiting normally, may
         wait for ranks that are gone; see `end_process`.
         """
-        self._detector.close()
+        self._detector.finish()
         if not self._detector.has_failed:
             self._ranks.close()
 

@@ -184,3 +184,31 @@ def test_what_ranks_publish_is_read_by_others_or_given_up_once_one_has_failed():
     assert "raised an error" in ranks[1].await_verdict(10).what
     for rank in ranks:
         rank.close()
+
+
+def test_the_host_of_the_store_stays_until_all_have_finished():
+    """Rank 1 was told that rank 0 had failed, at the end of a run in which nothing had."""
+    store = MetStore()
+    ranks = [Heartbeats(store, rank, 2) for rank in range(2)]
+    host = threading.Thread(target=ranks[0].say_farewell)
+    host.start()
+    time.sleep(0.3)
+    assert host.is_alive(), "rank 1 still reads what the store holds"
+    started = time.monotonic()
+    ranks[1].say_farewell()
+    host.join(20)
+    assert not host.is_alive()
+    assert time.monotonic() - started < 3.0
+    for rank in ranks:
+        rank.close()
+
+
+def test_the_host_does_not_stay_for_ever_nor_for_a_failure(monkeypatch):
+    monkeypatch.setattr("stagewright.core.rank_heartbeats.FAREWELL_S", 0.2)
+    store = MetStore()
+    ranks = [Heartbeats(store, rank, 2) for rank in range(2)]
+    ranks[0].say_farewell()  # rank 1 goes on with work of its own
+    store.is_gone = True
+    ranks[1].say_farewell()
+    for rank in ranks:
+        rank.close()
