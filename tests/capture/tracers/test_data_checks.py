@@ -48,7 +48,8 @@ class Validates(Head):
 
     def forward(self, x):
         y = self.run(x)
-        return torch.distributions.Normal(y, torch.ones_like(y)).log_prob(x)
+        kind = torch.distributions.Normal(y, torch.ones_like(y), validate_args=True)
+        return kind.log_prob(x)
 
 
 @contextmanager
