@@ -1,4 +1,4 @@
-"""What a solver process does with a request: a plan, or the proof that there is none.
+"""The decision on a planning request, made in a solver process: a plan, or the proof of none.
 
 Solver processes import this module; what only the server needs would make them start later.
 """
