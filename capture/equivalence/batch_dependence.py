@@ -1,8 +1,8 @@
-"""Check of batch dependence: outputs that depend on the batch size, which micro-batches change."""
+"""Check of batch dependence: outputs that depend on the batch, which micro-batches change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +16,36 @@ from .check import RELATIVE_TOLERANCE, SEEDS, relative_difference
 def describe_batch_dependence(
     model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
 ) -> list[str]:
-    """Return a note if a sample's outputs change when its batch is doubled, in evaluation mode.
+    """Return a note if a sample's outputs change with its batch, in evaluation mode.
 
-    A batch beside a copy of itself has the same means, so only what knows the batch's size shows:
-    sums over it, and divisions by it. Outputs that do not begin with the samples are left to the
-    runtime, which refuses to join them. Not judged are models that draw random numbers in
-    evaluation, and models that do not take a batch of another size.
+    Two things are tried. A batch beside a copy of itself has the same means, so only what knows the
+    batch's size shows: sums over it, and divisions by it. A batch of which one sample is replaced
+    by another shows models whose first dimension is not the batch, such as an `nn.LSTM`'s. Outputs
+    that do not begin with the samples are left to the runtime, which refuses to join them. Not
+    judged are models that draw random numbers in evaluation, and models that do not take a batch of
+    another size.
     """
     if len({tensor.shape[0] for tensor in flat}) != 1:
         return []
-    doubled = [torch.cat([tensor, tensor]) for tensor in flat]
+
+    def run(batch: Sequence[Tensor], seed: int = SEEDS[0]) -> list[Tensor]:
+        return _run(model, structure, batch, seed)
+
     with preserve_model(model, training=False), torch.no_grad():
         try:
-            batches = ((flat, SEEDS[0]), (flat, SEEDS[1]), (doubled, SEEDS[0]))
-            once, again, twice = (_run(model, structure, batch, seed) for batch, seed in batches)
-        except Exception:  # noqa: BLE001 - a model may take one batch size only
+            once, again = run(flat), run(flat, SEEDS[1])
+            if _find_difference(once, again) is not None:
+                return []
+            return _describe_neighbours(run, flat, once) or _describe_size(run, flat, once)
+        except Exception:  # noqa: BLE001 - a model may take one batch size only, or certain values
             return []
-    if len(twice) != len(once) or _find_difference(once, again) is not None:
-        return []
-    found = _find_difference(once, twice)
+
+
+def _describe_size(
+    run: Callable[[Sequence[Tensor]], list[Tensor]], flat: Sequence[Tensor], once: list[Tensor]
+) -> list[str]:
+    """Return a note if outputs change when the batch is doubled by its own copy."""
+    found = _find_difference(once, run([torch.cat([tensor, tensor]) for tensor in flat]))
     if found is None:
         return []
     position, error = found
@@ -44,6 +55,37 @@ def describe_batch_dependence(
         "micro-batch's number in a pipeline; give that number as a constant, or move the sum "
         "into the loss"
     ]
+
+
+def _describe_neighbours(
+    run: Callable[[Sequence[Tensor]], list[Tensor]], flat: Sequence[Tensor], once: list[Tensor]
+) -> list[str]:
+    """Return a note if samples' outputs change when another sample of their batch is replaced.
+
+    The last sample is replaced by the first, and the first by the last: a recurrence over the first
+    dimension goes one way.
+    """
+    size = len(flat[0])
+    kept = [slice(0, size - 1), slice(1, size)]
+    replaced = [(-1, 0), (0, -1)]
+    for rows, (position_to, position_from) in zip(kept, replaced, strict=True):
+        batch = [tensor.clone() for tensor in flat]
+        for tensor in batch:
+            tensor[position_to] = tensor[position_from]
+        pairs = [
+            (ours[rows], theirs[rows])
+            for ours, theirs in zip(once, run(batch), strict=True)
+            if ours.dim() and len(ours) == len(theirs) == size
+        ]
+        found = _find_difference([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
+        if found is not None:
+            return [
+                f"outputs of a sample differ by {found[1]:.2g} (relative) when another sample of "
+                "its batch is replaced, and in a pipeline it meets only those of its micro-batch. "
+                "Pipelines split the first dimension of the inputs, so it has to be the batch: "
+                "nn.LSTM, nn.GRU, nn.MultiheadAttention and nn.Transformer need batch_first=True"
+            ]
+    return []
 
 
 def _run(

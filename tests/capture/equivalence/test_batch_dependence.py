@@ -1,4 +1,4 @@
-"""Models whose samples know the size of their batch say so; those that do not, do not."""
+"""Models whose samples depend on their batch say so; those that do not, do not."""
 
 import pytest
 import torch
@@ -22,16 +22,15 @@ class Reduced(nn.Module):
 
 def notes(model):
     torch.manual_seed(0)
-    return [note for note in capture(model, torch.rand(4, 4)).notes if "doubled" in note]
+    found = capture(model, torch.rand(4, 4)).notes
+    return [note for note in found if "doubled" in note or "replaced" in note]
 
 
 @pytest.mark.parametrize(
     "reduce",
     [
         lambda h: h / h.shape[0],
-        lambda h: h.sum(0) / 4,
         lambda h: h.pow(2).sum(),
-        lambda h: (h.tanh(), h - h.sum(0, keepdim=True)),
     ],
 )
 def test_a_size_that_is_the_micro_batch_s_is_noted(reduce):
@@ -44,16 +43,71 @@ def test_a_size_that_is_the_micro_batch_s_is_noted(reduce):
     [
         lambda h: h,
         lambda h: h.mean(),
-        lambda h: h - h.mean(0, keepdim=True),
         lambda h: h + torch.rand_like(h),  # not judged: it differs anyway
         lambda h: h.reshape(4, -1) * torch.arange(4.0)[:, None],  # takes four samples only
-        lambda h: h @ h.T,  # not joined, but refused by the runtime
     ],
 )
 def test_other_models_get_no_note(reduce):
     assert notes(Reduced(reduce)) == []
 
 
-def test_normalisation_over_the_batch_gets_no_note():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
-    assert notes(model) == []
+class Recurrent(nn.Module):
+    """A recurrence over the first dimension, or over the second."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.recurrence = nn.LSTM(4, 4, batch_first=batch_first)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.recurrence(x)[0])
+
+
+class Attentive(nn.Module):
+    """Attention along the first dimension, or along the second."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.attention(h, h, h, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Attentive])
+def test_a_first_dimension_that_is_not_the_batch_is_noted(kind):
+    found = {}
+    for batch_first in (False, True):
+        torch.manual_seed(0)
+        captured = capture(kind(batch_first), torch.rand(3, 3, 4))
+        found[batch_first] = [note for note in captured.notes if "replaced" in note]
+    assert len(found[False]) == 1
+    assert "batch_first=True" in found[False][0]
+    assert found[True] == []
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda h: h - h.mean(0, keepdim=True),
+        lambda h: (h.tanh(), h - h.sum(0, keepdim=True)),
+        lambda h: h.softmax(0),
+        lambda h: h @ h.T,
+        lambda h: h.sum(0) / 4,  # as many features as samples
+    ],
+)
+def test_samples_that_look_at_others_are_noted(reduce):
+    (note,) = notes(Reduced(reduce))
+    assert "meets only those of its micro-batch" in note
+
+
+def test_normalisation_over_the_batch_is_noted_unless_it_uses_running_statistics():
+    def model(has_statistics):
+        norm = nn.BatchNorm1d(4, track_running_stats=has_statistics)
+        return nn.Sequential(nn.Linear(4, 4), norm)
+
+    assert notes(model(True)) == []
+    (note,) = notes(model(False))
+    assert "another sample of its batch is replaced" in note
