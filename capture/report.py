@@ -138,8 +138,8 @@ _PLAIN = (
     (r"with two micro-batches in flight",
      "its forward changes what is still needed for the micro-batch before"),
     (r"is not among its own weights", "a layer reads a weight that is not its own"),
-    (r"forward changes the global variable",
-     "its forward changes a global variable that layers may share"),
+    (r"forward changes the variable",
+     "its forward changes a variable outside the model, which layers may share"),
     (r"the traced model is not the model|the traced model fails where",
      "traced it would not be the same model: hooks, state kept in Python, random numbers or a "
      "custom derivative get lost"),

@@ -93,7 +93,8 @@ class ForwardObservation:
         stateful: Names of the state in Python that modules change in every call, by their paths.
         references: Parameters and buffers that a module's calls read although they are not its
             own, by name, with whether the calls changed them.
-        globals: Global variables that the forward changed, or whose code writes them.
+        globals: Variables outside the model that the forward changed, or whose code writes them.
+        counters: Those of them whose value it changed, as counters', rather than filled as a cache.
         remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
@@ -109,6 +110,7 @@ class ForwardObservation:
     stateful: dict[str, str] = field(default_factory=dict)
     references: dict[nn.Module, dict[str, bool]] = field(default_factory=dict)
     globals: list[str] = field(default_factory=list)
+    counters: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     @property

@@ -26,12 +26,9 @@ from .interception import (
     watch_mode_reads,
 )
 from .nested_values import extract_tensors, is_representable
+from .outside_state import read_outside_state
 from .preserve import copied, get_random_state
-from .python_state import (
-    find_iterators,
-    reaches_storage,
-    read_globals,
-)
+from .python_state import classify_change, find_iterators, reaches_storage
 from .state_changes import PythonStateTracker, blame_changes
 
 
@@ -46,7 +43,7 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
             found.blame(path, "is a ScriptModule, which runs without Python")
     _iterators(model, found)
     # Before anything runs: an iterator that cannot be copied must not be advanced.
-    watch, globals_before = _ForwardWatcher(found, model), read_globals(model)
+    watch, outside_before = _ForwardWatcher(found, model), read_outside_state(model)
     with ExitStack() as stack:
         watch.stack = stack.enter_context(watch_calls(model, watch.call))
         stack.enter_context(watch_checkpoints(watch.checkpoint))
@@ -57,9 +54,12 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
         found.attributes_read = stack.enter_context(watch_attribute_reads(model))
         yield found, watch
     found.changed = watch.kept.finish()
-    now = read_globals(model)
-    changed = {k for k in now.keys() | globals_before if now.get(k) != globals_before.get(k)}
+    now = read_outside_state(model)
+    changed = {k for k in now.keys() | outside_before if now.get(k) != outside_before.get(k)}
     found.globals = sorted(changed | find_global_writes(model))
+    found.counters = sorted(
+        k for k in changed if classify_change(outside_before.get(k), now.get(k)) == "state"
+    )
     if found.globals:
         found.stateful[""] = found.globals[0]
     blame_changes(found, found.changed)

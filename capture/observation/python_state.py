@@ -9,10 +9,12 @@ import io
 import operator
 import random
 import sys
+import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from typing import Any, Literal
@@ -49,7 +51,8 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 STATE_CONSTANTS = (*SAMPLE_CONSTANTS, complex, bytes)
 """Types of values that are equal if their ``repr`` is."""
 
-_OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
+OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
+"""Packages whose objects and classes are not inspected."""
 
 
 class ConstantValue(tuple[Any, ...]):
@@ -104,7 +107,7 @@ def read_contents(module: nn.Module) -> Contents:
         if parameter is not None
     }
     attributes = get_python_attributes(module).items()
-    return {**trained, **{name: _content(value, MAX_DEPTH) for name, value in attributes}}
+    return {**trained, **{name: read_content(value) for name, value in attributes}}
 
 
 def classify_change(was: Any, now: Any) -> ChangeKind:
@@ -130,7 +133,8 @@ def classify_change(was: Any, now: Any) -> ChangeKind:
     return "growth" if isinstance(was, either) or isinstance(now, either) else "object"
 
 
-def _content(value: Any, depth: int) -> Any:
+def read_content(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Describe a value by its contents, so that another description shows what changed."""
     if isinstance(value, STATE_CONSTANTS):
         return ConstantValue((type(value), repr(value)))
     state = get_generator_state(value)
@@ -139,12 +143,37 @@ def _content(value: Any, depth: int) -> Any:
     if is_array(value):
         return ConstantValue((value.dtype.str, value.shape, value.tobytes()))
     if depth and isinstance(value, CONTAINERS):
-        parts = {key: _content(part, depth - 1) for key, part in _parts(value)}
+        parts = {key: read_content(part, depth - 1) for key, part in _parts(value)}
         return {"length": ContainerLength((len(value),)), **parts}
-    if depth and is_plain_object(value):
-        parts = {name: _content(part, depth - 1) for name, part in read_attributes(value).items()}
+    if isinstance(value, bytearray):
+        return ConstantValue((bytearray, bytes(value)))
+    if isinstance(value, ContextVar):
+        with suppress(LookupError):  # neither set nor with a default
+            return {"value": read_content(value.get(), depth - 1)}
+    if depth and (held := _held_by(value)):
+        parts = {name: read_content(part, depth - 1) for name, part in held.items()}
         return {"object": ObjectIdentity(value), **parts}
     return ObjectIdentity(value)
+
+
+def _held_by(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of a plain object, or the variables of a function's closure."""
+    if is_plain_object(value):
+        return read_attributes(value)
+    if isinstance(value, threading.local):  # those of this thread
+        return vars(value)
+    return read_closure(value) if isinstance(value, types.FunctionType) else {}
+
+
+def read_closure(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables of a function's closure; those not assigned yet are left out."""
+    return {
+        name: cell.cell_contents
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        )
+        if cell != types.CellType()
+    }
 
 
 # Keys and elements that are no constants are identified by id: hashing or comparing them could run
@@ -202,45 +231,6 @@ def is_iterator(value: Any) -> bool:
     )
 
 
-def read_globals(model: nn.Module) -> dict[str, Contents]:
-    """Describe the global variables that the code of a model's own classes names."""
-    return {
-        full: _content(names[name], MAX_DEPTH)
-        for full, names, name in iterate_globals(model.modules())
-    }
-
-
-def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the global variables that the code of modules' own classes names, and where they are.
-
-    Functions of the modules' files are followed where that code names them, imported ones are not.
-    """
-    kinds = {kind for module in modules for kind in type(module).__mro__}
-    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _OPAQUE_PACKAGES]
-    pending: list[Any] = [
-        function
-        for kind in own
-        for function in vars(kind).values()
-        if isinstance(function, types.FunctionType)
-    ]
-    followed = {id(function) for function in pending}
-    while pending:
-        function = pending.pop()
-        for name in _names_in(function.__code__) & function.__globals__.keys():
-            value = function.__globals__[name]
-            is_function = isinstance(value, types.FunctionType)
-            if is_function and value.__module__ == function.__module__:
-                pending += [] if id(value) in followed else [value]
-                followed.add(id(value))
-            elif not isinstance(value, type | types.ModuleType) and not callable(value):
-                yield f"{function.__module__}.{name}", function.__globals__, name
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
-
-
 def find_iterators(module: nn.Module) -> Iterator[tuple[str, Any, Replace | None]]:
     """Find iterators in a module's attributes and in containers there, but not inside objects.
 
@@ -271,7 +261,7 @@ def is_plain_object(value: Any) -> bool:
     kinds = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, Enum)
     package = type(value).__module__.partition(".")[0]
     return (
-        package not in _OPAQUE_PACKAGES
+        package not in OPAQUE_PACKAGES
         and not isinstance(value, kinds)
         and (hasattr(value, "__dict__") or next(_slots_of(type(value)), None) is not None)
     )
@@ -342,9 +332,7 @@ def _reachable_parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, CONTAINERS):
         yield from (part for _, part in _parts(value))
     elif isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # a cell may be empty
-                yield cell.cell_contents
+        yield from read_closure(value).values()
     elif isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, partial):

@@ -81,11 +81,13 @@ def build_captured(program: Program, seen: ForwardObservation) -> Captured:
     program.references, program.stateful = seen.references, seen.stateful
     program.changed = frozenset(seen.changed)
     program.attributes_read = seen.attributes_read
-    # Between traced layers a global is a tensor like any other. A module that is called as written
-    # reads it by itself, and finds what its own process has put there.
+    # Between traced layers a tensor in a global is like any other, but a number stays what it was.
+    # A module that is called as written reads both by itself, and finds what its own process has
+    # put there.
     called = program.opaque or program.mode == "sequential"
-    if seen.globals and called and "" not in program.opaque:
-        raise CaptureError(f"forward changes the global variable {seen.globals[0]}")
+    lost = seen.globals if called else seen.counters
+    if lost and "" not in program.opaque:
+        raise CaptureError(f"forward changes the variable {lost[0]} outside the model")
     program.frozen_modules = frozenset(m for m in program.model.modules() if not m.training)
     layers = assign_layers(program)
     for node in program.flat_outputs:

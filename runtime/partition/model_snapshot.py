@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...capture.captured import Captured
 from ...capture.observation.attribute_reads import ALL, LoadedNames, find_loaded_names
 from ...capture.observation.interception import HOOKS
+from ...capture.observation.outside_state import iterate_globals
 from ...capture.observation.python_state import (
     CONTAINERS,
     MAX_DEPTH,
@@ -21,8 +22,8 @@ from ...capture.observation.python_state import (
     TABLES,
     is_array,
     is_plain_object,
-    iterate_globals,
     read_attributes,
+    read_closure,
 )
 from ...capture.program.program import modules_called
 from ...core.errors import PlanMismatch
@@ -230,11 +231,7 @@ def _read_entries(value: Any) -> dict[Any, Any]:
     if isinstance(value, partial):
         return {"func": value.func, **dict(enumerate(value.args)), **value.keywords}
     if isinstance(value, FunctionType):  # the variables of its closure
-        return {
-            name: cell.cell_contents
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            if cell != CellType()  # empty while its function is defined
-        }
+        return read_closure(value)
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, set | frozenset):

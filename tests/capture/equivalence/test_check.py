@@ -158,7 +158,7 @@ def test_layers_called_as_written_that_share_a_global_are_not_separated(key, mon
 
     graph = trace(Model(), torch.randn(3, 4)).graph
     assert [layer.name for layer in graph.layers] == ["Model"]
-    assert "global variable" in graph.layers[0].opaque
+    assert "variable outside the model" in graph.layers[0].opaque
     assert graph.layers[0].stateful == f"{__name__}.SHARED"
 
 

@@ -124,7 +124,7 @@ def test_a_cache_is_seen_alike_empty_or_filled(is_warm, monkeypatch):
     if is_warm:
         model(x)
     (layer,) = trace(model, x).graph.layers
-    assert "global variable" in layer.opaque
+    assert "variable outside the model" in layer.opaque
     assert layer.stateful == f"{__name__}.CACHE"
 
 

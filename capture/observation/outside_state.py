@@ -1,0 +1,75 @@
+"""State outside a model that its code uses: global variables, class attributes and closures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from .attribute_reads import find_functions
+from .python_state import OPAQUE_PACKAGES, Contents, read_closure, read_content
+
+_FUNCTIONAL = (type, ModuleType, property, classmethod, staticmethod)
+
+
+def read_outside_state(model: nn.Module) -> dict[str, Contents]:
+    """Describe the variables outside a model that the code of its own classes may change.
+
+    These are the global variables that the code names, the attributes of the classes, and the
+    variables of enclosing functions (``nonlocal``).
+    """
+    found: dict[str, Contents] = {}
+    kinds = _own_classes(model.modules())
+    for kind in kinds:
+        for name, value in vars(kind).items():
+            if not name.startswith("__") and _is_data(value):
+                found[f"{kind.__module__}.{kind.__qualname__}.{name}"] = read_content(value)
+    for function in _methods_of(kinds):
+        for name, value in read_closure(function).items():
+            if _is_data(value):
+                place = f"{function.__module__}.{function.__qualname__}"
+                found[f"{place}.{name}"] = read_content(value)
+    for full, names, name in iterate_globals(model.modules()):
+        found[full] = read_content(names[name])
+    return found
+
+
+def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the global variables that the code of modules' own classes names, and where they are.
+
+    Functions of the modules' files are followed where that code names them, imported ones are not.
+    """
+    pending = _methods_of(_own_classes(modules))
+    followed = {id(function) for function in pending}
+    while pending:
+        function = pending.pop()
+        for name in _names_in(function.__code__) & function.__globals__.keys():
+            value = function.__globals__[name]
+            if isinstance(value, FunctionType) and value.__module__ == function.__module__:
+                pending += [] if id(value) in followed else [value]
+                followed.add(id(value))
+            elif _is_data(value):
+                yield f"{function.__module__}.{name}", function.__globals__, name
+
+
+def _own_classes(modules: Iterable[nn.Module]) -> list[type]:
+    """Return the classes of modules, and their bases, that are no library's of tensors."""
+    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
+    return [kind for kind in kinds if kind.__module__.partition(".")[0] not in OPAQUE_PACKAGES]
+
+
+def _methods_of(kinds: Iterable[type]) -> list[FunctionType]:
+    return [
+        each for kind in kinds for value in vars(kind).values() for each in find_functions(value)
+    ]
+
+
+def _is_data(value: Any) -> bool:
+    return not isinstance(value, _FUNCTIONAL) and not callable(value)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
