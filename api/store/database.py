@@ -6,6 +6,8 @@ import base64
 import binascii
 import os
 import secrets
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -46,6 +48,8 @@ IN_MEMORY = ":memory:"
 
 BUSY_TIMEOUT_MS = 10_000
 """Longest wait of a write to SQLite for another process's write."""
+
+LOCK_CHECKED_S = 0.01
 
 TURN_TIMEOUT_S = 30
 """Longest wait for the writes of this process's other threads."""
@@ -281,7 +285,7 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA foreign_keys = ON")
         if not in_memory:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_write_ahead_log(connection)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -291,6 +295,22 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _use_write_ahead_log(connection: Any) -> None:
+    """Switch a file to SQLite's write-ahead log, waiting for other processes that do the same."""
+    # SQLite does not apply its busy timeout to this statement: beside another connection to a new
+    # file it fails at once.
+    until_s = time.monotonic() + BUSY_TIMEOUT_MS / 1e3
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > until_s:
+                raise
+        time.sleep(LOCK_CHECKED_S)
 
 
 def _cursor(table: Table, position: int) -> str:

@@ -6,6 +6,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,6 +205,21 @@ def test_lists_say_the_same_of_what_was_stored_before_they_did(tmp_path, postgre
 
 def test_servers_may_start_together_on_a_new_file(tmp_path):
     assert open_at_once(tmp_path / "new.db") == ["1 0"] * 2
+
+
+def test_connections_may_open_a_new_file_at_once(tmp_path):
+    """Switching to the write-ahead log failed at once beside another connection, one time in 25."""
+    together = threading.Barrier(4)
+
+    def open_one(path):
+        together.wait()
+        with closing(Database(str(path), now=utc_now)) as database, database.read() as connection:
+            return connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(100):
+            paths = [tmp_path / f"{number}.db"] * 4
+            assert list(threads.map(open_one, paths)) == ["wal"] * 4
 
 
 class TestPostgres:
