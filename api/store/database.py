@@ -49,8 +49,6 @@ IN_MEMORY = ":memory:"
 BUSY_TIMEOUT_MS = 10_000
 """Longest wait of a write to SQLite for another process's write."""
 
-LOCK_CHECKED_S = 0.01
-
 TURN_TIMEOUT_S = 30
 """Longest wait for the writes of this process's other threads."""
 
@@ -310,7 +308,7 @@ def _use_write_ahead_log(connection: Any) -> None:
             is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
             if not is_busy or time.monotonic() > until_s:
                 raise
-        time.sleep(LOCK_CHECKED_S)
+        time.sleep(0.01)
 
 
 def _cursor(table: Table, position: int) -> str:

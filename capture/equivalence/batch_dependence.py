@@ -66,14 +66,12 @@ def _describe_neighbours(
     dimension goes one way.
     """
     size = len(flat[0])
-    kept = [slice(0, size - 1), slice(1, size)]
-    replaced = [(-1, 0), (0, -1)]
-    for rows, (position_to, position_from) in zip(kept, replaced, strict=True):
+    for changed, source, kept in ((-1, 0, slice(size - 1)), (0, -1, slice(1, None))):
         batch = [tensor.clone() for tensor in flat]
         for tensor in batch:
-            tensor[position_to] = tensor[position_from]
+            tensor[changed] = tensor[source]
         pairs = [
-            (ours[rows], theirs[rows])
+            (ours[kept], theirs[kept])
             for ours, theirs in zip(once, run(batch), strict=True)
             if ours.dim() and len(ours) == len(theirs) == size
         ]

@@ -29,8 +29,7 @@ def read_outside_state(model: nn.Module) -> dict[str, Contents]:
     for function in _methods_of(kinds):
         for name, value in read_closure(function).items():
             if _is_data(value):
-                place = f"{function.__module__}.{function.__qualname__}"
-                found[f"{place}.{name}"] = read_content(value)
+                found[f"{function.__module__}.{function.__qualname__}.{name}"] = read_content(value)
     for full, names, name in iterate_globals(model.modules()):
         found[full] = read_content(names[name])
     return found
