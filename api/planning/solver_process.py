@@ -32,8 +32,6 @@ MAX_BYTES = 8 * 2**30
 """Address space of one process. The largest request allowed needed 0.7 GB (see `admission`);
 numpy and numba map several more that they never touch."""
 
-COMPILED_CHECKED_S = 0.5
-
 RESUMED_AFTER_S = 5.0
 """Time after which a search that began without the kernels takes them up: a short one has ended."""
 
@@ -240,7 +238,7 @@ def _prepare(compiled: ctypes.c_byte) -> None:
 
     def resume() -> None:
         while not compiled.value:
-            time.sleep(COMPILED_CHECKED_S)
+            time.sleep(0.5)
         time.sleep(RESUMED_AFTER_S)
         jit.resume()
 

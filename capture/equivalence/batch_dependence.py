@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,10 @@ def describe_batch_dependence(
     if len({tensor.shape[0] for tensor in flat}) != 1:
         return []
 
-    def run(batch: Sequence[Tensor], seed: int = SEEDS[0]) -> list[Tensor]:
-        return _run(model, structure, batch, seed)
-
+    run = partial(_run, model, structure)
     with preserve_model(model, training=False), torch.no_grad():
         try:
-            once, again = run(flat), run(flat, SEEDS[1])
+            once, again = run(flat), run(flat, seed=SEEDS[1])
             if _find_difference(once, again) is not None:
                 return []
             return _describe_neighbours(run, flat, once) or _describe_size(run, flat, once)
@@ -87,7 +86,7 @@ def _describe_neighbours(
 
 
 def _run(
-    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor], seed: int
+    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor], seed: int = SEEDS[0]
 ) -> list[Tensor]:
     leaves: list[Tensor] = []
     with preserve_model(model):

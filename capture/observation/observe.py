@@ -27,7 +27,7 @@ from .interception import (
 )
 from .nested_values import extract_tensors, is_representable
 from .outside_state import read_outside_state
-from .preserve import copied, get_random_state
+from .preserve import copied, get_untraced_random_state
 from .python_state import classify_change, find_iterators, reaches_storage
 from .state_changes import PythonStateTracker, blame_changes
 
@@ -73,7 +73,7 @@ class _ForwardWatcher:
         self.kept = PythonStateTracker(model)
         self.stack: list[ModuleCall] = []
         self._numbers: Counter[str] = Counter()
-        self._random = get_random_state()[1:]
+        self._random = get_untraced_random_state()
         self._seen: set[Any] = set()
         self._own: dict[str, set[int]] = {}
         self._kept_too: dict[tuple[str, int], bool] = {}
@@ -106,7 +106,7 @@ class _ForwardWatcher:
     def settle(self, path: str, values: Any) -> None:
         """Attribute to ``path`` what changed since the last call began or ended."""
         # torch's own generator is left out: tracers record torch's random operations correctly.
-        state = get_random_state()[1:]
+        state = get_untraced_random_state()
         if state != self._random:
             self._random = state
             self._found.blame(path, "draws Python's or numpy's random numbers")

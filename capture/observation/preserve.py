@@ -187,11 +187,9 @@ def copy_module(module: nn.Module) -> nn.Module:
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
     """Restore the generators of torch, CUDA, Python, and numpy if it is loaded, on exit."""
-    restore = save_random_state()
-    try:
+    with ExitStack() as restoring:
+        restoring.callback(save_random_state())
         yield
-    finally:
-        restore()
 
 
 def save_random_state() -> Callable[[], None]:
@@ -213,8 +211,12 @@ def save_random_state() -> Callable[[], None]:
 
 def get_random_state() -> tuple[Any, ...]:
     """Return the generators' states, except CUDA's, in a form that can be compared."""
-    torch_state = torch.get_rng_state().numpy().tobytes()
-    return torch_state, random.getstate(), get_numpy_state()
+    return torch.get_rng_state().numpy().tobytes(), *get_untraced_random_state()
+
+
+def get_untraced_random_state() -> tuple[Any, ...]:
+    """Return the states of Python's and numpy's generators, whose numbers no tracer records."""
+    return random.getstate(), get_numpy_state()
 
 
 def get_numpy_state() -> tuple[Any, ...] | None:

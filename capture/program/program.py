@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch._C import _functorch as functorch
 
 from ...core.graph.graph import CaptureMode
 from ..sample import CallStructure
@@ -163,5 +164,7 @@ def value_of(node: fx.Node) -> Any:
 
 def storage_key(tensor: Tensor) -> int:
     """Return a key that is equal for all views of one storage."""
+    while functorch.is_functorch_wrapped_tensor(tensor):  # inside torch.func.grad or vmap
+        tensor = functorch.get_unwrapped(tensor)
     # Not data_ptr: it is 0 for fake and meta tensors.
     return int(tensor.untyped_storage()._cdata)

@@ -247,3 +247,36 @@ def test_the_report_tells_what_stayed_as_written():
     assert "random numbers" in str(report)
     assert "3 of them opaque" in str(report)
     assert "different inputs" in report.checked
+
+
+class Transformed(nn.Module):
+    """Applies a transform of torch.func to one of its layers, around other layers."""
+
+    def __init__(self, transform):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.transform = transform
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.c(h + self.transform(self.b)(h))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda layer: torch.func.grad(lambda h: layer(h).square().sum()),
+        lambda layer: torch.func.vmap(layer),
+        lambda layer: lambda h: torch.func.functional_call(layer, {"bias": h[0].detach()}, (h,)),
+    ],
+)
+def test_transforms_of_functions_inside_forward_are_observed(transform):
+    """Looking at the tensors inside failed: it was said that the model fails on its sample."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Transformed(transform), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    captured = trace(model, x)
+    assert len(captured.graph.layers) >= 3
+    found, wanted = gradients(model, in_pieces(captured), x), gradients(model, model, x)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
