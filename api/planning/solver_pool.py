@@ -70,7 +70,7 @@ class Solver:
         self._observe = observe
         self.num_running = 0
         number = processes + 2 if processes else 0
-        self._idle = [SolverProcess(self._start, self._is_compiled) for _ in range(number)]
+        self._idle = [SolverProcess(self._start) for _ in range(number)]
         self._started = set(self._idle)
         self._compiler: KernelCompiler | None = None
         self._is_closed = False
@@ -268,9 +268,6 @@ class Solver:
         for ended in [process.end() for process in self._started]:
             for process in ended:
                 process.join()
-
-    def _is_compiled(self) -> bool:
-        return self._compiler is not None and bool(self._compiler.done.value)
 
     def _start(self) -> ProcessPoolExecutor:
         if self._is_closed:

@@ -32,8 +32,7 @@ MAX_BYTES = 8 * 2**30
 """Address space of one process. The largest request allowed needed 0.7 GB (see `admission`);
 numpy and numba map several more that they never touch."""
 
-RESUMED_AFTER_S = 5.0
-"""Time after which a search that began without the kernels takes them up: a short one has ended."""
+COMPILED_CHECKED_S = 0.5
 
 PROFILES_KEPT = 8
 """Parsed profiles cached in each process. The largest allowed take some hundred MB."""
@@ -65,16 +64,10 @@ class SolverProcess:
 
     Args:
         start: Returns an executor with one process; see `start_executor`.
-        is_compiled: Returns whether the kernels are compiled. A process that was started before
-            is replaced: in the middle of a short search, loading them would take too long.
     """
 
-    def __init__(
-        self, start: Callable[[], ProcessPoolExecutor], is_compiled: Callable[[], bool]
-    ) -> None:
+    def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
         self._start = start
-        self._is_compiled = is_compiled
-        self._has_kernels = False
         self._pool: ProcessPoolExecutor | None = None
         self._imported: dict[Callable[..., Any], Future[bool]] = {}
 
@@ -89,16 +82,14 @@ class SolverProcess:
         return imported is not None and imported.done() and imported.exception() is None
 
     def prepare(self) -> ProcessPoolExecutor:
-        """Return the executor for the next call, with a new process if the last one is of no use.
+        """Return the executor for the next call, with a new process if the last one ended.
 
         Raises: OSError.
         """
-        is_stale = not self._has_kernels and self._is_compiled()
-        if self._pool is not None and (is_stale or not _is_alive(self._pool)):
+        if self._pool is not None and not _is_alive(self._pool):
             self.end()
         if self._pool is None:
             self._pool = self._start()
-            self._has_kernels = self._is_compiled()
         return self._pool
 
     def warm_up(self, function: Callable[..., Any]) -> Future[bool]:
@@ -163,7 +154,7 @@ class SolverProcess:
 
     def detach(self) -> SolverProcess:
         """Return the process with its call, as an object of its own; this one has none then."""
-        detached = SolverProcess(self._start, self._is_compiled)
+        detached = SolverProcess(self._start)
         detached._pool, self._pool = self._pool, None
         detached._imported, self._imported = self._imported, {}
         return detached
@@ -219,7 +210,7 @@ ForkingPickler.register(Profile, _reduced)
 
 
 def _prepare(compiled: ctypes.c_byte) -> None:
-    """Limit this process, tie its life to the server's, and load the kernels, if compiled.
+    """Limit this process, tie its life to the server's, and see to it that the kernels are loaded.
 
     With them a plan of twenty layers takes 15 ms instead of 80.
     """
@@ -236,16 +227,16 @@ def _prepare(compiled: ctypes.c_byte) -> None:
         server.join()
         os._exit(1)
 
-    def resume() -> None:
+    def load() -> None:
         while not compiled.value:
-            time.sleep(0.5)
-        time.sleep(RESUMED_AFTER_S)
+            time.sleep(COMPILED_CHECKED_S)
         jit.resume()
+        numba_cache.load_common()
 
     threading.Thread(target=watch, daemon=True).start()
     if compiled.value:
-        numba_cache.load_common()
+        load()
     else:
         # A search that compiled for itself would take twenty seconds for that, and be killed.
         jit.postpone()
-        threading.Thread(target=resume, daemon=True).start()
+        threading.Thread(target=load, daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -22,22 +23,22 @@ def describe_batch_dependence(
     Two things are tried. A batch beside a copy of itself has the same means, so only what knows the
     batch's size shows: sums over it, and divisions by it. A batch of which one sample is replaced
     by another shows models whose first dimension is not the batch, such as an `nn.LSTM`'s. Outputs
-    that do not begin with the samples are left to the runtime, which refuses to join them. Not
-    judged are models that draw random numbers in evaluation, and models that do not take a batch of
-    another size.
+    that do not begin with the samples are left to the runtime, which refuses to join them. Models
+    that draw random numbers in evaluation are not judged.
     """
     if len({tensor.shape[0] for tensor in flat}) != 1:
         return []
 
     run = partial(_run, model, structure)
-    with preserve_model(model, training=False), torch.no_grad():
-        try:
-            once, again = run(flat), run(flat, seed=SEEDS[1])
-            if _find_difference(once, again) is not None:
-                return []
-            return _describe_neighbours(run, flat, once) or _describe_size(run, flat, once)
-        except Exception:  # noqa: BLE001 - a model may take one batch size only, or certain values
-            return []
+    with preserve_model(model, training=False), torch.no_grad(), suppress(Exception):
+        once, again = run(flat), run(flat, seed=SEEDS[1])
+        if _find_difference(once, again) is None:
+            for describe in (_describe_neighbours, _describe_size):
+                # A model may take one batch size only, or samples that differ.
+                with suppress(Exception):
+                    if notes := describe(run, flat, once):
+                        return notes
+    return []
 
 
 def _describe_size(
@@ -79,8 +80,8 @@ def _describe_neighbours(
             return [
                 f"outputs of a sample differ by {found[1]:.2g} (relative) when another sample of "
                 "its batch is replaced, and in a pipeline it meets only those of its micro-batch. "
-                "Pipelines split the first dimension of the inputs, so it has to be the batch: "
-                "nn.LSTM, nn.GRU, nn.MultiheadAttention and nn.Transformer need batch_first=True"
+                "If the batch is not the first dimension of the inputs, which is split, make it "
+                "so: nn.LSTM, nn.GRU, nn.MultiheadAttention and nn.Transformer have batch_first"
             ]
     return []
 

@@ -16,9 +16,11 @@ from ..observation.forward_observation import ForwardObservation
 from ..observation.interception import ParameterGuard, changes_parameter
 from ..observation.nested_values import collect_constants, extract_tensors
 from ..observation.observe import watch_forward
+from ..observation.outside_state import find_changes, read_outside_state
 from ..observation.preserve import preserve_model, preserve_modes, seed_everything
 from ..observation.state_changes import (
     PythonStateTracker,
+    report_outside_changes,
     report_repeated_changes,
     report_state_changes,
 )
@@ -110,15 +112,17 @@ def run_eager_steps(
         for other in vary_inputs(flat):
             try:
                 with preserve_model(model), ParameterGuard(model):
-                    kept = PythonStateTracker(model)
+                    kept, outside = PythonStateTracker(model), read_outside_state(model)
                     second = _step(model, structure, other)
                     again = kept.finish()
+                    outside_again = find_changes(outside, read_outside_state(model))
             except CaptureError:
                 raise
             except Exception:  # noqa: BLE001 - these made-up inputs do not suit the model
                 continue
             if _as_finite(second, first):
                 report_repeated_changes(seen, again)
+                report_outside_changes(seen, outside_again)
                 same = all(ours is theirs for ours, theirs in zip(other, flat, strict=True))
                 return EagerReference(seen, [flat, flat if same else other], [first, second])
     raise CaptureError("the model ran once and then failed on the same sample")

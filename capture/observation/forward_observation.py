@@ -93,8 +93,8 @@ class ForwardObservation:
         stateful: Names of the state in Python that modules change in every call, by their paths.
         references: Parameters and buffers that a module's calls read although they are not its
             own, by name, with whether the calls changed them.
-        globals: Variables outside the model that the forward changed, or whose code writes them.
-        counters: Those of them whose value it changed, as counters', rather than filled as a cache.
+        globals: Variables outside the model that every step changes, or globals its code writes.
+        counters: Those whose value every step changes, like a counter's.
         remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 

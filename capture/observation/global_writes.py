@@ -53,7 +53,7 @@ def find_global_writes(model: nn.Module) -> set[str]:
                 pending += find_functions(called)
         for name in written & function.__globals__.keys():
             value = function.__globals__[name]
-            # As in `read_globals`; `torch.add` is a method of no container.
+            # As in `read_outside_state`; `torch.add` is a method of no container.
             if not isinstance(value, type | ModuleType) and not callable(value):
                 found.add(f"{function.__module__}.{name}")
     return found

@@ -26,9 +26,8 @@ from .interception import (
     watch_mode_reads,
 )
 from .nested_values import extract_tensors, is_representable
-from .outside_state import read_outside_state
 from .preserve import copied, get_untraced_random_state
-from .python_state import classify_change, find_iterators, reaches_storage
+from .python_state import find_iterators, reaches_storage
 from .state_changes import PythonStateTracker, blame_changes
 
 
@@ -43,7 +42,7 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
             found.blame(path, "is a ScriptModule, which runs without Python")
     _iterators(model, found)
     # Before anything runs: an iterator that cannot be copied must not be advanced.
-    watch, outside_before = _ForwardWatcher(found, model), read_outside_state(model)
+    watch = _ForwardWatcher(found, model)
     with ExitStack() as stack:
         watch.stack = stack.enter_context(watch_calls(model, watch.call))
         stack.enter_context(watch_checkpoints(watch.checkpoint))
@@ -54,12 +53,7 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
         found.attributes_read = stack.enter_context(watch_attribute_reads(model))
         yield found, watch
     found.changed = watch.kept.finish()
-    now = read_outside_state(model)
-    changed = {k for k in now.keys() | outside_before if now.get(k) != outside_before.get(k)}
-    found.globals = sorted(changed | find_global_writes(model))
-    found.counters = sorted(
-        k for k in changed if classify_change(outside_before.get(k), now.get(k)) == "state"
-    )
+    found.globals = sorted(find_global_writes(model))
     if found.globals:
         found.stateful[""] = found.globals[0]
     blame_changes(found, found.changed)

@@ -9,30 +9,48 @@ from typing import Any
 from torch import nn
 
 from .attribute_reads import find_functions
-from .python_state import OPAQUE_PACKAGES, Contents, read_closure, read_content
+from .python_state import (
+    OPAQUE_PACKAGES,
+    ChangeKind,
+    Contents,
+    classify_change,
+    read_closure,
+    read_content,
+)
 
 _FUNCTIONAL = (type, ModuleType, property, classmethod, staticmethod)
 
 
-def read_outside_state(model: nn.Module) -> dict[str, Contents]:
+OutsideState = dict[tuple[int, str], Contents]
+"""Contents of variables, by the identity of what holds them and by full name."""
+
+
+def read_outside_state(model: nn.Module) -> OutsideState:
     """Describe the variables outside a model that the code of its own classes may change.
 
     These are the global variables that the code names, the attributes of the classes, and the
     variables of enclosing functions (``nonlocal``).
     """
-    found: dict[str, Contents] = {}
-    kinds = _own_classes(model.modules())
-    for kind in kinds:
+    found: OutsideState = {}
+    for kind in _own_classes(model.modules()):
         for name, value in vars(kind).items():
             if not name.startswith("__") and _is_data(value):
-                found[f"{kind.__module__}.{kind.__qualname__}.{name}"] = read_content(value)
-    for function in _methods_of(kinds):
+                full = f"{kind.__module__}.{kind.__qualname__}.{name}"
+                found[id(kind), full] = read_content(value)
+    for function in _reach_functions(model.modules()):
         for name, value in read_closure(function).items():
             if _is_data(value):
-                found[f"{function.__module__}.{function.__qualname__}.{name}"] = read_content(value)
+                full = f"{function.__module__}.{function.__qualname__}.{name}"
+                found[id(function), full] = read_content(value)
     for full, names, name in iterate_globals(model.modules()):
-        found[full] = read_content(names[name])
+        found[id(names), full] = read_content(names[name])
     return found
+
+
+def find_changes(before: OutsideState, after: OutsideState) -> dict[str, ChangeKind]:
+    """Return the variables that differ, by full name, and how."""
+    changed = (key for key in {*before, *after} if before.get(key) != after.get(key))
+    return {key[1]: classify_change(before.get(key), after.get(key)) for key in changed}
 
 
 def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -40,17 +58,25 @@ def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[st
 
     Functions of the modules' files are followed where that code names them, imported ones are not.
     """
+    for function in _reach_functions(modules):
+        names = function.__globals__
+        for name in _names_in(function.__code__) & names.keys():
+            if _is_data(names[name]):
+                yield f"{names.get('__name__')}.{name}", names, name
+
+
+def _reach_functions(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
     pending = _methods_of(_own_classes(modules))
     followed = {id(function) for function in pending}
     while pending:
         function = pending.pop()
+        yield function
         for name in _names_in(function.__code__) & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-                pending += [] if id(value) in followed else [value]
-                followed.add(id(value))
-            elif _is_data(value):
-                yield f"{function.__module__}.{name}", function.__globals__, name
+                found = [each for each in find_functions(value) if id(each) not in followed]
+                followed.update(map(id, found))
+                pending += found
 
 
 def _own_classes(modules: Iterable[nn.Module]) -> list[type]:

@@ -58,6 +58,8 @@ def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterato
                 later(_restore_tensor, value, value.detach().clone())
             elif is_array(value):
                 later(_restore_array, value, value.copy())
+            elif isinstance(value, bytearray):
+                later(value.__setitem__, slice(None), bytes(value))
             elif (generator := get_generator_state(value)) is not None:
                 later(restore_generator, value, generator)
         _save_containers(state, later)

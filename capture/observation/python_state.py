@@ -147,7 +147,7 @@ def read_content(value: Any, depth: int = MAX_DEPTH) -> Any:
         return {"length": ContainerLength((len(value),)), **parts}
     if isinstance(value, bytearray):
         return ConstantValue((bytearray, bytes(value)))
-    if isinstance(value, ContextVar):
+    if depth and isinstance(value, ContextVar):
         with suppress(LookupError):  # neither set nor with a default
             return {"value": read_content(value.get(), depth - 1)}
     if depth and (held := _held_by(value)):

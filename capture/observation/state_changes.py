@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from torch import nn
 
 from .forward_observation import AttributeChange, ForwardObservation, full_name
-from .python_state import classify_change, find_tensors, get_python_attributes, read_contents
+from .python_state import (
+    ChangeKind,
+    classify_change,
+    find_tensors,
+    get_python_attributes,
+    read_contents,
+)
 
 
 class PythonStateTracker:
@@ -66,6 +72,17 @@ def report_repeated_changes(
             _blame(seen, path, name, first)
         elif how.tensors:
             _blame_tensors(seen, path, name, first)
+
+
+def report_outside_changes(seen: ForwardObservation, again: dict[str, ChangeKind]) -> None:
+    """Record the variables outside the model that the second step changes, too.
+
+    What changes in the first one only is a cache, or a warning given once.
+    """
+    seen.globals = sorted({*seen.globals, *again})
+    seen.counters = sorted(name for name, kind in again.items() if kind in ("state", "drawn"))
+    if seen.globals:
+        seen.stateful.setdefault("", seen.globals[0])
 
 
 def report_state_changes(seen: ForwardObservation) -> None:

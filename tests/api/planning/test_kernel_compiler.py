@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -70,24 +71,34 @@ def test_plans_are_found_in_plain_python_until_it_is_done(
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_one_that_fails_is_told_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
+def test_one_that_fails_is_told_and_plans_are_found_in_plain_python(
+    end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    command(monkeypatch, "raise SystemExit(3)")
-    with caplog.at_level(logging.WARNING):
-        compiler = KernelCompiler()
-        until(lambda: compiler.done.value)
-    assert "could not be compiled" in caplog.text
-    compiler.close()
+    """Every solver process would fail as the compiler did, or compile for itself."""
+    command(monkeypatch, f"import os; {end}")
+    solver = Solver(1)
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert asyncio.run(solver.run(has_numba)) == (False, False)
+            until(lambda: "could not be compiled" in caplog.text)
+        assert solver._compiler is not None
+        assert not solver._compiler.done.value
+    finally:
+        solver.close()
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_it_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_with_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     command(monkeypatch, "import time; time.sleep(600)")
     compiler = KernelCompiler()
-    assert not compiler.done.value
     compiler.close()
-    until(lambda: compiler.done.value)
+    assert compiler._process is not None
+    assert compiler._process.returncode == -signal.SIGKILL
+    assert not compiler.done.value
+    assert not caplog.text
 
 
 def test_what_is_compiled_is_remembered_until_the_sources_change(

@@ -2,17 +2,20 @@
 
 import contextvars
 import threading
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.observation.outside_state import read_outside_state
+from stagewright.capture.observation.outside_state import find_changes, read_outside_state
 
 CALLS = 0
 HERE = threading.local()
 HERE.calls = 0
+THERE = threading.local()
+STATISTICS, WARNED = {}, False
 CALLS_VARIABLE = contextvars.ContextVar("calls", default=0)
 
 
@@ -96,6 +99,42 @@ class InBytes(Late):
         return self.calls[0]
 
 
+class Cold(Late):
+    """Its count is in no place before the first call."""
+
+    def count(self):
+        STATISTICS["calls"] = STATISTICS.get("calls", 0) + 1
+        return STATISTICS["calls"]
+
+
+class ColdThread(Late):
+    def count(self):
+        THERE.calls = getattr(THERE, "calls", 0) + 1
+        return THERE.calls
+
+
+COUNT = make_counter()
+
+
+class ByHelper(Late):
+    def count(self):
+        return COUNT()
+
+
+class Warns(Late):
+    """Sets flags and fills a cache in its first call."""
+
+    warned = False
+    cache: ClassVar[dict[int, float]] = {}
+
+    def count(self):
+        global WARNED
+        WARNED = True
+        type(self).warned = True
+        self.cache.setdefault(1, 1.0)
+        return 0
+
+
 class Branch(nn.Module):
     """Branches on its data, and is therefore called as written."""
 
@@ -107,7 +146,10 @@ def beside_a_branch(model):
     return nn.Sequential(nn.Linear(4, 4), Branch(), model)
 
 
-@pytest.mark.parametrize("kind", [InGlobal, InClass, InThread, InContext, in_closure])
+@pytest.mark.parametrize(
+    "kind",
+    [InGlobal, InClass, InThread, InContext, in_closure, Cold, ColdThread, ByHelper],
+)
 @pytest.mark.parametrize("wrap", [lambda model: model, beside_a_branch])
 def test_a_model_that_counts_outside_itself_is_not_cut(kind, wrap):
     (layer,) = trace(wrap(kind()), torch.rand(2, 4)).graph.layers
@@ -127,11 +169,43 @@ def test_a_model_that_does_not_count_is_cut():
     assert len(trace(Late(), torch.rand(2, 4)).graph.layers) > 1
 
 
-def test_what_does_not_change_compares_equal():
+def test_what_is_set_once_is_no_counter():
+    """A plan made where it was set already was refused by ranks, where it was not."""
+    first, second = (trace(Warns(), torch.rand(2, 4)).graph for _ in range(2))
+    assert WARNED
+    assert len(first.layers) == len(second.layers) > 1
+
+
+def test_variables_of_one_name_are_told_apart():
+    idle, busy = (make_class(step) for step in (0, 1))
+    for model in (nn.Sequential(idle(), busy()), nn.Sequential(busy(), idle())):
+        assert trace(model, torch.rand(2, 4)).graph.layers[0].stateful
+
+
+def make_class(step):
+    class Made(Late):
+        calls = 0
+
+        def count(self):
+            type(self).calls += step
+            return self.calls
+
+    return Made
+
+
+def test_what_changes_is_found_by_name():
     model = nn.Sequential(InGlobal(), InClass(), InThread(), InContext(), in_closure())
     before = read_outside_state(model)
-    assert before == read_outside_state(model)
+    assert find_changes(before, read_outside_state(model)) == {}
     model(torch.rand(2, 4))
-    after = read_outside_state(model)
-    changed = {name.rpartition(".")[2] for name in before if before[name] != after[name]}
-    assert changed == {"CALLS", "calls", "HERE", "CALLS_VARIABLE"}
+    names = {
+        name.removeprefix(f"{__name__}.")
+        for name in find_changes(before, read_outside_state(model))
+    }
+    assert names == {
+        "CALLS",
+        "InClass.calls",
+        "HERE",
+        "CALLS_VARIABLE",
+        "in_closure.<locals>.InClosure.count.calls",
+    }
