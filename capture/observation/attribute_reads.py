@@ -6,7 +6,7 @@ import dis
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from .interception import replace_attribute
+from .python_state import read_closure
 
 ALL = "__dict__"
 """Read where code looks at all attributes at once."""
@@ -123,9 +124,7 @@ def find_functions(value: Any) -> Iterator[FunctionType]:
             seen.add(id(each))
             yield each
             pending.append(inspect.unwrap(each))
-            for cell in each.__closure__ or ():
-                with suppress(ValueError):  # a cell may be empty
-                    pending.append(cell.cell_contents)
+            pending += read_closure(each).values()
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -20,7 +20,6 @@ from .python_state import (
 
 _FUNCTIONAL = (type, ModuleType, property, classmethod, staticmethod)
 
-
 OutsideState = dict[tuple[int, str], Contents]
 """Contents of variables, by the identity of what holds them and by full name."""
 
@@ -66,6 +65,7 @@ def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[st
 
 
 def _reach_functions(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
+    """Yield the methods of modules' own classes, and functions of their files that they name."""
     pending = _methods_of(_own_classes(modules))
     followed = {id(function) for function in pending}
     while pending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from ...capture.captured import Captured
 from ...capture.observation.nested_values import map_tensors
+from ...capture.observation.python_state import read_closure
 from ...capture.sample import CallStructure, dtype_name
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
@@ -71,7 +72,7 @@ def _find_modules(value: Any, depth: int) -> Iterator[nn.Module]:
     elif isinstance(value, FunctionType):
         read = {i.argval for i in dis.get_instructions(value) if i.opname == "LOAD_GLOBAL"}
         parts = [value.__globals__[name] for name in sorted(read & value.__globals__.keys())]
-        parts += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        parts += read_closure(value).values()
     elif callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         parts = list(vars(value).values())
     for part in parts if depth else ():
@@ -79,13 +80,6 @@ def _find_modules(value: Any, depth: int) -> Iterator[nn.Module]:
         is_library = str(getattr(part, "__module__", "")).startswith("torch.")
         if isinstance(part, nn.Module) or not is_library:
             yield from _find_modules(part, depth - 1)
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 class BatchOutputs:

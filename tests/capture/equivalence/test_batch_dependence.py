@@ -51,6 +51,24 @@ def test_other_models_get_no_note(reduce):
     assert notes(Reduced(reduce)) == []
 
 
+class Distinct(nn.Module):
+    """Refuses a batch of which the first sample is the last; its samples know the batch's size."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if torch.equal(x[0], x[-1]):
+            raise ValueError("the samples have to differ")
+        return self.b(self.a(x)) / x.shape[0]
+
+
+def test_one_trial_that_fails_hides_no_other():
+    (note,) = notes(Distinct())
+    assert "divides by their number" in note
+
+
 class Recurrent(nn.Module):
     """A recurrence over the first dimension, or over the second."""
 

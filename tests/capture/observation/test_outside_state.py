@@ -10,6 +10,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.capture.observation.outside_state import find_changes, read_outside_state
+from stagewright.capture.observation.python_state import read_content
 
 CALLS = 0
 HERE = threading.local()
@@ -163,6 +164,18 @@ def test_a_counter_held_by_an_attribute_makes_its_module_opaque(kind):
     layers = {layer.name: layer for layer in trace(model, torch.rand(2, 4)).graph.layers}
     assert [name for name, layer in layers.items() if layer.stateful] == ["1"]
     assert "keeps from call to call" in layers["1"].opaque
+
+
+def test_a_capture_leaves_bytes_as_they_were():
+    model = InBytes()
+    trace(model, torch.rand(2, 4))
+    assert model.calls == bytearray(1)
+
+
+def test_a_context_variable_that_holds_itself_is_read():
+    holds_itself = contextvars.ContextVar("holds_itself")
+    holds_itself.set([holds_itself])
+    assert read_content(holds_itself) == read_content(holds_itself)
 
 
 def test_a_model_that_does_not_count_is_cut():
