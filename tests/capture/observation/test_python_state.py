@@ -12,7 +12,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.capture.observation.preserve import preserve_model
-from stagewright.capture.observation.python_state import get_generator_state
+from stagewright.capture.observation.python_state import get_generator_state, read_closure
 from stagewright.core.errors import CaptureError
 
 
@@ -228,3 +228,15 @@ def test_containers_tensors_arrays_and_generators_are_put_back():
     assert kept["tensor"].tolist() == [1, 1]
     assert kept["array"].tolist() == [1, 1]
     assert [get_generator_state(generator) for generator in kept["generators"]] == states
+
+
+def test_a_variable_that_is_not_assigned_yet_is_not_in_a_closure():
+    def enclose():
+        def inner():
+            return later
+
+        before = read_closure(inner)
+        later = 1
+        return before, read_closure(inner)
+
+    assert enclose() == ({}, {"later": 1})
