@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.client.model_sources import describe_model
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.requests.requests import EstimateOptions, EstimateRequest
@@ -17,15 +19,20 @@ CONFIG = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def estimating(make_client, child):
-    """A client whose service keeps what was to be estimated and answers a small model."""
+@pytest.fixture(scope="module")
+def estimated() -> str:
+    """An estimate of a small model."""
     request = EstimateRequest(
         model={"family": "mlp"}, cluster=Cluster.parse("2xH100"), estimate=EstimateOptions()
     )
-    text = estimate(request).model_dump_json()
+    return estimate(request).model_dump_json()
+
+
+@pytest.fixture
+def estimating(make_client, child, estimated):
+    """A client whose service answers the estimate of a small model, whatever the model."""
     return make_client(
-        estimate_command=child(f"import sys; sys.stdin.read(); sys.stdout.write({text!r})")
+        estimate_command=child(f"import sys; sys.stdin.read(); sys.stdout.write({estimated!r})")
     )
 
 
@@ -43,6 +50,26 @@ def test_shorthand_is_estimated_as_the_client_asks_for_it(estimating, model):
 def test_a_published_model_has_the_tokens_of_its_training(estimating):
     sample = describe_model("gpt3-175b")["sample"]
     assert sample["inputs"]["input_ids"]["shape"] == [1, 2048]
+
+
+@pytest.mark.parametrize("asked", [{}, {"deadline_s": 15}], ids=["the server's", "its own"])
+def test_an_estimate_counts_in_the_requests_own_deadline(
+    make_client, child, estimated, monkeypatch, asked
+):
+    given = []
+
+    async def search(self, work, deadline_s, **options):
+        given.append(deadline_s)
+        return work(deadline_s)
+
+    monkeypatch.setattr(Solver, "search", search)
+    program = f"import sys, time; sys.stdin.read(); time.sleep(1); sys.stdout.write({estimated!r})"
+    answer = make_client(estimate_command=child(program)).post(
+        "/v1/plans", json={"model": "gpt2-xl", "cluster": "2xH100", **asked}
+    )
+    assert answer.status_code == 201, answer.text
+    (left_s,) = given
+    assert left_s <= 14 if asked else left_s == ServerSettings().plan_deadline_s
 
 
 @pytest.mark.parametrize(
