@@ -29,6 +29,7 @@ from .local.run import LocalStage, run_stages
 from .local.streams import CopyStreams, full_device
 from .partition.cut import CutModel, check_no_references, cut_for_plan
 from .partition.model_snapshot import ModelSnapshot
+from .partition.precision import PrecisionCheck
 from .random_state import preserve_random_state
 from .supported_plans import check_runnable, check_stateful_layers
 
@@ -119,6 +120,7 @@ class Pipeline(nn.Module):
         # Not as a submodule: parameters would appear a second time, under the stages' names.
         object.__setattr__(self, "_pieces", pieces)
         self._fixed_inputs = pieces.captured.fixed_inputs
+        self._precision = PrecisionCheck(pieces.captured) if self._fixed_inputs else None
         self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
         self._deferred = check_policy(batch_statistics) == "deferred"
         if batch_statistics == "synchronised":
@@ -215,10 +217,11 @@ class Pipeline(nn.Module):
             their first dimension, scalars averaged over samples.
 
         Raises:
-            PlanMismatch: The model was changed after the pipeline was built.
+            PlanMismatch: The model was changed after the pipeline was built, or its forward differs
+                in the precision it has now.
             InvalidInput: The batch does not split into micro-batches, its samples have another
-                shape than those the model was captured with, or outputs cannot be joined
-                because their first dimension is not the micro-batch.
+                shape or kind of numbers than those the model was captured with, or outputs cannot
+                be joined because their first dimension is not the micro-batch.
         """
         self._check_children()
         self._snapshot.check()
@@ -232,7 +235,9 @@ class Pipeline(nn.Module):
         count = self._num_microbatches
         if self.microbatch_size and flat[0].dim():  # a smaller batch is fewer micro-batches
             count = max(1, min(count, len(flat[0]) // self.microbatch_size))
-        batches = split_batch(flat, count, self._fixed_inputs, structure.names)
+        batches = split_batch(flat, count, self._fixed_inputs, structure.names, is_converted=True)
+        if self._precision is not None:
+            self._precision.run(batches[0])
         with deferred_statistics(self) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
         vars(self)["steps"] += self.training

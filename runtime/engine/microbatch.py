@@ -20,14 +20,17 @@ def split_batch(
     num_microbatches: int,
     fixed: Sequence[TensorSpec] | None,
     names: Sequence[str],
+    *,
+    is_converted: bool = False,
 ) -> list[tuple[Tensor, ...]]:
     """Split a batch into micro-batches along the first dimension.
 
     ``fixed`` are the inputs of a micro-batch for a model captured at fixed shapes; `None` splits as
-    evenly as possible, into fewer pieces if there are fewer samples.
+    evenly as possible, into fewer pieces if there are fewer samples. ``is_converted`` allows other
+    floating dtypes than the captured ones, for a caller that checks them (`PrecisionCheck`).
     """
     if fixed is not None:
-        check_shapes(flat, fixed)
+        check_inputs(flat, fixed, is_converted=is_converted)
     size = fixed[0].shape[0] if fixed else None
     lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in flat]
     if len(set(lengths)) != 1 or not lengths[0]:
@@ -50,9 +53,20 @@ def split_batch(
     return list(zip(*columns, strict=True))
 
 
-def check_shapes(flat: Sequence[Tensor], fixed: Sequence[TensorSpec]) -> None:
-    """Check all dimensions but the first, which is the batch, against those captured."""
+def check_inputs(
+    flat: Sequence[Tensor], fixed: Sequence[TensorSpec], *, is_converted: bool = False
+) -> None:
+    """Check inputs against those captured: dtypes, and dimensions but the first, the batch."""
     for spec, tensor in zip(fixed, flat, strict=True):
+        is_same_kind = is_converted and (
+            tensor.is_floating_point() and getattr(torch, spec.dtype).is_floating_point
+        )
+        if dtype_name(tensor.dtype) != spec.dtype and not is_same_kind:
+            raise InvalidInput(
+                f"input {spec.name!r} has the dtype {dtype_name(tensor.dtype)}, but the model was "
+                f"captured with {spec.dtype}, and its forward may do something else for another; "
+                f"pass {spec.dtype}, or profile and plan with a sample of the dtype you use"
+            )
         if tuple(tensor.shape[1:]) != spec.shape[1:] or tensor.dim() != len(spec.shape):
             raise InvalidInput(
                 f"input {spec.name!r} has shape {tuple(tensor.shape)}, but the model was captured "

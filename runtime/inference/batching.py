@@ -10,7 +10,7 @@ from torch import Tensor
 from ...capture.captured import Captured
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
-from ..engine.microbatch import check_shapes, join_outputs, split_batch
+from ..engine.microbatch import check_inputs, join_outputs, split_batch
 from ..engine.padding import pad_samples
 from .microbatch import Values
 
@@ -76,7 +76,7 @@ class BatchSplitter:
 
     def _check_samples(self, flat: Sequence[Tensor], length: int, size: int) -> None:
         assert self._fixed is not None
-        check_shapes(flat, self._fixed)
+        check_inputs(flat, self._fixed)
         fills = length and (self._pad or not length % size)
         for tensor, spec in zip(flat, self._fixed, strict=True):
             if fills and len(tensor) == length:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from ...core.errors import InvalidInput
 from ..random_state import RandomState
 from .checkpoint_state import set_flag
 from .dependency import first_differentiable
@@ -46,6 +47,14 @@ class ActivationCheckpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Any:
+        # The weights' gradients are no results of this node: they are added to `.grad` on the way.
+        # Private, but torch.utils.checkpoint asks it for this reason (reentrant checkpoints).
+        if not torch.autograd._is_checkpoint_valid() or torch.is_grad_enabled():
+            raise InvalidInput(
+                "torch.autograd.grad(), backward(inputs=...) and create_graph=True do not work "
+                "across a stage that recomputes its activations; use backward() alone, or build "
+                "the pipeline with checkpoint='never'"
+            )
         return None, None, *_recomputation_of(ctx).backward(_inputs_of(ctx), gradients)
 
 
@@ -164,7 +173,7 @@ class Recomputation:
     """Forward of one micro-batch, run first without a graph and in backward again with one.
 
     The second run draws equal random numbers, uses the same autocast, and changes neither
-    buffers nor generators.
+    buffers nor generators. Weights and modes must be those of the first.
     """
 
     def __init__(self, function: Callable[[Values], Values], module: nn.Module) -> None:
@@ -180,6 +189,8 @@ class Recomputation:
         before, versions = RandomState.now(self._device), _versions(inputs)
         with set_flag("checkpointing"):
             outputs = self._function(inputs)
+        self._trains = [(each, each.training) for each in self._module.modules()]
+        self._weights = [(each, each._version) for each in self._module.parameters()]
         self._generators = _drop_unused(before, self._device)
         # Inputs changed in place: a second run would start from the changed values.
         self._changed = {
@@ -191,6 +202,16 @@ class Recomputation:
 
     def recompute(self, inputs: Values) -> None:
         """Run with a graph, for `backward`."""
+        changed = [
+            *("weights were changed" for each, was in self._weights if each._version != was),
+            *("train() or eval() was called" for each, was in self._trains if each.training != was),
+        ]
+        if changed:
+            raise InvalidInput(
+                f"{changed[0]} between the forward and the backward of a stage that recomputes its "
+                "activations, whose gradients would be others; call backward() first, or build the "
+                "pipeline with checkpoint='never'"
+            )
         leaves = tuple(_leaf(v, i in self._changed) for i, v in enumerate(inputs))
         with (
             self._modes.activate(),
