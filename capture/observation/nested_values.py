@@ -80,13 +80,9 @@ def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.
     if isinstance(value, TensorPosition):
         return node if value.index == index else None
     for step, key, item in _items(value):
-        if contains_position(item, index):
+        if TensorPosition(index) in find_positions(item):
             return append_access(graph, graph.call_function(step, (node, key)), item, index)
     return None
-
-
-def contains_position(value: Any, index: int) -> bool:
-    return TensorPosition(index) in find_positions(value)
 
 
 def find_positions(value: Any) -> list[TensorPosition]:

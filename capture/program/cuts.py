@@ -18,15 +18,8 @@ from ...core.graph.graph import Boundary
 from ...core.graph.tensors import DIFFERENTIABLE
 from ..sample import dtype_name, tensor_spec
 from .layers import Layers, find_readers
-from .mutation import mutated_inputs
-from .program import (
-    Program,
-    modules_called,
-    references_of,
-    storage_key,
-    tensors_of,
-    value_of,
-)
+from .mutation import changed_storages, mutated_inputs
+from .program import Program, modules_called, references_of, storage_key, tensors_of, value_of
 
 
 @dataclass(frozen=True)
@@ -44,11 +37,9 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
     last_use = _last_use(program, layers)
     made_in = layers.layer_of | dict.fromkeys(program.inputs, -1)
     mutations = [
-        (storage_key(tensor), layers.layer_of.get(node, 0))
-        for node in program.graph.nodes
-        for changed in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(changed))
-        if node in layers.layer_of
+        (key, layer)
+        for node, layer in layers.layer_of.items()
+        for key in changed_storages(node, program)
     ]
     # A buffer that the forward updates must belong to a single stage: a cut inside the span of
     # layers that touch it would give two stages each their own copy.
@@ -236,11 +227,7 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
 def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
     """Return the nodes that share memory with what a node changes in place."""
     # Writing a differentiable value into memory makes every view of it differentiable.
-    keys = {
-        storage_key(tensor)
-        for source in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(source))
-    }
+    keys = changed_storages(node, program)
     if not keys:
         return set()
     return {

@@ -132,14 +132,14 @@ class _Writer:
         references[node] = StateReference(state=name)
 
     def _operation(self, node: fx.Node, references: dict[fx.Node, Element]) -> None:
-        kind, target = "function", _target(node, self._program.model)
+        kind = "module" if node.op == "call_module" else "function"
+        target = _target(node)
         arguments: tuple[Argument, ...] = ()
         keywords: dict[str, Argument] = {}
 
         def write() -> None:
             nonlocal kind, target, arguments, keywords
             if node.op == "call_module":
-                kind = "module"
                 target, given = self._leading_up_to(node, target, references)
                 self._add_module(target)
                 if given is not None:
@@ -158,8 +158,6 @@ class _Writer:
             arguments = _values(node.args, references)
             keywords = to_keywords(node, references.__getitem__)
 
-        if node.op == "call_module":
-            kind = "module"
         self._attempt(node, write)
         self._found.operations.append(
             Operation(
@@ -258,7 +256,7 @@ def _is_persistent(model: nn.Module, name: str) -> bool:
     return module is None or own not in module._non_persistent_buffers_set
 
 
-def _target(node: fx.Node, model: nn.Module) -> str:
+def _target(node: fx.Node) -> str:
     if node.op in ("call_module", "call_method"):
         return str(node.target)
     name = str(node.target) if hasattr(node.target, "_schema") else ""

@@ -18,8 +18,6 @@ from torch.utils.flop_counter import flop_registry
 
 from ...capture.program.program import storage_key, tensors_of
 
-aten = torch.ops.aten
-
 OperationClass = Literal[
     "matmul", "attention", "convolution", "elementwise", "reduction", "embedding"
 ]

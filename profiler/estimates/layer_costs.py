@@ -19,7 +19,7 @@ from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.program.program import tensors_of
 from ...capture.sample import read_sample
-from ...core.cluster.accelerators import Accelerator, Backend, Precision
+from ...core.cluster.accelerators import Accelerator, Precision
 from ...core.profile.profile import SavedStorage
 from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
@@ -59,11 +59,6 @@ class LayerWork:
     saved_bytes: int = 0
     output_bytes: int = 0
     workspace_bytes: int = 0
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of products, forward and backward."""
-        return sum(cost.flops for cost in (*self.forward, *self.backward))
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ def captured_work(
     )
 
 
-class _Recorder(TorchDispatchMode):
+class CostRecorder(TorchDispatchMode):
     """Dispatch mode that lists the cost of every operation inside."""
 
     def __init__(self, winograd: bool) -> None:
@@ -163,25 +158,10 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def recorded(
-    module: nn.Module, inputs: Sequence[Tensor], backend: Backend, *, winograd: bool = False
-) -> tuple[Operations, Operations, Tensor]:
-    """Operations of one module's forward and backward on the meta device, and its output."""
-    forward, backward = _Recorder(winograd), _Recorder(winograd)
-    with DeviceKernels(backend), forward:
-        output: Tensor = module(*inputs)
-    gradient = torch.ones_like(output)
-    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
-    if wanted and output.requires_grad:
-        with backward:
-            torch.autograd.grad([output], wanted, [gradient])
-    return tuple(forward.costs), tuple(backward.costs), output.detach()
-
-
 def _operations(
     run: LayerRun, values: Values, target: EstimateTarget
 ) -> tuple[Operations, Operations, Operations]:
-    forward, whole, alone = (_Recorder(target.winograd) for _ in range(3))
+    forward, whole, alone = (CostRecorder(target.winograd) for _ in range(3))
     leaves = run.leaves(values)
     arguments = run.arguments(leaves)
     with DeviceKernels(target.device.backend), forward:

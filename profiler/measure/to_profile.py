@@ -44,11 +44,10 @@ def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Prove
     """Assemble the profile; times are medians and none is rescaled."""
     graph = found.captured.graph
     first = found.first
-    # Only of the layers: the loss has samples and a run behind theirs, but no class.
-    num_layers = len(graph.layers)
+    # Not strict: the loss has samples and a run behind those of the layers, but is none.
     rows = zip(
-        graph.layers, found.cost_classes, found.samples[:num_layers], found.runs[:num_layers],
-        first.output_bytes[:num_layers], first.workspace_bytes[:num_layers], strict=True,
+        graph.layers, found.cost_classes, found.samples, found.runs,
+        first.output_bytes, first.workspace_bytes, strict=False,
     )  # fmt: skip
     layers = tuple(
         layer_profile(
