@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,15 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import CaptureError, StagewrightError, first_line
+from ..core.errors import CaptureError, StagewrightError
 from ..core.graph.graph import Graph
 from ..core.units import count, list_some
 from .captured import Captured, is_compatible
 from .equivalence.batch_dependence import describe_batch_dependence
 from .equivalence.check import (
     IN_FLIGHT,
-    CutModel,
     EagerReference,
+    PiecewiseModel,
+    as_capture_error,
     check_piecewise_run,
     follows_mode,
     observe_forward,
@@ -39,6 +39,9 @@ _TURN = threading.RLock()
 """Held while a model is observed and traced: functions of torch are replaced meanwhile, for all
 threads of the process, and must be restored in the reverse order."""
 
+_as_capture_error = partial(as_capture_error, "tracing failed", StagewrightError)
+"""For torch's tracers, which raise errors of every class for code that they do not support."""
+
 REMEDIES = (
     "Move the part that cannot be traced, such as a data-dependent branch, into a submodule (it is "
     "then called as a whole), or out of forward."
@@ -51,12 +54,7 @@ def capture(model: nn.Module, sample: Any, *, mode: Mode = "auto") -> Graph:
 
 
 def trace(
-    model: nn.Module,
-    sample: Any,
-    *,
-    mode: Mode = "auto",
-    check: bool = True,
-    recipe: str = "",
+    model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = True, recipe: str = ""
 ) -> Captured:
     """Trace a model at one input shape, in training mode.
 
@@ -237,23 +235,10 @@ def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> 
         captured = build_captured(program, case.seen)
     if case.expected is not None:
         with _as_capture_error():
-            check_piecewise_run(CutModel.of(captured), case.expected)
+            check_piecewise_run(PiecewiseModel.of(captured), case.expected)
             if not program.fixed_mode and not follows_mode(captured, case.flat):
                 program.fixed_mode = ("Python code that looks at self.training",)
     return captured
-
-
-@contextmanager
-def _as_capture_error() -> Iterator[None]:
-    # torch's tracers raise errors of every class for code that they do not support.
-    try:
-        yield
-    except StagewrightError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"tracing failed: {type(error).__name__}: {first_line(error)}"
-        ) from error
 
 
 def _capture_failed(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import CaptureError, InvalidInput, first_line
+from ...core.errors import CaptureError, InvalidInput, StagewrightError, first_line
 from ...core.graph.graph import Boundary
 from ..captured import Captured
 from ..observation.forward_observation import ForwardObservation
@@ -43,6 +43,8 @@ before a normalisation."""
 
 
 NOT_THE_MODEL = "the traced model is not the model: "
+
+FAILS = "the traced model fails where the model does not"
 
 IN_FLIGHT = "with two micro-batches in flight"
 
@@ -193,7 +195,7 @@ def _as_finite(second: StepBehaviour, first: StepBehaviour) -> bool:
     )
 
 
-def check_piecewise_run(cut: CutModel, expected: EagerReference) -> None:
+def check_piecewise_run(cut: PiecewiseModel, expected: EagerReference) -> None:
     """Take the reference's steps with the traced model, split at every legal cut, and compare.
 
     Both steps' micro-batches are in flight at once, as in a pipeline: every piece runs both before
@@ -216,7 +218,7 @@ def check_piecewise_run(cut: CutModel, expected: EagerReference) -> None:
 
 
 @dataclass(frozen=True)
-class CutModel:
+class PiecewiseModel:
     """The traced model, cut into pieces."""
 
     model: nn.Module
@@ -225,7 +227,7 @@ class CutModel:
     unflatten: Callable[[Sequence[Any]], Any]
 
     @classmethod
-    def of(cls, captured: Captured) -> CutModel:
+    def of(cls, captured: Captured) -> PiecewiseModel:
         """Cut a traced model at every legal cut."""
         legal = [cut.boundary for cut in captured.cuts if cut.boundary.legal]
         edges = [0, *(boundary.after + 1 for boundary in legal), len(captured.layers)]
@@ -233,7 +235,7 @@ class CutModel:
         return cls(captured.program.model, pieces, legal, captured.unflatten_output)
 
     def compare_in_flight(self, expected: EagerReference) -> None:
-        with preserve_model(self.model), torch.enable_grad(), _failures_named():
+        with preserve_model(self.model), torch.enable_grad(), as_capture_error(FAILS):
             runs = []
             for seed, flat in zip(SEEDS, expected.inputs, strict=False):
                 seed_everything(seed)
@@ -248,7 +250,7 @@ class CutModel:
                 compare(found, replace(wanted, buffers=buffers))
 
     def compare_in_turn(self, expected: EagerReference) -> None:
-        with preserve_model(self.model), torch.enable_grad(), _failures_named():
+        with preserve_model(self.model), torch.enable_grad(), as_capture_error(FAILS):
             steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=False)
             for seed, flat, wanted in steps:
                 seed_everything(seed)
@@ -263,16 +265,14 @@ class CutModel:
 
 
 @contextmanager
-def _failures_named() -> Iterator[None]:
+def as_capture_error(what: str, kept: type[StagewrightError] = CaptureError) -> Iterator[None]:
+    """Turn all errors but the ``kept`` into a `CaptureError` that begins with ``what``."""
     try:
         yield
-    except CaptureError:
+    except kept:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"the traced model fails where the model does not: {type(error).__name__}: "
-            f"{first_line(error)}"
-        ) from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _behaviour(
@@ -348,7 +348,7 @@ def _tolerance(behaviour: StepBehaviour, least: float) -> float:
 
 def follows_mode(captured: Captured, flat: Sequence[Tensor]) -> bool:
     """Return True if the pieces in evaluation mode do what the model does in evaluation mode."""
-    model, cut = captured.program.model, CutModel.of(captured)
+    model, cut = captured.program.model, PiecewiseModel.of(captured)
     together = nn.ModuleList(cut.pieces)
     with preserve_model(model, training=False), preserve_modes(together), torch.no_grad():
         args, kwargs = captured.structure.unflatten([tensor.clone() for tensor in flat])

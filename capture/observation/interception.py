@@ -138,7 +138,6 @@ def disable_checkpoints() -> AbstractContextManager[None]:
 
 
 def call_plainly(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the function of a checkpoint, without the checkpoint."""
     given = {key: value for key, value in kwargs.items() if key not in _CHECKPOINT_OPTIONS}
     return function(*args, **given)
 

@@ -86,7 +86,6 @@ def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.
 
 
 def find_positions(value: Any) -> list[TensorPosition]:
-    """Return all positions in the value, in order."""
     if isinstance(value, TensorPosition):
         return [value]
     return [place for _, _, item in _items(value) for place in find_positions(item)]

@@ -197,7 +197,6 @@ def get_generator_state(value: Any) -> Any:
 
 
 def restore_generator(value: Any, state: Any) -> None:
-    """Restore a state returned by `get_generator_state`."""
     if isinstance(value, random.Random):
         value.setstate(state)
     elif isinstance(value, torch.Generator):

@@ -12,13 +12,12 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from .mutation import changed_storages, is_random, is_region
-from .program import Program, storages_of
+from .program import Program, named_tensors, storages_of
 
 
 def constant_nodes(program: Program) -> set[fx.Node]:
     """Return the nodes whose value is equal in every step and whose memory is never written to."""
-    state = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
-    state |= {name for name, _ in program.model.named_buffers(remove_duplicate=False)}
+    state = named_tensors(program.model)
     changed = {key for node in program.graph.nodes for key in changed_storages(node, program)}
     constant: set[fx.Node] = set()
     for node in program.graph.nodes:

@@ -114,6 +114,12 @@ def references_of(node: fx.Node, program: Program) -> dict[str, bool]:
     }
 
 
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name; tied ones under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
+
+
 def find_module(model: nn.Module, path: str) -> nn.Module | None:
     try:
         return model.get_submodule(path)

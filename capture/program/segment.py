@@ -16,14 +16,7 @@ from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import mutated_inputs
-from .program import (
-    WHOLE,
-    Program,
-    find_module,
-    path_of,
-    references_of,
-    storages_of,
-)
+from .program import WHOLE, Program, find_module, path_of, references_of, storages_of
 
 Code = Callable[..., tuple[Any, ...]]
 
@@ -111,19 +104,13 @@ class Segment(nn.Module):
                 followed.append((module, ref(original)))
         self._followed = tuple(followed)
 
-    def hold_model(self, model: nn.Module) -> None:
-        """Share the tables of an opaque model, which this segment calls as a whole."""
-        self._whole = (model,)
-        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            vars(self)[table] = vars(model)[table]
-
     def set_evaluation(self, evaluation: Segment) -> None:
         """Use another segment in evaluation mode; it must share this one's tensors."""
         self._evaluation = (evaluation,)
 
-    def adopt_buffers(self, other: Segment) -> None:
-        """Take over the buffers that another segment holds now under the same names."""
-        theirs = dict(other.named_modules())
+    def adopt_buffers(self, other: nn.Module) -> None:
+        """Take over the buffers that another module holds now under the same names."""
+        theirs = dict(other.named_modules(remove_duplicate=False))
         for path, module in self.named_modules():
             held = theirs[path]._buffers if path in theirs else {}
             for name in module._buffers.keys() & held.keys():
@@ -138,12 +125,6 @@ class Segment(nn.Module):
                 f"{', '.join(self._fixed_mode)}; evaluate the unsplit model, which shares these "
                 "weights, or write that part with torch.nn modules"
             )
-
-    def import_buffers(self, root: nn.Module) -> None:
-        """Take over the buffers that ``root`` holds under the same names."""
-        for path, module in self.named_modules():
-            for name in module._buffers:
-                module._buffers[name] = root.get_submodule(path)._buffers[name]
 
     def rebind_tensors(self, root: nn.Module) -> None:
         """Take over the tensors of ``root`` by name, after it replaced them."""
@@ -188,7 +169,6 @@ def get_segments(segment: Segment) -> tuple[Segment, ...]:
 
 def get_constants(segment: Segment) -> Mapping[str, Tensor]:
     """Return a read-only view of a segment's tensors that are neither parameters nor buffers."""
-    # Not a property of Segment, whose public names are those of the model's own modules.
     return MappingProxyType(segment._constants)
 
 
@@ -231,7 +211,10 @@ class SegmentSpec:
         segment._code = _code(segment, graph)
         segment._references = frozenset(self.references)
         if any(WHOLE in node.meta for node in graph.nodes):
-            segment.hold_model(program.model)
+            # An opaque model is called as a whole; its tables are shared.
+            segment._whole = (program.model,)
+            for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                vars(segment)[table] = vars(program.model)[table]
         if program.training:
             frozen = program.frozen_modules
             segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)

@@ -14,6 +14,7 @@ from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
 from ..observation.interception import HOOKS
 from ..program.mode_dependent import AttentionDropout
+from ..program.program import named_tensors
 from .operations import NotSerializable
 
 
@@ -104,11 +105,7 @@ def _configuration(module: nn.Module) -> dict[str, object]:
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, Tensor] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
 
 
 def is_plain_sequence(module: nn.Module) -> bool:

@@ -18,10 +18,7 @@ from ...core.graph.tensors import SampleTensor, TensorSpec
 
 aten = torch.ops.aten
 
-_ATTENTION = (
-    functional.scaled_dot_product_attention,
-    aten.scaled_dot_product_attention.default,
-)
+_ATTENTION = (functional.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 _DROPOUT = (functional.dropout, aten.dropout.default, torch.dropout)
 
 

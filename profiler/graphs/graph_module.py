@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
 from torch._ops import OpOverload
 
-from ...capture.program.program import resolve_in
+from ...capture.program.program import named_tensors, resolve_in
 from ...capture.serialize.leaf_modules import build_leaf
 from ...core.errors import InvalidInput, first_line
 from ...core.graph.allowed_ops import GETITEM
@@ -151,10 +151,7 @@ class _Builder:
                 f"{in_one_line(error)}",
                 field="/modules",
             ) from error
-        wanted = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        wanted = named_tensors(module)
         if set(wanted) != set(own):
             raise InvalidInput(
                 f"module {leaf.name!r}: {leaf.type} has the tensors {sorted(wanted)}, the state "

@@ -104,10 +104,7 @@ NOTE = (
 
 
 def profile_graph(
-    graph: Graph,
-    *,
-    options: ProfilingOptions | None = None,
-    progress: Progress | None = None,
+    graph: Graph, *, options: ProfilingOptions | None = None, progress: Progress | None = None
 ) -> Profile:
     """Measure every layer of a graph, with random weights, holding one layer at a time.
 

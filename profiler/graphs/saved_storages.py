@@ -71,9 +71,7 @@ class LayerTable(StorageTable):
 
 
 def storage_table(
-    runs: Sequence[LayerRun],
-    kept: Sequence[Sequence[Kept]],
-    resident: frozenset[int],
+    runs: Sequence[LayerRun], kept: Sequence[Sequence[Kept]], resident: frozenset[int]
 ) -> tuple[SavedStorage, ...]:
     """Build the storage table: each storage once, with all layers that save it."""
     sizes: dict[object, int] = {}

@@ -105,11 +105,7 @@ class MemoryRun:
 
 
 def memory_run(
-    run: LayerRun,
-    values: Values,
-    table: StorageTable,
-    device: torch.device,
-    context: Context,
+    run: LayerRun, values: Values, table: StorageTable, device: torch.device, context: Context
 ) -> MemoryRun:
     """Run a layer on the values it receives in the model; its gradients must exist already."""
     leaves = run.leaves(values)

@@ -72,10 +72,7 @@ class LinkSession:
 
     def _gather_devices(self) -> list[RankDevice]:
         """Return all ranks, once they agree on the options."""
-        mine = {
-            "options": repr(self.group.options),
-            "device": self.group.describe().model_dump(),
-        }
+        mine = {"options": repr(self.group.options), "device": self.group.describe().model_dump()}
         told = [
             json.loads(text) for text in self.group.gather(json.dumps(mine), "to say what it is")
         ]

@@ -9,13 +9,7 @@ from typing import Any
 from ...capture.captured import Captured
 from ...core.graph.graph import Graph, Layer
 from ...core.models.families import ModelSpec
-from ...core.profile.profile import (
-    LayerProfile,
-    LossProfile,
-    Profile,
-    Provenance,
-    Reconciliation,
-)
+from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Reconciliation
 from ..layers.first_run import FirstRun
 from ..layers.layer_run import LayerRun
 from ..machine.clock import timing
@@ -44,10 +38,11 @@ def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Prove
     """Assemble the profile; times are medians and none is rescaled."""
     graph = found.captured.graph
     first = found.first
-    # Not strict: the loss has samples and a run behind those of the layers, but is none.
+    # Only of the layers: the loss has samples and a run behind theirs, but no class.
+    num_layers = len(graph.layers)
     rows = zip(
-        graph.layers, found.cost_classes, found.samples, found.runs,
-        first.output_bytes, first.workspace_bytes, strict=False,
+        graph.layers, found.cost_classes, found.samples[:num_layers], found.runs[:num_layers],
+        first.output_bytes[:num_layers], first.workspace_bytes[:num_layers], strict=True,
     )  # fmt: skip
     layers = tuple(
         layer_profile(

@@ -8,7 +8,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.capture.equivalence.check import (
-    CutModel,
+    PiecewiseModel,
     check_piecewise_run,
     run_eager_steps,
     vary_inputs,
@@ -61,7 +61,7 @@ def judge(mistake, steps=2):
     fewer = dataclasses.replace(
         expected, inputs=expected.inputs[:steps], behaviours=expected.behaviours[:steps]
     )
-    cut = CutModel(model, [Piece(model, mistake, sample)], [], lambda flat: flat[0])
+    cut = PiecewiseModel(model, [Piece(model, mistake, sample)], [], lambda flat: flat[0])
     check_piecewise_run(cut, fewer)
 
 
