@@ -141,5 +141,4 @@ def is_region(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return True if an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -157,7 +157,6 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def value_of(node: fx.Node) -> Any:
-    """Return the fake value of a node."""
     return node.meta.get(VALUE)
 
 

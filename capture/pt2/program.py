@@ -74,8 +74,6 @@ PLACEMENT_KEYWORDS = ("device", "pin_memory", "layout")
 
 @dataclass(frozen=True)
 class ExportedTensor:
-    """Metadata of a named tensor."""
-
     name: str
     shape: tuple[int, ...]
     dtype: DType

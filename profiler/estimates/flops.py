@@ -126,7 +126,6 @@ def product_flops(
     kwargs: dict[str, Any],
     result: Any,
 ) -> int:
-    """FLOPs of an operation made of matrix products."""
     if "attention" in name:
         return _attention_flops(name, operation, args, kwargs)
     if name == "_grouped_mm":
