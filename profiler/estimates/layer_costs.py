@@ -25,6 +25,7 @@ from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.layer_run import LayerRun, Values, backward_pairs, layer_runs
 from ..layers.loss_layer import Loss, LossFunction
+from ..layers.trace_model import make_gradients
 from .flops import Cost, cost_of
 from .meta_device import DeviceKernels
 
@@ -91,18 +92,15 @@ def model_work(
     structure, flat = read_sample(model, sample)
     loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
     captured = trace(model, structure.as_sample(flat), check=False)
-    return captured_work(captured, model, flat, wanted, loss)
+    return captured_work(captured, flat, wanted, loss)
 
 
 @torch.enable_grad()
 def captured_work(
-    captured: Captured,
-    model: nn.Module,
-    flat: Sequence[Tensor],
-    wanted: EstimateTarget,
-    loss: Loss | None = None,
+    captured: Captured, flat: Sequence[Tensor], wanted: EstimateTarget, loss: Loss | None = None
 ) -> ModelWork:
     """Count the work of a captured model's layers on the meta device; it is given gradients."""
+    model = captured.program.model
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
     groups = members_of(classes)
@@ -111,9 +109,7 @@ def captured_work(
         groups.append([len(runs) - 1])
     # Gradients exist before any backward runs, so that each sums into them, as all micro-batches
     # but the first do.
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first = first_run(
         model, runs, inputs, len(classes), lambda: DeviceKernels(wanted.device.backend)

@@ -76,7 +76,7 @@ def measure_layer(
         # The run's own parameters are on the meta device.
         live = replace(run, parameters=trainable)
         values = inputs.of(run.reads)
-        table = LayerTable(segment)
+        table = LayerTable(segment, ())
         found = memory_run(live, values, table, device, context)
         given = [values[node] for node in run.reads]
         kept = table.places(found.kept, given, found.produced, get_constants(segment).values())
