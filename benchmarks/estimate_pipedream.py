@@ -8,15 +8,17 @@ memory gives 480 at most. Each module is run on the meta device on the output of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from stagewright.core.cluster.accelerators import Backend
 from stagewright.profiler.estimates.calibration import CalibrationPoint
 from stagewright.profiler.estimates.flops import Cost
-from stagewright.profiler.estimates.layer_costs import recorded
+from stagewright.profiler.estimates.layer_costs import CostRecorder
+from stagewright.profiler.estimates.meta_device import DeviceKernels
 
 NAMES = ("alexnet", "vgg16", "squeezenet1_0", "resnet50")
 """Chains and sums of modules with images as input; the others have inputs of several kinds."""
@@ -105,6 +107,21 @@ def _run(
     if kind == "View":
         return (), (), max(given, key=torch.Tensor.numel).flatten(1)
     raise ValueError(f"no module is known for {description!r}")
+
+
+def recorded(
+    module: nn.Module, inputs: Sequence[Tensor], backend: Backend, *, winograd: bool = False
+) -> tuple[tuple[Cost, ...], tuple[Cost, ...], Tensor]:
+    """Operations of one module's forward and backward on the meta device, and its output."""
+    forward, backward = CostRecorder(winograd), CostRecorder(winograd)
+    with DeviceKernels(backend), forward:
+        output: Tensor = module(*inputs)
+    gradient = torch.ones_like(output)
+    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
+    if wanted and output.requires_grad:
+        with backward:
+            torch.autograd.grad([output], wanted, [gradient])
+    return tuple(forward.costs), tuple(backward.costs), output.detach()
 
 
 def _module(description: str) -> nn.Module:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tables import markdown_table, write_between_marks
@@ -39,7 +39,7 @@ from stagewright.core.units import format_time
 from stagewright.planner.heuristics.chain_partition import balance
 from stagewright.profiler.layers.layer_run import layer_runs
 from stagewright.profiler.machine.memory import keep_freed_memory
-from stagewright.profiler.measure.profile import TimedProfile, measure_profile
+from stagewright.profiler.measure.profile import measure_profile
 from stagewright.profiler.models.families import build_loss, build_model
 
 ERROR_LIMIT = 0.05
@@ -52,6 +52,13 @@ DEDUPLICATED_PAIRS = 3
 
 DEEP = GPT2Config(n_layer=48, n_embd=256, n_head=4, vocab_size=4096, n_positions=256, dropout=0.0)
 """48 blocks and a head that does not outweigh them: it is measured however the blocks are."""
+
+
+class TimedProfile(NamedTuple):
+    """A profile, and how long the passes over layers took that it is made of."""
+
+    profile: Profile
+    layers_s: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ class Subject:
         return cls(name, GPT2Spec(family="gpt2", config=DEEP), {"input_ids": tokens}, tokens)
 
     def profile(self, model: nn.Module, options: ProfilingOptions) -> TimedProfile:
-        return measure_profile(model, self.sample, options, build_loss(self.spec), self.target)
+        loss_fn = build_loss(self.spec)
+        return TimedProfile(*measure_profile(model, self.sample, options, loss_fn, self.target))
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {"gpt2": Subject.gpt2, "resnet50": Subject.resnet50}

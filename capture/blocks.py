@@ -65,13 +65,9 @@ class ModuleTree:
         while waiting:
             path, is_element = waiting.pop()
             children, is_container = self._children.get(path), path in self._containers
-            if (
-                not children
-                or (path and path in self._undivided)
-                or (is_element and not is_container)
-            ):
-                yield path
-            elif is_container or path in opened or path in self._composite:
+            stays = (path and path in self._undivided) or (is_element and not is_container)
+            is_open = is_container or path in opened or path in self._composite
+            if children and is_open and not stays:
                 waiting += [(child, is_container) for child in children]
             else:
                 yield path

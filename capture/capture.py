@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..core.errors import CaptureError, StagewrightError, first_line
-from ..core.graph.graph import Boundary, Graph
+from ..core.errors import CaptureError, StagewrightError
+from ..core.graph.graph import Graph
 from ..core.units import count, list_some
 from .captured import Captured, is_compatible
 from .equivalence.batch_dependence import describe_batch_dependence
 from .equivalence.check import (
     IN_FLIGHT,
     EagerReference,
+    PiecewiseModel,
+    as_capture_error,
     check_piecewise_run,
     follows_mode,
     observe_forward,
@@ -30,7 +30,6 @@ from .equivalence.check import (
 from .observation.forward_observation import TracingTarget
 from .observation.preserve import preserve_model
 from .program.program import is_inside
-from .program.segment import Segment
 from .report import CaptureRecipe, choose_reason
 from .sample import check_module, get_integer_ranges, read_sample
 from .tracers.frontier import propose_mode_suspects, trace_around
@@ -39,6 +38,9 @@ from .tracers.registry import Mode, Tracer, build_captured, select_tracers
 _TURN = threading.RLock()
 """Held while a model is observed and traced: functions of torch are replaced meanwhile, for all
 threads of the process, and must be restored in the reverse order."""
+
+_as_capture_error = partial(as_capture_error, "tracing failed", StagewrightError)
+"""For torch's tracers, which raise errors of every class for code that they do not support."""
 
 REMEDIES = (
     "Move the part that cannot be traced, such as a data-dependent branch, into a submodule (it is "
@@ -52,12 +54,7 @@ def capture(model: nn.Module, sample: Any, *, mode: Mode = "auto") -> Graph:
 
 
 def trace(
-    model: nn.Module,
-    sample: Any,
-    *,
-    mode: Mode = "auto",
-    check: bool = True,
-    recipe: str = "",
+    model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = True, recipe: str = ""
 ) -> Captured:
     """Trace a model at one input shape, in training mode.
 
@@ -220,7 +217,7 @@ def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> bool:
     if not is_compatible(captured, evaluation):
         return False
     captured.evaluation, program.fixed_mode = evaluation, ()
-    if case.expected is not None and not _follows_mode(captured, case.expected):
+    if case.expected is not None and not follows_mode(captured, case.flat):
         captured.evaluation, program.fixed_mode = None, fixed
         return False
     program.notes.append("evaluation runs a graph of its own")
@@ -238,38 +235,10 @@ def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> 
         captured = build_captured(program, case.seen)
     if case.expected is not None:
         with _as_capture_error():
-            pieces = _split_at_cuts(captured)
-            check_piecewise_run(case.model, *pieces, captured.unflatten_output, case.expected)
-            if not program.fixed_mode and not _follows_mode(captured, case.expected):
+            check_piecewise_run(PiecewiseModel.of(captured), case.expected)
+            if not program.fixed_mode and not follows_mode(captured, case.flat):
                 program.fixed_mode = ("Python code that looks at self.training",)
     return captured
-
-
-@contextmanager
-def _as_capture_error() -> Iterator[None]:
-    # torch's tracers raise errors of every class for code that they do not support.
-    try:
-        yield
-    except StagewrightError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"tracing failed: {type(error).__name__}: {first_line(error)}"
-        ) from error
-
-
-def _follows_mode(captured: Captured, expected: EagerReference) -> bool:
-    model, pieces = captured.program.model, _split_at_cuts(captured)
-    unflatten, flat = captured.unflatten_output, expected.inputs[0]
-    return follows_mode(model, captured.structure, *pieces, unflatten, flat)
-
-
-def _split_at_cuts(captured: Captured) -> tuple[list[Segment], list[Boundary]]:
-    """Split the traced model at every legal cut; return its segments and boundaries."""
-    legal = [cut.boundary.after + 1 for cut in captured.cuts if cut.boundary.legal]
-    edges = [0, *legal, len(captured.layers)]
-    pieces = [captured.segment(first, last) for first, last in pairwise(edges)]
-    return pieces, [captured.cuts[position - 1].boundary for position in legal]
 
 
 def _capture_failed(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:

@@ -10,14 +10,14 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
-from ..core.graph.graph import Boundary, Graph
+from ..core.graph.graph import Boundary, Graph, explain_not_rebuildable
 from ..core.graph.tensors import TensorSpec
 from .observation.nested_values import collect_constants, insert_tensors
 from .program.cuts import Cut
-from .program.layers import Layers, find_kept_functions
+from .program.layers import Layers, explain_kept_functions
 from .program.program import Program
-from .program.segment import Segment, make_segment, mutates_inputs
-from .report import CaptureReport, capture_report
+from .program.segment import Segment, SegmentSpec, mutates_inputs
+from .report import CaptureAttempt, CapturedLayer, CaptureReport
 from .sample import CallStructure
 from .serialize.graph_document import graph_document, list_parameters
 
@@ -62,9 +62,31 @@ class Captured:
 
     def report(self) -> CaptureReport:
         """Report how the model was captured, layer by layer, and what was tried before."""
-        refused = [(tracer, str(refusal)) for tracer, refusal in self.attempts]
-        kept = find_kept_functions(self.program, self.layers)
-        return capture_report(self.graph, refused, self.checked, kept)
+        graph = self.graph
+        kept = explain_kept_functions(self.program, self.layers)
+        return CaptureReport(
+            model=graph.model,
+            mode=graph.mode,
+            attempts=tuple(
+                CaptureAttempt(tracer=tracer, refusal=str(refusal))
+                for tracer, refusal in self.attempts
+            ),
+            checked=self.checked,
+            layers=tuple(
+                CapturedLayer(
+                    name=layer.name,
+                    module_type=layer.module_type,
+                    how="opaque" if layer.opaque else "traced",
+                    why=layer.opaque or kept.get(index, ""),
+                )
+                for index, layer in enumerate(graph.layers)
+            ),
+            num_cuts=len(graph.boundaries),
+            num_legal_cuts=sum(boundary.legal for boundary in graph.boundaries),
+            fixed_mode=graph.fixed_mode,
+            not_rebuildable=" ".join(explain_not_rebuildable(graph)),
+            notes=graph.notes,
+        )
 
     def segment(
         self,
@@ -86,17 +108,11 @@ class Captured:
         end = last == len(self.layers)
         inputs = self.program.inputs if first == 0 else self._live(first, received)
         outputs = self.program.flat_outputs if end else self._live(last, sent)
-        made = make_segment(
-            self.program,
-            self.layers,
-            first,
-            last,
-            inputs,
-            outputs,
-            enter=enter,
-            leave=None if end else leave,
-            cuts=[cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal],
-        )
+        cuts = [cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal]
+        leave_cut = None if end else leave
+        made = SegmentSpec(
+            self.program, self.layers, first, last, inputs, outputs, enter, leave_cut, cuts
+        ).build()
         if self.evaluation is not None:
             made.set_evaluation(
                 self.evaluation.segment(

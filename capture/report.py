@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..core.document import Record
 from ..core.errors import InvalidInput
-from ..core.graph.graph import CaptureMode, Graph, explain_not_rebuildable
+from ..core.graph.graph import CaptureMode
 from ..core.text_table import format_table, truncate
 
 
@@ -88,41 +88,6 @@ DESCRIPTIONS: dict[CaptureMode, str] = {
     "sample": "one run, valid for that sample only",
     "modules": "calling the whole model as one opaque layer",
 }
-
-
-def capture_report(
-    graph: Graph,
-    attempts: Sequence[tuple[str, str]],
-    checked: str,
-    functions: Mapping[int, Sequence[str]] | None = None,
-) -> CaptureReport:
-    """Build the report of a captured graph."""
-    functions = functions or {}
-    return CaptureReport(
-        model=graph.model,
-        mode=graph.mode,
-        attempts=tuple(CaptureAttempt(tracer=tracer, refusal=why) for tracer, why in attempts),
-        checked=checked,
-        layers=tuple(
-            CapturedLayer(
-                name=layer.name,
-                module_type=layer.module_type,
-                how="opaque" if layer.opaque else "traced",
-                why=layer.opaque or _explain_kept(functions.get(index, ())),
-            )
-            for index, layer in enumerate(graph.layers)
-        ),
-        num_cuts=len(graph.boundaries),
-        num_legal_cuts=sum(boundary.legal for boundary in graph.boundaries),
-        fixed_mode=graph.fixed_mode,
-        not_rebuildable=" ".join(explain_not_rebuildable(graph)),
-        notes=graph.notes,
-    )
-
-
-def _explain_kept(functions: Sequence[str]) -> str:
-    names = ", ".join(dict.fromkeys(functions))
-    return f"calls {names} with its own derivative, kept as it is" if names else ""
 
 
 MOST = 100

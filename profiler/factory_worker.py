@@ -42,7 +42,6 @@ def main() -> int:
 def measure_factory(
     request: MeasureRequest, allowed: argparse.Namespace, progress: Progress | None = None
 ) -> Profile:
-    """Measure what a registered factory makes."""
     import torch
 
     from .machine.provenance import check_device

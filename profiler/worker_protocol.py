@@ -52,7 +52,6 @@ def serve(
 
 
 def tell_progress(done: int, total: int, layer: str) -> None:
-    """Write a line of progress for the parent process."""
     _tell(done=done, total=total, layer=layer)
 
 
@@ -62,10 +61,7 @@ def _tell(**message: object) -> None:
 
 
 def measure_apart(
-    request: MeasureRequest,
-    progress: Progress | None = None,
-    *,
-    command: Iterable[str] = COMMAND,
+    request: MeasureRequest, progress: Progress | None = None, *, command: Iterable[str] = COMMAND
 ) -> Profile:
     """Measure what a request describes in a process of its own, which a crash ends alone.
 

@@ -281,7 +281,7 @@ class Pipeline(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for stage in self._pieces.stages:
             stage.apply_to_constants(fn)
-            stage.import_buffers(self)
+            stage.adopt_buffers(self)
         self._snapshot.remember_tensors()
         return self
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import CaptureError, InvalidInput, first_line
+from ...core.errors import CaptureError, InvalidInput, StagewrightError, first_line
 from ...core.graph.graph import Boundary
+from ..captured import Captured
 from ..observation.forward_observation import ForwardObservation
 from ..observation.interception import ParameterGuard, changes_parameter
 from ..observation.nested_values import collect_constants, extract_tensors
@@ -41,6 +43,8 @@ before a normalisation."""
 
 
 NOT_THE_MODEL = "the traced model is not the model: "
+
+FAILS = "the traced model fails where the model does not"
 
 IN_FLIGHT = "with two micro-batches in flight"
 
@@ -191,19 +195,12 @@ def _as_finite(second: StepBehaviour, first: StepBehaviour) -> bool:
     )
 
 
-def check_piecewise_run(
-    model: nn.Module,
-    pieces: Sequence[nn.Module],
-    boundaries: Sequence[Boundary],
-    unflatten: Callable[[Sequence[Any]], Any],
-    expected: EagerReference,
-) -> None:
+def check_piecewise_run(cut: PiecewiseModel, expected: EagerReference) -> None:
     """Take the reference's steps with the traced model, split at every legal cut, and compare.
 
     Both steps' micro-batches are in flight at once, as in a pipeline: every piece runs both before
     the next piece runs any, and the backwards come last.
     """
-    cut = _CutModel(model, pieces, boundaries, unflatten)
     try:
         cut.compare_in_flight(expected)
     except CaptureError as error:
@@ -221,7 +218,7 @@ def check_piecewise_run(
 
 
 @dataclass(frozen=True)
-class _CutModel:
+class PiecewiseModel:
     """The traced model, cut into pieces."""
 
     model: nn.Module
@@ -229,8 +226,16 @@ class _CutModel:
     boundaries: Sequence[Boundary]
     unflatten: Callable[[Sequence[Any]], Any]
 
+    @classmethod
+    def of(cls, captured: Captured) -> PiecewiseModel:
+        """Cut a traced model at every legal cut."""
+        legal = [cut.boundary for cut in captured.cuts if cut.boundary.legal]
+        edges = [0, *(boundary.after + 1 for boundary in legal), len(captured.layers)]
+        pieces = [captured.segment(first, last) for first, last in pairwise(edges)]
+        return cls(captured.program.model, pieces, legal, captured.unflatten_output)
+
     def compare_in_flight(self, expected: EagerReference) -> None:
-        with preserve_model(self.model), torch.enable_grad(), _failures_named():
+        with preserve_model(self.model), torch.enable_grad(), as_capture_error(FAILS):
             runs = []
             for seed, flat in zip(SEEDS, expected.inputs, strict=False):
                 seed_everything(seed)
@@ -245,7 +250,7 @@ class _CutModel:
                 compare(found, replace(wanted, buffers=buffers))
 
     def compare_in_turn(self, expected: EagerReference) -> None:
-        with preserve_model(self.model), torch.enable_grad(), _failures_named():
+        with preserve_model(self.model), torch.enable_grad(), as_capture_error(FAILS):
             steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=False)
             for seed, flat, wanted in steps:
                 seed_everything(seed)
@@ -260,16 +265,14 @@ class _CutModel:
 
 
 @contextmanager
-def _failures_named() -> Iterator[None]:
+def as_capture_error(what: str, kept: type[StagewrightError] = CaptureError) -> Iterator[None]:
+    """Turn all errors but the ``kept`` into a `CaptureError` that begins with ``what``."""
     try:
         yield
-    except CaptureError:
+    except kept:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"the traced model fails where the model does not: {type(error).__name__}: "
-            f"{first_line(error)}"
-        ) from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _behaviour(
@@ -313,15 +316,10 @@ def compare(
     for position, pair in enumerate(zip(found.outputs, expected.outputs, strict=True)):
         _insist(relative_difference(*pair), tolerance, f"output {position}")
     floor = compute_gradient_floor(expected.gradients.values())
-    for name in sorted({*found.gradients, *expected.gradients}):
-        ours = found.gradients.get(name)
-        theirs = expected.gradients.get(name)
-        there = theirs if theirs is not None else ours
-        assert there is not None
-        zero = torch.zeros_like(there)
-        error = relative_difference(
-            zero if ours is None else ours, zero if theirs is None else theirs, floor=floor
-        )
+    for name, gradient in sorted({**found.gradients, **expected.gradients}.items()):
+        zero = torch.zeros_like(gradient)
+        ours, theirs = (step.gradients.get(name, zero) for step in (found, expected))
+        error = relative_difference(ours, theirs, floor=floor)
         _insist(error, tolerance, f"the gradient of {name!r}")
     for name, buffer in expected.buffers.items():
         _insist(relative_difference(found.buffers[name], buffer), tolerance, f"the buffer {name!r}")
@@ -348,26 +346,19 @@ def _tolerance(behaviour: StepBehaviour, least: float) -> float:
     return max([least, *(20 * float(torch.finfo(dtype).eps) for dtype in floating)])
 
 
-def follows_mode(
-    model: nn.Module,
-    structure: CallStructure,
-    pieces: Sequence[nn.Module],
-    boundaries: Sequence[Boundary],
-    unflatten: Callable[[Sequence[Any]], Any],
-    flat: Sequence[Tensor],
-) -> bool:
+def follows_mode(captured: Captured, flat: Sequence[Tensor]) -> bool:
     """Return True if the pieces in evaluation mode do what the model does in evaluation mode."""
-    together = nn.ModuleList(pieces)
+    model, cut = captured.program.model, PiecewiseModel.of(captured)
+    together = nn.ModuleList(cut.pieces)
     with preserve_model(model, training=False), preserve_modes(together), torch.no_grad():
-        args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+        args, kwargs = captured.structure.unflatten([tensor.clone() for tensor in flat])
         try:
             with preserve_model(model):
                 seed_everything(SEEDS[0])
                 expected = _behaviour(model, model(*args, **kwargs))
             seed_everything(SEEDS[0])
             together.train(False)
-            run = _CutModel(model, pieces, boundaries, unflatten).run(flat)
-            found = _behaviour(model, unflatten(run.outputs))
+            found = _behaviour(model, cut.unflatten(cut.run(flat).outputs))
             compare(found, expected, EVALUATION_TOLERANCE)
         except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be
             return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,15 +108,16 @@ _CHECKPOINT_OPTIONS = (
 )
 
 
-def _replace_checkpoint(replacement: Callable[..., Any]) -> Any:
+def _replace_checkpoint(replacement: Callable[..., Any]) -> AbstractContextManager[None]:
     # Replacing torch.utils.checkpoint.checkpoint itself would miss models that imported the
     # function by name. torch._disable_dynamo's wrapper looks its target up under this attribute at
     # every call, so setting it redirects every reference to the function.
     return replace_attribute(_CHECKPOINT, "__dynamo_disable", replacement)
 
 
-@contextmanager
-def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+def watch_checkpoints(
+    seen: Callable[[Any, dict[str, Any]], None],
+) -> AbstractContextManager[None]:
     """Call ``seen(function, options)`` at every checkpoint; reentrant ones become plain calls.
 
     A reentrant checkpoint runs without gradients, which hides custom autograd functions inside.
@@ -128,19 +129,15 @@ def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[N
             return _CHECKPOINT(function, *args, **kwargs)
         return call_plainly(function, *args, **kwargs)
 
-    with _replace_checkpoint(watch):
-        yield
+    return _replace_checkpoint(watch)
 
 
-@contextmanager
-def disable_checkpoints() -> Iterator[None]:
+def disable_checkpoints() -> AbstractContextManager[None]:
     """Replace every checkpoint by a plain call."""
-    with _replace_checkpoint(call_plainly):
-        yield
+    return _replace_checkpoint(call_plainly)
 
 
 def call_plainly(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the function of a checkpoint, without the checkpoint."""
     given = {key: value for key, value in kwargs.items() if key not in _CHECKPOINT_OPTIONS}
     return function(*args, **given)
 

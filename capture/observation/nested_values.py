@@ -80,17 +80,12 @@ def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.
     if isinstance(value, TensorPosition):
         return node if value.index == index else None
     for step, key, item in _items(value):
-        if contains_position(item, index):
+        if TensorPosition(index) in find_positions(item):
             return append_access(graph, graph.call_function(step, (node, key)), item, index)
     return None
 
 
-def contains_position(value: Any, index: int) -> bool:
-    return TensorPosition(index) in find_positions(value)
-
-
 def find_positions(value: Any) -> list[TensorPosition]:
-    """Return all positions in the value, in order."""
     if isinstance(value, TensorPosition):
         return [value]
     return [place for _, _, item in _items(value) for place in find_positions(item)]

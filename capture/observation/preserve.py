@@ -76,14 +76,9 @@ def _save_attributes(model: nn.Module, later: Later) -> None:
     for module in modules:
         for name in TABLES:
             table = getattr(module, name)
-            later(_restore_table, table, type(table)(table))
+            later(_restore_container, table, _entries(table))
     for module in modules:
-        later(_restore_table, vars(module), dict(vars(module)))
-
-
-def _restore_table(table: Any, held: Any) -> None:
-    table.clear()
-    table.update(held)
+        later(_restore_container, vars(module), _entries(vars(module)))
 
 
 def _save_containers(state: list[Any], later: Later) -> None:
@@ -234,7 +229,6 @@ def get_numpy_state() -> tuple[Any, ...] | None:
 
 
 def set_numpy_state(state: tuple[Any, ...] | None) -> None:
-    """Put numpy's generator into a state of `get_numpy_state`."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and state is not None:
         kind, keys, *rest = state
@@ -243,7 +237,6 @@ def set_numpy_state(state: tuple[Any, ...] | None) -> None:
 
 @contextmanager
 def preserve_modes(module: nn.Module) -> Iterator[None]:
-    """Restore every submodule's mode on exit."""
     modes = [(child, child.training) for child in module.modules()]
     try:
         yield
@@ -253,7 +246,6 @@ def preserve_modes(module: nn.Module) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of torch, Python and numpy."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..call_form import SAMPLE_CONSTANTS
 from ..program.program import storage_key
+from .interception import HOOKS
 
 Contents = Mapping[Any, Any]
 """A value described by its parts: constants, lengths, identities, or the contents of its parts."""
@@ -38,15 +39,7 @@ replaced by another."""
 MAX_DEPTH = 4
 """Deepest nesting of containers that is inspected."""
 
-TABLES = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 STATE_CONSTANTS = (*SAMPLE_CONSTANTS, complex, bytes)
 """Types of values that are equal if their ``repr`` is."""
@@ -204,7 +197,6 @@ def get_generator_state(value: Any) -> Any:
 
 
 def restore_generator(value: Any, state: Any) -> None:
-    """Restore a state returned by `get_generator_state`."""
     if isinstance(value, random.Random):
         value.setstate(state)
     elif isinstance(value, torch.Generator):
@@ -304,13 +296,15 @@ def find_tensors(value: Any, depth: int = MAX_DEPTH) -> list[Tensor]:
     """Find the tensors that a value is or holds, in containers and plain objects."""
     if isinstance(value, Tensor):
         return [value]
-    if depth and isinstance(value, CONTAINERS):
-        return [t for _, part in _parts(value) for t in find_tensors(part, depth - 1)]
-    if depth and is_plain_object(value):
-        return [
-            t for part in read_attributes(value).values() for t in find_tensors(part, depth - 1)
-        ]
-    return []
+    inner = _inner_values(value) if depth else []
+    return [tensor for part in inner for tensor in find_tensors(part, depth - 1)]
+
+
+def _inner_values(value: Any) -> list[Any]:
+    """Return the elements of a container, or the attributes of a plain object."""
+    if isinstance(value, CONTAINERS):
+        return [part for _, part in _parts(value)]
+    return list(read_attributes(value).values()) if is_plain_object(value) else []
 
 
 def reaches_storage(value: Any, key: int, depth: int = MAX_DEPTH) -> bool:
@@ -329,16 +323,14 @@ def _reachable_parts(value: Any) -> Iterator[Any]:
         for each in value.modules():
             yield from get_python_attributes(each).values()
             yield from (type(each).forward, each._forward_pre_hooks, each._forward_hooks)
-    elif isinstance(value, CONTAINERS):
-        yield from (part for _, part in _parts(value))
     elif isinstance(value, types.FunctionType):
         yield from read_closure(value).values()
     elif isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, partial):
         yield from (value.func, *value.args, *value.keywords.values())
-    elif is_plain_object(value):
-        yield from read_attributes(value).values()
+    else:
+        yield from _inner_values(value)
 
 
 def find_python_state(model: nn.Module) -> list[Any]:
@@ -349,12 +341,8 @@ def find_python_state(model: nn.Module) -> list[Any]:
         if id(value) in found or isinstance(value, STATE_CONSTANTS):
             return
         found[id(value)] = value
-        if depth and isinstance(value, CONTAINERS):
-            for _, part in _parts(value):
-                visit(part, depth - 1)
-        elif depth and is_plain_object(value):
-            for part in list(read_attributes(value).values()):
-                visit(part, depth - 1)
+        for part in _inner_values(value) if depth else ():
+            visit(part, depth - 1)
 
     for module in model.modules():
         for value in get_python_attributes(module).values():

@@ -11,20 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from .mutation import is_random, is_region, mutated_inputs
-from .program import Program, storage_key, tensors_of, value_of
+from .mutation import changed_storages, is_random, is_region
+from .program import Program, named_tensors, storages_of
 
 
 def constant_nodes(program: Program) -> set[fx.Node]:
     """Return the nodes whose value is equal in every step and whose memory is never written to."""
-    state = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
-    state |= {name for name, _ in program.model.named_buffers(remove_duplicate=False)}
-    changed = {
-        storage_key(tensor)
-        for node in program.graph.nodes
-        for source in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(source))
-    }
+    state = named_tensors(program.model)
+    changed = {key for node in program.graph.nodes for key in changed_storages(node, program)}
     constant: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node.op == "get_attr":
@@ -36,7 +30,7 @@ def constant_nodes(program: Program) -> set[fx.Node]:
             and not is_region(node)
             and not is_random(node)
             and all(source in constant for source in node.all_input_nodes)
-            and not any(storage_key(t) in changed for t in tensors_of(value_of(node)))
+            and changed.isdisjoint(storages_of([node]))
         ):
             constant.add(node)
     return constant

@@ -18,15 +18,8 @@ from ...core.graph.graph import Boundary
 from ...core.graph.tensors import DIFFERENTIABLE
 from ..sample import dtype_name, tensor_spec
 from .layers import Layers, find_readers
-from .mutation import mutated_inputs
-from .program import (
-    Program,
-    modules_called,
-    references_of,
-    storage_key,
-    tensors_of,
-    value_of,
-)
+from .mutation import changed_storages, mutated_inputs
+from .program import Program, modules_called, references_of, storage_key, tensors_of, value_of
 
 
 @dataclass(frozen=True)
@@ -44,17 +37,16 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
     last_use = _last_use(program, layers)
     made_in = layers.layer_of | dict.fromkeys(program.inputs, -1)
     mutations = [
-        (storage_key(tensor), layers.layer_of.get(node, 0))
-        for node in program.graph.nodes
-        for changed in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(changed))
-        if node in layers.layer_of
+        (key, layer)
+        for node, layer in layers.layer_of.items()
+        for key in changed_storages(node, program)
     ]
     # A buffer that the forward updates must belong to a single stage: a cut inside the span of
     # layers that touch it would give two stages each their own copy.
     spans = _buffer_spans(program, layers)
     moving = _moving_memory(program, spans)
-    overlaps = _find_overlaps(program, layers)
+    barred = {f"buffer {name!r} is updated on both sides": span for name, span in spans.items()}
+    barred |= _find_overlaps(program, layers)
     cuts = []
     for after in range(len(layers) - 1):
         nodes = tuple(
@@ -64,15 +56,7 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
         )
         changed_later = {key for key, layer in mutations if layer > after}
         reason = _reason(nodes, changed_later, moving) or next(
-            (
-                f"buffer {name!r} is updated on both sides"
-                for name, (first, last) in spans.items()
-                if first <= after < last
-            ),
-            "",
-        )
-        reason = reason or next(
-            (why for why, (first, last) in overlaps.items() if first <= after < last), ""
+            (why for why, (first, last) in barred.items() if first <= after < last), ""
         )
         tensors = tuple(
             tensor_spec(node.name, value_of(node), requires_grad=node in differentiable)
@@ -117,8 +101,8 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
         storage_key(buffer): name
         for name, buffer in reversed(list(program.model.named_buffers(remove_duplicate=False)))
     }
-    touched: dict[int, set[int]] = {}
-    changed: set[int] = set()
+    touched: dict[int | None, set[int]] = {}
+    changed: set[int | None] = set()
     for node, layer in layers.layer_of.items():
         for module in modules_called(node, program):
             for buffer in module.buffers():
@@ -131,13 +115,8 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
             if is_changed:
                 changed.add(reached)
         for source in node.all_input_nodes:
-            key = _buffer_key(source, program, names)
-            if key is not None:
-                touched.setdefault(key, set()).add(layer)
-        for source in mutated_inputs(node, program):
-            key = _buffer_key(source, program, names)
-            if key is not None:
-                changed.add(key)
+            touched.setdefault(_attribute_key(source, program), set()).add(layer)
+        changed.update(_attribute_key(source, program) for source in mutated_inputs(node, program))
     return {names[key]: (min(touched[key]), max(touched[key])) for key in changed if key in names}
 
 
@@ -183,23 +162,22 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def _moving_memory(program: Program, changed: Iterable[str]) -> dict[int, str]:
     """Return the storages of changed buffers, as keys of the nodes' fake values."""
     # The graph's values are fake tensors, whose storages differ from those of the real buffers.
-    by_storage = {storage_key(program.attribute(name)): name for name in changed}
+    by_storage: dict[int | None, str] = {
+        storage_key(program.attribute(name)): name for name in changed
+    }
     found = {}
     for node in program.graph.nodes:
         if node.op == "get_attr" and isinstance(value_of(node), Tensor):
-            real = program.attribute(str(node.target))
-            name = by_storage.get(storage_key(real)) if isinstance(real, Tensor) else None
-            if name is not None:
-                found[storage_key(value_of(node))] = name
+            key = _attribute_key(node, program)
+            if key in by_storage:
+                found[storage_key(value_of(node))] = by_storage[key]
     return found
 
 
-def _buffer_key(node: fx.Node, program: Program, names: dict[int, str]) -> int | None:
-    if node.op != "get_attr":
-        return None
-    value = program.attribute(str(node.target))
-    key = storage_key(value) if isinstance(value, Tensor) else None
-    return key if key in names else None
+def _attribute_key(node: fx.Node, program: Program) -> int | None:
+    """Return the key of the storage of a tensor that a node names; `None` for other nodes."""
+    value = program.attribute(str(node.target)) if node.op == "get_attr" else None
+    return storage_key(value) if isinstance(value, Tensor) else None
 
 
 def differentiable_nodes(program: Program) -> set[fx.Node]:
@@ -236,11 +214,7 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
 def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
     """Return the nodes that share memory with what a node changes in place."""
     # Writing a differentiable value into memory makes every view of it differentiable.
-    keys = {
-        storage_key(tensor)
-        for source in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(source))
-    }
+    keys = changed_storages(node, program)
     if not keys:
         return set()
     return {

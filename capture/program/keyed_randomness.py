@@ -48,10 +48,6 @@ class RandomKeys:
             torch.cuda.default_generators[index].manual_seed(number)
 
 
-def start_layer(keys: RandomKeys, layer: str) -> None:
-    keys.start(layer)
-
-
 def make_contiguous(value: Any) -> Any:
     """Return a tensor as it would arrive over a cut: contiguous."""
     return value.contiguous() if isinstance(value, Tensor) else value
@@ -75,7 +71,7 @@ class KeyedNodeCopier:
     def copy(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """Copy a node, preceded by seeding the generators if it begins a run of its layer."""
         if node in self._starts:
-            self._graph.call_function(start_layer, (self._keys, self._starts[node]))
+            self._graph.call_method("start", (self._keys, self._starts[node]))
         return self._graph.node_copy(node, lambda source: self._read(source, copies[source], node))
 
     def _read(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> fx.Node:

@@ -12,7 +12,7 @@ from ...core.document import MAX_NOTE
 from ...core.text_table import truncate
 from ..blocks import ModuleTree
 from .constants import constant_nodes
-from .mutation import is_random, mutated_inputs
+from .mutation import changed_storages, is_random, mutated_inputs
 from .program import (
     CALL,
     FUNCTION,
@@ -22,9 +22,7 @@ from .program import (
     modules_called,
     path_of,
     references_of,
-    storage_key,
-    tensors_of,
-    value_of,
+    storages_of,
 )
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -79,7 +77,8 @@ def assign_layers(program: Program) -> Layers:
             feeding = [
                 layers.layer_of[source] for source in _sources(node) if source in layers.layer_of
             ]
-            feeding += [changed_in[key] for key in _storages(node) if key in changed_in]
+            read = storages_of(node.all_input_nodes)
+            feeding += [changed_in[key] for key in read if key in changed_in]
             if feeding:
                 changes = mutated_inputs(node, program)
                 if changes and all(source.op == "get_attr" for source in changes):
@@ -94,7 +93,7 @@ def assign_layers(program: Program) -> Layers:
                 target = str(source.target)
                 read_in[target] = max(read_in.get(target, 0), layers.layer_of[node])
         if node in layers.layer_of:
-            changed_in.update(dict.fromkeys(_changed(node, program), layers.layer_of[node]))
+            changed_in.update(dict.fromkeys(changed_storages(node, program), layers.layer_of[node]))
     if not layers.names:
         layers.names.append(type(program.model).__name__)
         layers.paths.append("")
@@ -115,14 +114,14 @@ def _place_waiting(
     touched_later: dict[int, int] = {}
     changed_later: dict[int, int] = {}
     for node in reversed(nodes):
-        changed = _changed(node, program)
+        read, changed = storages_of(node.all_input_nodes), changed_storages(node, program)
         if node in unplaced:
             reading = [layers.layer_of[user] for user in node.users if user in layers.layer_of]
             reading += [touched_later[key] for key in changed if key in touched_later]
-            reading += [changed_later[key] for key in _storages(node) if key in changed_later]
+            reading += [changed_later[key] for key in read if key in changed_later]
             layers.layer_of[node] = min(reading, default=0)
         layer = layers.layer_of[node]
-        for keys, later in ((_storages(node), touched_later), (changed, changed_later)):
+        for keys, later in ((read, touched_later), (changed, changed_later)):
             later.update({key: min(layer, later.get(key, layer)) for key in keys})
 
 
@@ -157,13 +156,14 @@ def find_state(program: Program, layers: Layers, index: int) -> str:
     )
 
 
-def find_kept_functions(program: Program, layers: Layers) -> dict[int, list[str]]:
-    """Return the custom autograd functions by the layer that calls them."""
-    found: dict[int, list[str]] = {}
+def explain_kept_functions(program: Program, layers: Layers) -> dict[int, str]:
+    """Return a clause on the custom autograd functions that a layer calls, by layer."""
+    found: dict[int, dict[str, None]] = {}  # inner dicts keep the order
     for node, layer in layers.layer_of.items():
         if FUNCTION in node.meta:
-            found.setdefault(layer, []).append(str(node.meta[FUNCTION]))
-    return found
+            found.setdefault(layer, {})[str(node.meta[FUNCTION])] = None
+    clause = "calls {} with its own derivative, kept as it is"
+    return {layer: clause.format(", ".join(names)) for layer, names in found.items()}
 
 
 def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:
@@ -202,24 +202,6 @@ def _call_of(node: fx.Node, block: str) -> str:
 
 def _sources(node: fx.Node) -> list[fx.Node]:
     return [source for source in node.all_input_nodes if source.op.startswith("call_")]
-
-
-def _storages(node: fx.Node) -> list[int]:
-    """Return the storages that a node reads."""
-    return [
-        storage_key(tensor)
-        for source in node.all_input_nodes
-        for tensor in tensors_of(value_of(source))
-    ]
-
-
-def _changed(node: fx.Node, program: Program) -> list[int]:
-    """Return the storages that a node changes in place."""
-    return [
-        storage_key(tensor)
-        for source in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(source))
-    ]
 
 
 def _order_mutations(program: Program, layers: Layers) -> None:

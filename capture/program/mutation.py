@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from .program import OPAQUE, WRITTEN, Program, modules_called
+from .program import OPAQUE, WRITTEN, Program, modules_called, storages_of
 
 _UPDATED_WITHOUT_SAYING = ("running_mean", "running_var")
 """Arguments that normalisations change in training although their schemas do not declare it: ATen's
@@ -53,6 +53,11 @@ def mutated_inputs(node: fx.Node, program: Program) -> list[fx.Node]:
             )
         )
     return list(node.all_input_nodes[:1]) if in_place else []
+
+
+def changed_storages(node: fx.Node, program: Program) -> set[int]:
+    """Return the keys of the storages that a node changes in place."""
+    return storages_of(mutated_inputs(node, program))
 
 
 def _written_by_opaque(node: fx.Node, program: Program) -> list[fx.Node]:
@@ -136,5 +141,4 @@ def is_region(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return True if an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -113,12 +114,10 @@ def references_of(node: fx.Node, program: Program) -> dict[str, bool]:
     }
 
 
-def resolve(root: nn.Module, target: str) -> Any:
-    """Follow a dotted name: ``resolve(model, "layer1.0.conv1")``."""
-    value: Any = root
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name; tied ones under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def find_module(model: nn.Module, path: str) -> nn.Module | None:
@@ -137,7 +136,7 @@ def resolve_in(roots: Iterable[nn.Module], target: str) -> Any:
     """Resolve a name on the first of several modules that has it."""
     for root in roots:
         try:
-            return resolve(root, target)
+            return attrgetter(target)(root)
         except AttributeError:
             continue
     raise AttributeError(target)
@@ -158,8 +157,12 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def value_of(node: fx.Node) -> Any:
-    """Return the fake value of a node."""
     return node.meta.get(VALUE)
+
+
+def storages_of(nodes: Iterable[fx.Node]) -> set[int]:
+    """Return the keys of the storages of nodes' values."""
+    return {storage_key(tensor) for node in nodes for tensor in tensors_of(value_of(node))}
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -15,16 +16,7 @@ from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import mutated_inputs
-from .program import (
-    WHOLE,
-    Program,
-    find_module,
-    path_of,
-    references_of,
-    storage_key,
-    tensors_of,
-    value_of,
-)
+from .program import WHOLE, Program, find_module, path_of, references_of, storages_of
 
 Code = Callable[..., tuple[Any, ...]]
 
@@ -42,8 +34,7 @@ class Segment(nn.Module):
         self._constants: dict[str, Tensor] = {}
         self._references: frozenset[str] = frozenset()
         self._code: Code | None = None
-        self._make_keyed_code: Callable[[], Code] | None = None
-        self._keyed_code: Code | None = None
+        self._get_keyed_code: Callable[[], Code] | None = None
         self._keys: RandomKeys | None = None
         # Tuples hide modules from nn.Module, which would register them as children and so add
         # names to the state_dict.
@@ -64,23 +55,18 @@ class Segment(nn.Module):
             evaluation.adopt_buffers(self)
             return evaluation(*inputs)  # type: ignore[no-any-return]
         if self._keys is not None:
-            assert self._keyed_code is not None
-            return self._keyed_code(self, self._keys, *inputs)
+            assert self._get_keyed_code is not None
+            return self._get_keyed_code()(self, self._keys, *inputs)
         return self._code(self, *inputs)
 
     @contextmanager
     def keyed(self, keys: RandomKeys) -> Iterator[None]:
         """Draw every layer's random numbers by these keys; generators are not restored."""
-        before = self._keys
-        if self._keyed_code is None:
-            assert self._make_keyed_code is not None
-            self._keyed_code = self._make_keyed_code()
-        self._keys = keys
+        before, self._keys = self._keys, keys
         try:
-            if self._evaluation:
-                with self._evaluation[0].keyed(keys):
-                    yield
-            else:
+            with ExitStack() as evaluation:
+                for segment in self._evaluation:
+                    evaluation.enter_context(segment.keyed(keys))
                 yield
         finally:
             self._keys = before
@@ -118,19 +104,13 @@ class Segment(nn.Module):
                 followed.append((module, ref(original)))
         self._followed = tuple(followed)
 
-    def hold_model(self, model: nn.Module) -> None:
-        """Share the tables of an opaque model, which this segment calls as a whole."""
-        self._whole = (model,)
-        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            vars(self)[table] = vars(model)[table]
-
     def set_evaluation(self, evaluation: Segment) -> None:
         """Use another segment in evaluation mode; it must share this one's tensors."""
         self._evaluation = (evaluation,)
 
-    def adopt_buffers(self, other: Segment) -> None:
-        """Take over the buffers that another segment holds now under the same names."""
-        theirs = dict(other.named_modules())
+    def adopt_buffers(self, other: nn.Module) -> None:
+        """Take over the buffers that another module holds now under the same names."""
+        theirs = dict(other.named_modules(remove_duplicate=False))
         for path, module in self.named_modules():
             held = theirs[path]._buffers if path in theirs else {}
             for name in module._buffers.keys() & held.keys():
@@ -145,12 +125,6 @@ class Segment(nn.Module):
                 f"{', '.join(self._fixed_mode)}; evaluate the unsplit model, which shares these "
                 "weights, or write that part with torch.nn modules"
             )
-
-    def import_buffers(self, root: nn.Module) -> None:
-        """Take over the buffers that ``root`` holds under the same names."""
-        for path, module in self.named_modules():
-            for name in module._buffers:
-                module._buffers[name] = root.get_submodule(path)._buffers[name]
 
     def rebind_tensors(self, root: nn.Module) -> None:
         """Take over the tensors of ``root`` by name, after it replaced them."""
@@ -195,7 +169,6 @@ def get_segments(segment: Segment) -> tuple[Segment, ...]:
 
 def get_constants(segment: Segment) -> Mapping[str, Tensor]:
     """Return a read-only view of a segment's tensors that are neither parameters nor buffers."""
-    # Not a property of Segment, whose public names are those of the model's own modules.
     return MappingProxyType(segment._constants)
 
 
@@ -210,41 +183,14 @@ def get_whole_model(segment: Segment) -> nn.Module | None:
     return next(iter(segment._whole), None)
 
 
-def make_segment(
-    program: Program,
-    layers: Layers,
-    first: int,
-    last: int,
-    inputs: Sequence[fx.Node],
-    outputs: Sequence[Any],
-    *,
-    enter: Callable[[Any], Any] | None = None,
-    leave: Callable[[Any], Any] | None = None,
-    cuts: Sequence[int] = (),
-) -> Segment:
-    """Build the segment of the layers from ``first`` up to, not including, ``last``.
+@dataclass(frozen=True)
+class SegmentSpec:
+    """The layers from ``first`` up to, not including, ``last``, to be built as a segment.
 
     It receives the values of ``inputs`` and returns those of ``outputs`` (nodes or constants), in
     order; ``enter`` is applied to every input, ``leave`` to every output. ``cuts`` are the
     positions of legal cuts, ascending; see `Segment.keyed`.
     """
-    piece = _Piece(program, layers, first, last, inputs, outputs, enter, leave)
-    segment = _assemble(program, *piece.copied(fx.Graph()))
-    segment._references = frozenset(piece.references)
-
-    # Compiled on first use: most segments are never run with keyed random numbers.
-    def make_keyed_code() -> Code:
-        graph = fx.Graph()
-        keyed = KeyedNodeCopier(program, layers, cuts, graph)
-        return _code(segment, piece.copied(graph, keyed.copy)[0])
-
-    segment._make_keyed_code = make_keyed_code
-    return segment
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """The arguments of `make_segment`."""
 
     program: Program
     layers: Layers
@@ -252,8 +198,35 @@ class _Piece:
     last: int
     inputs: Sequence[fx.Node]
     outputs: Sequence[Any]
-    enter: Callable[[Any], Any] | None
-    leave: Callable[[Any], Any] | None
+    enter: Callable[[Any], Any] | None = None
+    leave: Callable[[Any], Any] | None = None
+    cuts: Sequence[int] = ()
+
+    def build(self) -> Segment:
+        program = self.program
+        segment = Segment(program.fixed_mode, program.training)
+        graph, attributes = self.copied(fx.Graph())
+        for target, value in attributes.items():
+            attach(segment, program.model, target, value)
+        segment._code = _code(segment, graph)
+        segment._references = frozenset(self.references)
+        if any(WHOLE in node.meta for node in graph.nodes):
+            # An opaque model is called as a whole; its tables are shared.
+            segment._whole = (program.model,)
+            for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                vars(segment)[table] = vars(program.model)[table]
+        if program.training:
+            frozen = program.frozen_modules
+            segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)
+
+        @functools.cache  # compiled on first use: most segments never run with keyed random numbers
+        def get_keyed_code() -> Code:
+            graph = fx.Graph()
+            keyed = KeyedNodeCopier(program, self.layers, self.cuts, graph)
+            return _code(segment, self.copied(graph, keyed.copy)[0])
+
+        segment._get_keyed_code = get_keyed_code
+        return segment
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -352,24 +325,7 @@ def mutates_inputs(program: Program, layers: Layers, first: int, last: int) -> b
         if first <= layer < last
         for node in mutated_inputs(reader, program)
     ]
-    return bool(_memory(changed) & _memory(program.inputs)) if first == 0 else bool(changed)
-
-
-def _memory(nodes: Iterable[fx.Node]) -> set[int]:
-    return {storage_key(tensor) for node in nodes for tensor in tensors_of(value_of(node))}
-
-
-def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> Segment:
-    segment = Segment(program.fixed_mode, program.training)
-    for target, value in attributes.items():
-        attach(segment, program.model, target, value)
-    segment._code = _code(segment, graph)
-    if any(WHOLE in node.meta for node in graph.nodes):
-        segment.hold_model(program.model)
-    if program.training:
-        frozen = program.frozen_modules
-        segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)
-    return segment
+    return bool(storages_of(changed) & storages_of(program.inputs)) if first == 0 else bool(changed)
 
 
 def _code(segment: Segment, graph: fx.Graph) -> Code:

@@ -51,7 +51,7 @@ KEYWORD_ARGUMENT = 2
 ASSERTIONS = frozenset(
     ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 )
-"""Operators that compute nothing; capture drops them too."""
+"""Operators that compute nothing, inserted by torch.export; they are left out of graphs."""
 
 StateKind = Literal["parameter", "buffer", "constant"]
 STATE_KINDS: dict[str, StateKind] = {
@@ -74,8 +74,6 @@ PLACEMENT_KEYWORDS = ("device", "pin_memory", "layout")
 
 @dataclass(frozen=True)
 class ExportedTensor:
-    """Metadata of a named tensor."""
-
     name: str
     shape: tuple[int, ...]
     dtype: DType

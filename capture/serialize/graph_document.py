@@ -8,13 +8,7 @@ from torch import Tensor, fx
 from ...core.graph.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from ..program.cuts import Cut, differentiable_nodes
 from ..program.layers import Layers, explain_opaque, find_readers, find_state
-from ..program.program import (
-    Program,
-    is_inside,
-    resolve,
-    tensors_of,
-    value_of,
-)
+from ..program.program import Program, is_inside, tensors_of, value_of
 from ..sample import tensor_spec
 from .portable_graph import PortableGraph, iterate_state, write_portable_graph
 
@@ -101,7 +95,7 @@ def _layer(
     )
     return Layer(
         name=layers.names[index],
-        module_type=type(resolve(program.model, path) if path else program.model).__name__,
+        module_type=type(program.model.get_submodule(path)).__name__,
         module_fqns=tuple(sorted({name.rpartition(".")[0] for name in names})),
         parameter_bytes=sum(record.size_bytes for record in used if record.kind == "parameter"),
         opaque=explain_opaque(program, layers, index),

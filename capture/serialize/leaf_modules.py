@@ -14,6 +14,7 @@ from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
 from ..observation.interception import HOOKS
 from ..program.mode_dependent import AttentionDropout
+from ..program.program import named_tensors
 from .operations import NotSerializable
 
 
@@ -35,7 +36,7 @@ def describe_leaf(name: str, module: nn.Module) -> LeafModule:
     kind = type(module).__name__
     if leaf_type(kind) is not type(module):
         raise NotSerializable(f"a module of type {kind}, whose code is its own")
-    if any(getattr(module, hooks, None) for hooks in HOOKS) or "forward" in vars(module):
+    if _is_altered(module):
         raise NotSerializable(f"a {kind} with hooks or a forward of its own")
     leaf = LeafModule(name=name, type=kind, settings=_settings(module), training=module.training)
     try:
@@ -104,22 +105,17 @@ def _configuration(module: nn.Module) -> dict[str, object]:
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, Tensor] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
 
 
 def is_plain_sequence(module: nn.Module) -> bool:
     """Return True if a module only calls its children one after the other."""
-    hooked = any(getattr(module, hooks, None) for hooks in HOOKS)
-    return (
-        type(module) is nn.Sequential
-        and bool(len(module))
-        and not hooked
-        and "forward" not in vars(module)
-    )
+    return type(module) is nn.Sequential and bool(len(module)) and not _is_altered(module)
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Return True if an instance does something else than its class: by hooks, or its forward."""
+    return any(getattr(module, hooks, None) for hooks in HOOKS) or "forward" in vars(module)
 
 
 def iterate_leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

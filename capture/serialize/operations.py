@@ -26,6 +26,7 @@ from ...core.graph.graph import Operation, Region
 from ...core.graph.tensors import ELEMENT_SIZE_BYTES
 from ..program.mutation import region_of
 from ..program.program import Program, tensors_of, value_of
+from ..pt2.program import ASSERTIONS
 from ..sample import dtype_name, tensor_spec
 
 LEFT_OUT = ("device", "pin_memory")
@@ -82,12 +83,8 @@ def _element(value: Any, refer: Callable[[fx.Node], Element]) -> Element:
     raise NotSerializable(f"an argument of type {type(value).__name__}")
 
 
-CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
-"""Assertions that torch.export inserts; they compute nothing and are not serialized."""
-
-
 def is_check(node: fx.Node) -> bool:
-    return not node.users and getattr(node.target, "__name__", "").split(".")[0] in CHECKS
+    return not node.users and getattr(node.target, "__name__", "").split(".")[0] in ASSERTIONS
 
 
 def allowed_target(node: fx.Node) -> str:

@@ -70,22 +70,22 @@ class _Writer:
         self._layer_of = _with_constants(program, layers)
         self._found = PortableGraph()
         self._names = {name for names, _, _ in iterate_state(program.model) for name in names}
+        self._references: dict[fx.Node, Element] = {
+            node: InputReference(input=name)
+            for node, name in zip(program.inputs, program.structure.names, strict=True)
+        }
 
     def write(self) -> PortableGraph:
         found = self._found
         for names, tensor, kind in iterate_state(self._program.model):
             self._attempt(None, lambda n=names, t=tensor, k=kind: self._add_state(n, t, k))
-        references: dict[fx.Node, Element] = {
-            node: InputReference(input=name)
-            for node, name in zip(self._program.inputs, self._program.structure.names, strict=True)
-        }
         for node in self._program.graph.nodes:
             if node.op == "get_attr":
-                self._attempt(node, lambda n=node: self._refer_to_state(n, references))
+                self._attempt(node, lambda n=node: self._refer_to_state(n))
             elif node in self._layer_of and not is_check(node):
-                references[node] = NodeReference(node=node.name)
-                self._operation(node, references)
-        self._attempt(None, lambda: self._ends(references))
+                self._references[node] = NodeReference(node=node.name)
+                self._operation(node)
+        self._attempt(None, self._end)
         return found
 
     def _attempt(self, node: fx.Node | None, write: Any) -> None:
@@ -122,25 +122,25 @@ class _Writer:
             fill=None if kind == "parameter" else choose_fill(names[0], tensor),
         )
 
-    def _refer_to_state(self, node: fx.Node, references: dict[fx.Node, Element]) -> None:
+    def _refer_to_state(self, node: fx.Node) -> None:
         name = str(node.target)
         value = self._program.attribute(name)
         if not isinstance(value, Tensor):
             return  # the body of a region, written where it is called
         if name not in self._names and name not in self._found.state:
             self._add_state((name,), value, "constant")
-        references[node] = StateReference(state=name)
+        self._references[node] = StateReference(state=name)
 
-    def _operation(self, node: fx.Node, references: dict[fx.Node, Element]) -> None:
-        kind, target = "function", _target(node, self._program.model)
+    def _operation(self, node: fx.Node) -> None:
+        kind = "module" if node.op == "call_module" else "function"
+        target = _target(node)
         arguments: tuple[Argument, ...] = ()
         keywords: dict[str, Argument] = {}
 
         def write() -> None:
             nonlocal kind, target, arguments, keywords
             if node.op == "call_module":
-                kind = "module"
-                target, given = self._leading_up_to(node, target, references)
+                target, given = self._leading_up_to(node, target)
                 self._add_module(target)
                 if given is not None:
                     arguments = (given,)
@@ -151,15 +151,13 @@ class _Writer:
                 found = write_region(node, self._program, self._layer_of[node])
                 if found is not None:
                     kind, target = "region", found[0].name
-                    arguments = _values(found[1], references)
+                    arguments = self._values(found[1])
                     self._found.regions.append(found[0])
                     return
                 target = allowed_target(node)
-            arguments = _values(node.args, references)
-            keywords = to_keywords(node, references.__getitem__)
+            arguments = self._values(node.args)
+            keywords = to_keywords(node, self._references.__getitem__)
 
-        if node.op == "call_module":
-            kind = "module"
         self._attempt(node, write)
         self._found.operations.append(
             Operation(
@@ -174,9 +172,7 @@ class _Writer:
             )
         )
 
-    def _leading_up_to(
-        self, node: fx.Node, target: str, references: dict[fx.Node, Element]
-    ) -> tuple[str, Element]:
+    def _leading_up_to(self, node: fx.Node, target: str) -> tuple[str, Element]:
         """Write all calls that a nested ``nn.Sequential`` makes, except the last.
 
         Returns:
@@ -190,7 +186,7 @@ class _Writer:
             raise NotSerializable("a Sequential called with more than one tensor")
         # The tracer recorded one node for the whole Sequential. Shapes between its leaves are
         # found by running copies of them on the meta device.
-        given, value = references[source], value_of(source).to("meta")
+        given, value = self._references[source], value_of(source).to("meta")
         for number, (name, module) in enumerate(leaves[:-1]):
             value = run_on_meta(name, module, value)
             self._add_module(name)
@@ -208,20 +204,19 @@ class _Writer:
             given = NodeReference(node=step)
         return leaves[-1][0], given
 
+    def _values(self, values: Iterable[Any]) -> tuple[Argument, ...]:
+        return tuple(to_argument(value, self._references.__getitem__) for value in values)
+
     def _add_module(self, target: str) -> None:
         if target not in self._found.modules:
             module = self._program.attribute(target)
             self._found.modules[target] = describe_leaf(target, module)
 
-    def _ends(self, references: dict[fx.Node, Element]) -> None:
+    def _end(self) -> None:
         flat = self._program.flat_outputs
-        self._found.returns = [to_argument(value, references.__getitem__) for value in flat]
+        self._found.returns = list(self._values(flat))
         self._found.output_paths = _output_paths(self._program.out_spec, len(flat))
         self._found.sample = _sample(self._program)
-
-
-def _values(values: Iterable[Any], references: dict[fx.Node, Element]) -> tuple[Argument, ...]:
-    return tuple(to_argument(value, references.__getitem__) for value in values)
 
 
 def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
@@ -258,7 +253,7 @@ def _is_persistent(model: nn.Module, name: str) -> bool:
     return module is None or own not in module._non_persistent_buffers_set
 
 
-def _target(node: fx.Node, model: nn.Module) -> str:
+def _target(node: fx.Node) -> str:
     if node.op in ("call_module", "call_method"):
         return str(node.target)
     name = str(node.target) if hasattr(node.target, "_schema") else ""

@@ -217,17 +217,15 @@ class _Bytecode:
         """Return the instructions that may follow one; `None` if the function then goes on."""
         found = self.instructions[index]
         name = found.opname
-        if name in ("RAISE_VARARGS", "RERAISE"):
+        # The end of a `with` block raises the exception again.
+        ends_block = name == "WITH_EXCEPT_START" and not self.has_swallower
+        if ends_block or name in ("RAISE_VARARGS", "RERAISE"):
             handler = self.handler(found.offset)
             return [] if handler is None else [handler]
         if name.startswith(("RETURN", "YIELD")):
             return None
         if name.startswith(("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL")) and not may_store:
             return None
-        if name == "WITH_EXCEPT_START" and not self.has_swallower:
-            # The block's end raises the exception again.
-            handler = self.handler(found.offset)
-            return [] if handler is None else [handler]
         if "JUMP" in name:
             if found.argval <= found.offset:  # a loop goes on
                 return None

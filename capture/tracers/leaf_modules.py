@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..program.mutation import is_random, is_region, mutated_inputs
-from ..program.program import CALL, Program, path_of, resolve, value_of
+from ..program.program import CALL, Program, path_of, value_of
 
 _FAMILIES = (
     "activation", "batchnorm", "channelshuffle", "conv", "dropout", "flatten", "instancenorm",
@@ -73,7 +73,7 @@ def _keeps(node: fx.Node, program: Program) -> bool:
 def _is_plain_leaf(model: nn.Module, path: str) -> bool:
     if not path:
         return False
-    module = resolve(model, path)
+    module = model.get_submodule(path)
     if any(True for _ in module.children()) or isinstance(module, OTHER_SIGNATURES):
         return False
     if getattr(module, "return_indices", False):

@@ -37,7 +37,6 @@ from ..observation.nested_values import (
 )
 from ..program.mutation import is_region, region_of
 from ..program.program import FUNCTION, OPAQUE, PATH, VALUE, WHOLE, WRITTEN, Program, path_of
-from ..sample import CallStructure
 
 
 @dataclass
@@ -231,8 +230,7 @@ def _refuse_inside(node: fx.Node, program: Program, operation: Any) -> None:
     for inner in region[0].nodes if region else ():
         if inner.target is operation:
             raise CaptureError(
-                "an opaque call lies in a no_grad or autocast region",
-                module=path_of(node) or None,
+                "an opaque call lies in a no_grad or autocast region", module=path_of(node) or None
             )
         _refuse_inside(inner, program, operation)
 
@@ -336,7 +334,12 @@ def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
         values = [form.empty() for form in recorded.forms]
         for node, tensor in zip(inputs, subject.flat, strict=True):
             node.meta[VALUE] = fake_mode.from_tensor(tensor)
-    call = graph.call_function(_calls(model, structure), tuple(inputs))
+
+    def whole_model(*tensors: Tensor) -> Any:  # its name is that of the operation in documents
+        args, kwargs = structure.unflatten(tensors)
+        return model(*args, **kwargs)
+
+    call = graph.call_function(whole_model, tuple(inputs))
     call.meta = {VALUE: tuple(values), OPAQUE: reason, WHOLE: True, WRITTEN: recorded.written}
     outputs = [append_access(graph, call, recorded.output, index) for index in range(len(values))]
     for output, value in zip(outputs, values, strict=True):
@@ -356,11 +359,3 @@ def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
         opaque={"": reason},
         notes=["the whole model is one opaque layer, and cannot be cut"],
     )
-
-
-def _calls(model: nn.Module, structure: CallStructure) -> Callable[..., Any]:
-    def whole_model(*tensors: Tensor) -> Any:  # its name is that of the operation in documents
-        args, kwargs = structure.unflatten(tensors)
-        return model(*args, **kwargs)
-
-    return whole_model

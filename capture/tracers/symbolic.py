@@ -134,9 +134,10 @@ def _finish(
     output = next(node for node in graph.nodes if node.op == "output")
     result = output.args[0]
     values = _propagate(model, graph, dict(zip(order, subject.flat, strict=True)))
-    for node, value in values.items():
-        node.meta[VALUE] = value
-    shape = fx.map_arg(result, lambda node: values[node])
+    for node in graph.nodes:
+        if node is not output:
+            node.meta[VALUE] = values[node.name]
+    shape = fx.map_arg(result, lambda node: values[node.name])
     leaves, out_spec = pytree.tree_flatten(shape)
     flat_nodes = _flat_nodes(graph, output, result, len(leaves))
     output.args = (flat_nodes,)
@@ -175,56 +176,57 @@ def _flat_nodes(graph: fx.Graph, output: fx.Node, result: Any, count: int) -> li
     return flat
 
 
-def _propagate(
-    model: nn.Module, graph: fx.Graph, inputs: dict[fx.Node, Tensor]
-) -> dict[fx.Node, Any]:
-    """Find every node's shape, dtype and aliasing, on fake tensors or else by a real run."""
+def _propagate(model: nn.Module, graph: fx.Graph, inputs: dict[fx.Node, Tensor]) -> dict[str, Any]:
+    """Find nodes' shapes, dtypes and aliasing by name, on fake tensors or else by a real run."""
     # Python code that reads its data, such as `if x.sum() > 0` in a leaf, fails on fake tensors.
+    # GraphModule copies the graph's nodes one to one, so names identify them.
     module = fx.GraphModule(model, graph)
-    order = [node for node in graph.nodes if node.op == "placeholder"]
-    given = [inputs[node] for node in order]
-    values: dict[fx.Node, Any] = {}
+    given = [inputs[node] for node in graph.nodes if node.op == "placeholder"]
     with warnings.catch_warnings(), silence_loggers("torch"), torch.no_grad():
         warnings.simplefilter("ignore")
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        recorder = _Recorder(module, values)
+        recorder = ValueRecorder(module)
         try:
             fakes = [fake_mode.from_tensor(tensor) for tensor in given]
             with fake_mode, _fake_state(module, fake_mode):
                 recorder.run(*fakes)
         except Exception as error:
-            if isinstance(error, DynamicOutputShapeException) and not recorder.is_in_leaf:
+            path, place = path_of(recorder.node), recorder.place
+            in_leaf = recorder.node.op == "call_module"
+            if isinstance(error, DynamicOutputShapeException) and not in_leaf:
                 # The real run would show a shape that holds for this sample only.
-                raise CaptureError(
-                    f"the shape of {recorder.current!r} depends on data", module=recorder.path
-                ) from error
-            values.clear()
-            recorder = _Recorder(module, values)
+                reason = f"the shape of {place!r} depends on data"
+                raise CaptureError(reason, module=path) from error
+            recorder = ValueRecorder(module)
             try:
                 with preserve_model(model):
                     recorder.run(*given)
             except Exception as error:
+                place = recorder.place
                 raise CaptureError(
-                    f"{type(error).__name__} in {recorder.current!r}: {first_line(error)}",
-                    module=recorder.current,
+                    f"{type(error).__name__} in {place!r}: {first_line(error)}", module=place
                 ) from error
-    # GraphModule copies the graph's nodes one to one, so names identify them.
-    by_name = {node.name: value for node, value in values.items()}
-    return {node: by_name[node.name] for node in graph.nodes if node.name in by_name}
+    return recorder.values
 
 
-class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
-        super().__init__(module)
-        self._values = values
-        self.current, self.path, self.is_in_leaf = "", "", False
+class ValueRecorder(fx.Interpreter):
+    """Interpreter that keeps the value of every node by name, and the node that it is at."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        # No value may be freed: its storage's key could be that of a later one.
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[str, Any] = {}
+        self.node: fx.Node = next(iter(module.graph.nodes))
+
+    @property
+    def place(self) -> str:
+        return path_of(self.node) or self.node.name
 
     def run_node(self, n: fx.Node) -> Any:
-        self.current, self.path = path_of(n) or n.name, path_of(n)
-        self.is_in_leaf = n.op == "call_module"
+        self.node = n
         value = super().run_node(n)
         if n.op != "output":
-            self._values[n] = value
+            self.values[n.name] = value
         return value
 
 

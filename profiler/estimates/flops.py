@@ -18,8 +18,6 @@ from torch.utils.flop_counter import flop_registry
 
 from ...capture.program.program import storage_key, tensors_of
 
-aten = torch.ops.aten
-
 OperationClass = Literal[
     "matmul", "attention", "convolution", "elementwise", "reduction", "embedding"
 ]
@@ -128,7 +126,6 @@ def product_flops(
     kwargs: dict[str, Any],
     result: Any,
 ) -> int:
-    """FLOPs of an operation made of matrix products."""
     if "attention" in name:
         return _attention_flops(name, operation, args, kwargs)
     if name == "_grouped_mm":

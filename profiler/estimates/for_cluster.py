@@ -51,7 +51,7 @@ def graph_work(graph: Graph, wanted: EstimateTarget) -> ModelWork:
     shapes = {tensor.name: tensor for tensor in graph.inputs}
     flat = [empty_meta(shapes[name]) for name in captured.program.structure.names]
     try:
-        return captured_work(captured, captured.program.model, flat, wanted)
+        return captured_work(captured, flat, wanted)
     except MeasurementError as error:
         raise InvalidInput(
             f"the graph cannot be estimated: {first_line(error)}", field="/operations"

@@ -19,12 +19,13 @@ from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.program.program import tensors_of
 from ...capture.sample import read_sample
-from ...core.cluster.accelerators import Accelerator, Backend, Precision
+from ...core.cluster.accelerators import Accelerator, Precision
 from ...core.profile.profile import SavedStorage
 from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.layer_run import LayerRun, Values, backward_pairs, layer_runs
 from ..layers.loss_layer import Loss, LossFunction
+from ..layers.trace_model import make_gradients
 from .flops import Cost, cost_of
 from .meta_device import DeviceKernels
 
@@ -60,11 +61,6 @@ class LayerWork:
     output_bytes: int = 0
     workspace_bytes: int = 0
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of products, forward and backward."""
-        return sum(cost.flops for cost in (*self.forward, *self.backward))
-
 
 @dataclass(frozen=True)
 class ModelWork:
@@ -96,18 +92,15 @@ def model_work(
     structure, flat = read_sample(model, sample)
     loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
     captured = trace(model, structure.as_sample(flat), check=False)
-    return captured_work(captured, model, flat, wanted, loss)
+    return captured_work(captured, flat, wanted, loss)
 
 
 @torch.enable_grad()
 def captured_work(
-    captured: Captured,
-    model: nn.Module,
-    flat: Sequence[Tensor],
-    wanted: EstimateTarget,
-    loss: Loss | None = None,
+    captured: Captured, flat: Sequence[Tensor], wanted: EstimateTarget, loss: Loss | None = None
 ) -> ModelWork:
     """Count the work of a captured model's layers on the meta device; it is given gradients."""
+    model = captured.program.model
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
     groups = members_of(classes)
@@ -116,9 +109,7 @@ def captured_work(
         groups.append([len(runs) - 1])
     # Gradients exist before any backward runs, so that each sums into them, as all micro-batches
     # but the first do.
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first = first_run(
         model, runs, inputs, len(classes), lambda: DeviceKernels(wanted.device.backend)
@@ -144,7 +135,7 @@ def captured_work(
     )
 
 
-class _Recorder(TorchDispatchMode):
+class CostRecorder(TorchDispatchMode):
     """Dispatch mode that lists the cost of every operation inside."""
 
     def __init__(self, winograd: bool) -> None:
@@ -163,25 +154,10 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def recorded(
-    module: nn.Module, inputs: Sequence[Tensor], backend: Backend, *, winograd: bool = False
-) -> tuple[Operations, Operations, Tensor]:
-    """Operations of one module's forward and backward on the meta device, and its output."""
-    forward, backward = _Recorder(winograd), _Recorder(winograd)
-    with DeviceKernels(backend), forward:
-        output: Tensor = module(*inputs)
-    gradient = torch.ones_like(output)
-    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
-    if wanted and output.requires_grad:
-        with backward:
-            torch.autograd.grad([output], wanted, [gradient])
-    return tuple(forward.costs), tuple(backward.costs), output.detach()
-
-
 def _operations(
     run: LayerRun, values: Values, target: EstimateTarget
 ) -> tuple[Operations, Operations, Operations]:
-    forward, whole, alone = (_Recorder(target.winograd) for _ in range(3))
+    forward, whole, alone = (CostRecorder(target.winograd) for _ in range(3))
     leaves = run.leaves(values)
     arguments = run.arguments(leaves)
     with DeviceKernels(target.device.backend), forward:

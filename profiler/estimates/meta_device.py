@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,49 +18,28 @@ from ...core.graph.tensors import SampleTensor, TensorSpec
 
 aten = torch.ops.aten
 
-_ATTENTION = (
-    functional.scaled_dot_product_attention,
-    aten.scaled_dot_product_attention.default,
-)
+_ATTENTION = (functional.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 _DROPOUT = (functional.dropout, aten.dropout.default, torch.dropout)
 
 
-class FunctionMode(TorchFunctionMode):
-    """Inside, every function of torch goes through `call`."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return self.call(func, args, kwargs or {})
-
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Handle a call of a torch function."""
-        raise NotImplementedError
-
-
-class DeviceKernels(FunctionMode):
+class DeviceKernels(TorchFunctionMode):
     """Inside, attention and dropout on meta tensors run the kernels a device would run."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._backend = backend
 
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in _ATTENTION:
+        kwargs = kwargs or {}
+        if func in _ATTENTION:
             chosen = self._attention(*args, **kwargs)
             if chosen is not None:
                 return chosen
-        elif function in _DROPOUT and self._backend != "cpu":
+        elif func in _DROPOUT and self._backend != "cpu":
             return _fused_dropout(*args, **kwargs)
-        return function(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def _attention(
         self,
@@ -162,18 +140,18 @@ def on_meta(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-class _PlainTensors(FunctionMode):
+class _PlainTensors(TorchFunctionMode):
     """Inside, tensors are copied without values, and what autograd made (a cache) as well."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
 
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is not Tensor.__deepcopy__:
-            return function(*args, **kwargs)
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
         tensor = args[0]
         moved = on_meta(tensor, self._dtype)
         # `Tensor.__deepcopy__` refuses what is no leaf; such a cache is copied as a constant.

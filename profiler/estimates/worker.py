@@ -29,7 +29,6 @@ def main() -> int:
 
 
 def estimate(request: EstimateRequest) -> Estimated:
-    """Estimate what a request describes."""
     from .for_cluster import estimate_for_cluster, estimate_graph_for_cluster
 
     kind, precision = request.estimate.device, request.estimate.precision

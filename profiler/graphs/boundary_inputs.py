@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ...capture.program.mutation import is_random, is_region
+from ...capture.program.mutation import is_random, region_of
 from ...capture.program.program import Program, storage_key, value_of
-from ...core.errors import InvalidInput
 from ..layers.layer_run import LayerRun, bytes_of, mapped
 from ..models.families import make_sample
-from .graph_module import in_one_line
 from .memory_needed import within_budget
 from .random_values import made_up
-from .rebuilt_capture import Rebuilt
+from .rebuilt_capture import Rebuilt, cannot_be_done
 
 MAX_COMPUTED_BYTES = 2**30
 """Larger values are made up even where they could be computed."""
@@ -44,12 +42,12 @@ class BoundaryValues:
         generator: torch.Generator,
         budget_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        self._device, self._generator = device, generator
+        self._rebuilt, self._device, self._generator = rebuilt, device, generator
         wanted = {node for run in runs for node in run.reads}
         program = rebuilt.captured.program
         budget_bytes = min(budget_bytes, MAX_HELD_BYTES)
         known = within_budget(_computable(program), program.inputs, wanted, budget_bytes)
-        self._known = _known_values(rebuilt, known, wanted, device, generator)
+        self._known = self._compute(known, wanted)
 
     def of(self, nodes: Sequence[fx.Node]) -> dict[fx.Node, Any]:
         """Values for these nodes; those that are views of one memory are so here, too."""
@@ -87,55 +85,37 @@ class BoundaryValues:
             return memory.fill_(1.0)
         return memory.normal_(generator=self._generator)
 
+    def _compute(self, known: Sequence[fx.Node], wanted: set[fx.Node]) -> dict[fx.Node, Any]:
+        """Compute the model's inputs and the nodes that follow from them, buffers and constants."""
+        program, sample = self._rebuilt.captured.program, self._rebuilt.graph.sample
+        assert sample is not None, "reading a rebuildable graph checks that"
+        inputs, _ = make_sample(sample, self._device)
+        values: dict[fx.Node, Any] = {
+            node: inputs[name]
+            for node, name in zip(program.inputs, program.structure.names, strict=True)
+        }
+        # Later nodes overwrite earlier ones, which leaves the last.
+        last_use = {source: node for node in known for source in node.all_input_nodes}
+        with torch.no_grad():
+            for node in known:
+                try:
+                    values[node] = self._value(node, values)
+                except Exception as error:
+                    raise cannot_be_done(node.name, error) from error
+                for source in node.all_input_nodes:
+                    if last_use[source] is node and source not in wanted:
+                        values.pop(source, None)
+        return {node: value for node, value in values.items() if node in wanted}
 
-def _known_values(
-    rebuilt: Rebuilt,
-    known: Sequence[fx.Node],
-    wanted: set[fx.Node],
-    device: torch.device,
-    generator: torch.Generator,
-) -> dict[fx.Node, Any]:
-    """Compute the model's inputs and the nodes that follow from them, buffers and constants."""
-    program, sample = rebuilt.captured.program, rebuilt.graph.sample
-    assert sample is not None, "reading a rebuildable graph checks that"
-    inputs, _ = make_sample(sample, device)
-    values: dict[fx.Node, Any] = {
-        node: inputs[name]
-        for node, name in zip(program.inputs, program.structure.names, strict=True)
-    }
-    # Later nodes overwrite earlier ones, which leaves the last.
-    last_use = {source: node for node in known for source in node.all_input_nodes}
-    with torch.no_grad():
-        for node in known:
-            try:
-                values[node] = _value(node, values, rebuilt, device, generator)
-            except Exception as error:
-                raise InvalidInput(
-                    f"operation {node.name!r} cannot be done on what it is given: "
-                    f"{in_one_line(error)}",
-                    field="/operations",
-                ) from error
-            for source in node.all_input_nodes:
-                if last_use[source] is node and source not in wanted:
-                    values.pop(source, None)
-    return {node: value for node, value in values.items() if node in wanted}
-
-
-def _value(
-    node: fx.Node,
-    values: dict[fx.Node, Any],
-    rebuilt: Rebuilt,
-    device: torch.device,
-    generator: torch.Generator,
-) -> Any:
-    if node.op == "get_attr":
-        attribute = rebuilt.captured.program.attribute(str(node.target))
-        if isinstance(attribute, Tensor):
-            return made_up(rebuilt.state[id(attribute)], device, generator)
-        return attribute
-    arguments = fx.map_arg(node.args, values.__getitem__)
-    keywords = fx.map_arg(node.kwargs, values.__getitem__)
-    return node.target(*arguments, **keywords)  # type: ignore[operator]
+    def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        if node.op == "get_attr":
+            attribute = self._rebuilt.captured.program.attribute(str(node.target))
+            if isinstance(attribute, Tensor):
+                return made_up(self._rebuilt.state[id(attribute)], self._device, self._generator)
+            return attribute
+        arguments = fx.map_arg(node.args, values.__getitem__)
+        keywords = fx.map_arg(node.kwargs, values.__getitem__)
+        return node.target(*arguments, **keywords)  # type: ignore[operator]
 
 
 def _computable(program: Program) -> list[fx.Node]:
@@ -152,7 +132,7 @@ def _computable(program: Program) -> list[fx.Node]:
             possible = (
                 node.op == "call_function"
                 and not is_random(node)
-                and (not is_region(node) or not _draws_inside(node, program))
+                and not _draws_inside(node, program)
                 and all(source in known for source in node.all_input_nodes)
                 and bytes_of(value_of(node)) <= MAX_COMPUTED_BYTES
             )
@@ -163,10 +143,5 @@ def _computable(program: Program) -> list[fx.Node]:
 
 
 def _draws_inside(node: fx.Node, program: Program) -> bool:
-    bodies = [program.attribute(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
-    return any(
-        is_random(inner)
-        for body in bodies
-        if isinstance(body, fx.GraphModule)
-        for inner in body.graph.nodes
-    )
+    region = region_of(node, program)
+    return region is not None and any(map(is_random, region[0].nodes))

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
 from torch._ops import OpOverload
 
-from ...capture.program.program import resolve_in
+from ...capture.program.program import named_tensors, resolve_in
 from ...capture.serialize.leaf_modules import build_leaf
 from ...core.errors import InvalidInput, first_line
 from ...core.graph.allowed_ops import GETITEM
@@ -109,8 +109,9 @@ class _Builder:
         self._tensors: dict[str, Tensor] = {}
         self._below: defaultdict[str, list[str]] = defaultdict(list)
         self._attributes: dict[str, fx.Node] = {}
+        self._made: dict[str, fx.Node] = {}
+        self._inputs: dict[str, fx.Node] = {}
         self._regions = {region.name: region for region in graph.regions}
-        self._nodes: list[tuple[Operation, fx.Node]] = []
 
     def build(self) -> Skeleton:
         source = self._source
@@ -133,14 +134,10 @@ class _Builder:
         for leaf in source.modules:
             self._model.get_submodule(leaf.name).train(leaf.training)
         inputs = [self._graph.placeholder(tensor.name) for tensor in source.inputs]
-        made: dict[str, fx.Node] = {}
-        by_input = dict(zip((tensor.name for tensor in source.inputs), inputs, strict=True))
-        for operation in source.operations:
-            made[operation.name] = self._add_operation(operation, made, by_input)
-            self._nodes.append((operation, made[operation.name]))
-        returns = [self._argument(value, made, by_input) for value in source.returns]
-        self._graph.output(returns)
-        return Skeleton(self._model, self._holder, self._graph, inputs, self._nodes, state)
+        self._inputs = dict(zip((tensor.name for tensor in source.inputs), inputs, strict=True))
+        nodes = [(operation, self._add_operation(operation)) for operation in source.operations]
+        self._graph.output([self._argument(value) for value in source.returns])
+        return Skeleton(self._model, self._holder, self._graph, inputs, nodes, state)
 
     def _add_leaf(self, leaf: LeafModule) -> None:
         # A leaf brings tensors of its own making. They only prove that its settings and the state
@@ -154,10 +151,7 @@ class _Builder:
                 f"{in_one_line(error)}",
                 field="/modules",
             ) from error
-        wanted = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        wanted = named_tensors(module)
         if set(wanted) != set(own):
             raise InvalidInput(
                 f"module {leaf.name!r}: {leaf.type} has the tensors {sorted(wanted)}, the state "
@@ -186,24 +180,26 @@ class _Builder:
                 parent.register_buffer(own, tensor, persistent=entry.persistent)
         setattr(parent, own, tensor)
 
-    def _add_operation(
-        self, operation: Operation, made: Mapping[str, fx.Node], inputs: Mapping[str, fx.Node]
-    ) -> fx.Node:
-        arguments = tuple(self._argument(value, made, inputs) for value in operation.arguments)
-        keywords = {
-            name: self._argument(value, made, inputs) for name, value in operation.keywords.items()
-        }
+    def _add_operation(self, operation: Operation) -> fx.Node:
+        arguments = tuple(map(self._argument, operation.arguments))
+        keywords = {name: self._argument(value) for name, value in operation.keywords.items()}
+        kind, target = "call_function", None
         if operation.kind == "module":
-            return self._graph.create_node(
-                "call_module", operation.target, arguments, keywords, operation.name
-            )
-        if operation.kind == "region":
-            return self._add_region(operation, arguments)
-        target = function_of(operation)
-        keywords |= self._placement(target, arguments, keywords)
-        return self._graph.create_node("call_function", target, arguments, keywords, operation.name)
+            kind, target = "call_module", operation.target
+        elif operation.kind == "region":
+            target, arguments = self._region_call(operation, arguments)
+            keywords = {}
+        else:
+            target = function_of(operation)
+            keywords |= self._placement(target, arguments, keywords)
+        node = self._graph.create_node(kind, target, arguments, keywords, operation.name)
+        self._made[operation.name] = node
+        return node
 
-    def _add_region(self, operation: Operation, operands: tuple[Any, ...]) -> fx.Node:
+    def _region_call(
+        self, operation: Operation, operands: tuple[Any, ...]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the function that runs a region, and its arguments."""
         region = self._regions[operation.target]
         name = f"_{region.name}"
         if name not in self._holder._modules:
@@ -211,31 +207,26 @@ class _Builder:
         body = self._graph.get_attr(name)
         if region.kind == "autocast":
             dtype = None if region.dtype is None else getattr(torch, region.dtype)
-            target: Any = wrap_with_autocast
-            modes: tuple[Any, ...] = (self._device.type, dtype, region.enabled, None)
-        else:
-            target = wrap_with_set_grad_enabled
-            modes = (region.kind == "enable_grad",)
-        return self._graph.create_node(
-            "call_function", target, (*modes, body, *operands), {}, operation.name
-        )
+            modes = (self._device.type, dtype, region.enabled, None)
+            return wrap_with_autocast, (*modes, body, *operands)
+        return wrap_with_set_grad_enabled, (region.kind == "enable_grad", body, *operands)
 
     def _body(self, region: Region) -> fx.GraphModule:
         # `_add_operation` adds to `self._graph`, which is the body for as long as it is built.
-        outer, self._graph = self._graph, fx.Graph()
-        made: dict[str, fx.Node] = {}
-        for name in region.inputs:
-            made[name] = self._graph.placeholder(name)
+        outer = self._graph, self._made, self._inputs
+        self._graph = fx.Graph()
+        self._made = {name: self._graph.placeholder(name) for name in region.inputs}
+        self._inputs = {}
         for operation in region.operations:
             if operation.kind != "function":
                 raise InvalidInput(
                     f"region {region.name!r} holds a {operation.kind}; it may hold operators only",
                     field="/regions",
                 )
-            made[operation.name] = self._add_operation(operation, made, {})
-        self._graph.output(tuple(self._argument(value, made, {}) for value in region.returns))
+            self._add_operation(operation)
+        self._graph.output(tuple(map(self._argument, region.returns)))
         body = fx.GraphModule(nn.Module(), self._graph)
-        self._graph = outer
+        self._graph, self._made, self._inputs = outer
         return body
 
     def _placement(
@@ -251,15 +242,13 @@ class _Builder:
                 return {} if given else {"device": self._device}
         return {}
 
-    def _argument(
-        self, value: Argument, made: Mapping[str, fx.Node], inputs: Mapping[str, fx.Node]
-    ) -> Any:
+    def _argument(self, value: Argument) -> Any:
         if isinstance(value, tuple):
-            return [self._argument(item, made, inputs) for item in value]
+            return list(map(self._argument, value))
         if isinstance(value, NodeReference):
-            return made[value.node]
+            return self._made[value.node]
         if isinstance(value, InputReference):
-            return inputs[value.input]
+            return self._inputs[value.input]
         if isinstance(value, StateReference):
             return self._attribute(value.state)
         if isinstance(value, DTypeArgument):

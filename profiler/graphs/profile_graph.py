@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 import torch
 from torch import Tensor, fx
@@ -30,7 +28,7 @@ from ..machine.conditions import busy_neighbours, threads, watched_clocks
 from ..machine.memory import free_memory_bytes
 from ..machine.provenance import check_device, provenance
 from ..measure.compile_layers import compile_layers
-from ..measure.session import MAX_PASSES, MIN_PASSES, MIN_SPLIT_PASSES, SPLIT_EVERY, worth_repeating
+from ..measure.session import Measuring, WholeModel
 from ..measure.timed_passes import Passes, Samples
 from ..measure.to_profile import graph_fields, layer_profile
 from .boundary_inputs import MAX_HELD_BYTES, BoundaryValues
@@ -78,7 +76,7 @@ def measure_layer(
         # The run's own parameters are on the meta device.
         live = replace(run, parameters=trainable)
         values = inputs.of(run.reads)
-        table = LayerTable(segment)
+        table = LayerTable(segment, ())
         found = memory_run(live, values, table, device, context)
         given = [values[node] for node in run.reads]
         kept = table.places(found.kept, given, found.produced, get_constants(segment).values())
@@ -90,25 +88,14 @@ def measure_layer(
             compile_layers([live], values, context)
         samples = Samples()
         passes = Passes([live], values, clock, context, [samples])
-        _repeat(passes, samples, budget_s, split=not options.compile)
+        whole = WholeModel(None, [live], (), clock, context)
+        session = Measuring(passes, whole, [[0]], [samples], [run.name])
+        session.run(budget_s, split=not options.compile)
     return MeasuredLayer(samples, kept, output_bytes, *needs, clock.cuda)
 
 
-def _repeat(passes: Passes, samples: Samples, budget_s: float, *, split: bool) -> None:
-    """Repeat passes: a cold run, the minimum, then more until the median is certain enough."""
-    passes.run([0], keep=False)
-    started = time.perf_counter()
-    for done in range(MIN_PASSES):
-        passes.run([0])
-        if split and done < MIN_SPLIT_PASSES:
-            passes.run([0], split=True)
-    for extra in range(1, MAX_PASSES - MIN_PASSES + 1):
-        totals = samples.total_s()
-        spent_s = time.perf_counter() - started
-        if not worth_repeating([totals], [1]) or spent_s + median(totals) > budget_s:
-            return
-        passes.run([0], split=split and extra % SPLIT_EVERY == 0)
-
+SEED = 0
+"""Of made-up weights and inputs."""
 
 NOTE = (
     "measured without the model's code, one layer at a time on made-up values; "
@@ -117,11 +104,7 @@ NOTE = (
 
 
 def profile_graph(
-    graph: Graph,
-    *,
-    options: ProfilingOptions | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
+    graph: Graph, *, options: ProfilingOptions | None = None, progress: Progress | None = None
 ) -> Profile:
     """Measure every layer of a graph, with random weights, holding one layer at a time.
 
@@ -137,7 +120,6 @@ def profile_graph(
     Args:
         graph: Captured with ``rebuildable`` set.
         options: Device (the CPU if none is named), threads, neighbours, precision, and budget.
-        seed: Of weights and inputs.
         progress: Called with layers done, layers in all, and the layer's name.
 
     Raises:
@@ -150,11 +132,11 @@ def profile_graph(
     progress = progress or (lambda *_: None)
     device = torch.device(check_device(options.device or "cpu"))
     with as_in_training(device), threads(options.num_threads), preserve_random_state():
-        torch.manual_seed(seed)
+        torch.manual_seed(SEED)
         rebuilt = rebuild_captured(graph, device)
         runs = layer_runs(rebuilt.captured)
         classes = cost_classes(rebuilt.captured, runs)
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(SEED)
         groups = _groups(classes, runs, deduplicate=options.deduplicate)
         chosen = [runs[members[len(members) // 2]] for members in groups]
         held = rebuilt.captured.program.inputs

@@ -16,7 +16,6 @@ from ...core.graph.tensors import StateTensor
 
 
 def meta_tensor(entry: StateTensor) -> Tensor:
-    """Return a state tensor on the meta device."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     tensor = _empty(entry, torch.device("meta"))
     if entry.kind == "parameter":

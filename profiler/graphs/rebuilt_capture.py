@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -20,6 +19,7 @@ from ...capture.program.program import VALUE, Program, storage_key, tensors_of
 from ...capture.sample import CallStructure, dtype_name
 from ...capture.serialize.graph_document import list_parameters
 from ...capture.tracers.export import silence_loggers
+from ...capture.tracers.symbolic import ValueRecorder
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Graph, Parameter
 from ...core.graph.tensors import StateTensor
@@ -94,35 +94,23 @@ def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset
         # Tensors that say they are on the device stand in for those on the meta device.
         stand_in = cache(lambda tensor: _stand_in(tensor, device))
         with replace_tensors((parts.model, parts.holder), stand_in) as state:
-            recorder = _Recorder(parts.module())
+            recorder = ValueRecorder(parts.module())
             try:
                 recorder.run(*inputs)
             except Exception as error:
-                raise InvalidInput(
-                    f"operation {recorder.current!r} cannot be done on what it is given: "
-                    f"{in_one_line(error)}",
-                    field="/operations",
-                ) from error
-    by_name = recorder.values
+                raise cannot_be_done(recorder.node.name, error) from error
     for node in parts.graph.nodes:
-        if node.name in by_name:
-            node.meta[VALUE] = by_name[node.name]
+        if node.op != "output":
+            node.meta[VALUE] = recorder.values[node.name]
     return frozenset(storage_key(tensor) for tensor in (*inputs, *state))
 
 
-class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
-        # No value may be freed: its storage's key could be that of a later one.
-        super().__init__(module, garbage_collect_values=False)
-        self.values: dict[str, Any] = {}
-        self.current = ""
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.current = n.name
-        value = super().run_node(n)
-        if n.op != "output":
-            self.values[n.name] = value
-        return value
+def cannot_be_done(operation: str, error: Exception) -> InvalidInput:
+    """Return the refusal of a graph one of whose operations fails."""
+    return InvalidInput(
+        f"operation {operation!r} cannot be done on what it is given: {in_one_line(error)}",
+        field="/operations",
+    )
 
 
 def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:

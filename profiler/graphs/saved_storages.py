@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ...capture.program.program import storage_key, tensors_of, value_of
 from ...capture.program.segment import get_constants
@@ -33,18 +33,7 @@ class Kept:
 
 
 class LayerTable(StorageTable):
-    """Storage table that remembers which copies were made of a layer's inputs."""
-
-    def __init__(self, segment: nn.Module) -> None:
-        super().__init__(segment, ())
-        self._copies: dict[int, int] = {}
-        self._there = {
-            storage_key(tensor) for tensor in (*segment.parameters(), *segment.buffers())
-        }
-
-    def same_storage(self, copy: Storage, original: Storage) -> None:
-        super().same_storage(copy, original)
-        self._copies[copy.key] = original.key
+    """Storage table of one layer, which says where the layer meets what it saves."""
 
     def places(
         self,
@@ -63,17 +52,15 @@ class LayerTable(StorageTable):
                     known.setdefault(storage_key(tensor), (what, position, item))
         found: dict[Place, Kept] = {}
         for number, storage in enumerate(kept):
-            key = self._copies.get(storage.key, storage.key)
-            if key not in self._there:
+            key = self._identify(storage)
+            if key not in self._resident:
                 place = known.get(key, ("inside", number, 0))
                 found.setdefault(place, Kept(place, storage.size_bytes))
         return list(found.values())
 
 
 def storage_table(
-    runs: Sequence[LayerRun],
-    kept: Sequence[Sequence[Kept]],
-    resident: frozenset[int],
+    runs: Sequence[LayerRun], kept: Sequence[Sequence[Kept]], resident: frozenset[int]
 ) -> tuple[SavedStorage, ...]:
     """Build the storage table: each storage once, with all layers that save it."""
     sizes: dict[object, int] = {}

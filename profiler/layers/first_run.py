@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from ...core.profile.profile import SavedStorage
 from .error_attribution import blamed
 from .layer_run import LayerRun, bytes_of
 from .memory_run import memory_run
+from .precision import Context
 from .saved_storages import Storage, StorageTable
 
 
@@ -40,7 +40,7 @@ def first_run(
     runs: Sequence[LayerRun],
     inputs: Mapping[fx.Node, Tensor],
     num_layers: int,
-    context: Callable[[], AbstractContextManager[object]],
+    context: Context,
 ) -> FirstRun:
     """Run every layer once, forwards and backwards, and fill in ``saved_bytes`` of each.
 

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 
 from ...capture.captured import Captured
 from ...capture.program.cuts import differentiable_nodes
-from ...capture.program.mutation import mutated_inputs
-from ...capture.program.program import storage_key, tensors_of, value_of
-from ...capture.program.segment import Segment, make_segment
+from ...capture.program.mutation import changed_storages
+from ...capture.program.program import storages_of, tensors_of
+from ...capture.program.segment import Segment, SegmentSpec
 
 Values = Mapping[fx.Node, Any]
 """What nodes produced: tensors, or tuples of them."""
@@ -81,7 +81,7 @@ def layer_runs(captured: Captured) -> list[LayerRun]:
             if any(layers.layer_of.get(user) == index for user in node.users)
         ]
         writes = list(dict.fromkeys(n for n in behind if layers.layer_of.get(n) == index))
-        segment = make_segment(program, layers, index, index + 1, reads, writes)
+        segment = SegmentSpec(program, layers, index, index + 1, reads, writes).build()
         runs.append(
             LayerRun(
                 name=layers.names[index],
@@ -125,15 +125,12 @@ def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[b
     program = captured.program
     # By storage, not by value: a change through one view shows in every other view.
     touched = {
-        storage_key(tensor)
+        key
         for node, layer in captured.layers.layer_of.items()
         if layer == index
-        for source in mutated_inputs(node, program)
-        for tensor in tensors_of(value_of(source))
+        for key in changed_storages(node, program)
     }
-    return [
-        any(storage_key(tensor) in touched for tensor in tensors_of(value_of(n))) for n in reads
-    ]
+    return [not touched.isdisjoint(storages_of([node])) for node in reads]
 
 
 def backward_pairs(outputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.program.program import storage_key, tensors_of
 from .layer_run import LayerRun, Values, detached, mapped
+from .precision import Context
 from .saved_storages import GraphWatch, Storage, StorageTable
 
 
@@ -105,11 +105,7 @@ class MemoryRun:
 
 
 def memory_run(
-    run: LayerRun,
-    values: Values,
-    table: StorageTable,
-    device: torch.device,
-    context: Callable[[], AbstractContextManager[object]],
+    run: LayerRun, values: Values, table: StorageTable, device: torch.device, context: Context
 ) -> MemoryRun:
     """Run a layer on the values it receives in the model; its gradients must exist already."""
     leaves = run.leaves(values)

@@ -25,18 +25,17 @@ def forward_context(
     if options.autocast is None:
         return nullcontext
     dtype: torch.dtype = getattr(torch, options.autocast)
-    return lambda: _autocast(device, dtype, cached)
 
+    @contextmanager
+    def autocast() -> Iterator[None]:
+        try:
+            # torch empties its cache of converted weights only when the outermost autocast ends.
+            with torch.autocast(device.type, dtype=dtype, cache_enabled=cached):
+                yield
+        finally:
+            torch.clear_autocast_cache()
 
-@contextmanager
-def _autocast(device: torch.device, dtype: torch.dtype, cached: bool) -> Iterator[None]:
-    """Autocast that forgets what it converted; torch's own remembers it inside another one."""
-    try:
-        # torch empties this cache only when the outermost autocast ends.
-        with torch.autocast(device.type, dtype=dtype, cache_enabled=cached):
-            yield
-    finally:
-        torch.clear_autocast_cache()
+    return autocast
 
 
 @contextmanager

@@ -56,9 +56,7 @@ def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return latency_s, 1 / per_byte_s
 
 
-def fit_levels(
-    levels: Sequence[LevelTimes], cluster: Cluster, *, shared_from: float = SHARED_FROM
-) -> tuple[LevelFit, ...]:
+def fit_levels(levels: Sequence[LevelTimes], cluster: Cluster) -> tuple[LevelFit, ...]:
     """Fit each level to its times, the innermost first.
 
     The bandwidth of all-reduces is the one with which `Cluster.all_reduce_time_s` comes nearest to
@@ -73,7 +71,7 @@ def fit_levels(
             group_size=found.group_size,
             latency_s=latency_s,
             bandwidth_bytes_per_s=bandwidth,
-            shared=found.slowdown is not None and found.slowdown >= shared_from,
+            shared=found.slowdown is not None and found.slowdown >= SHARED_FROM,
         )
         inner = tuple(fit.level for fit in fits)
         reduces = [entry for entry in found.times if entry.what == "all_reduce"]

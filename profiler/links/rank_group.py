@@ -92,7 +92,6 @@ class RankGroup:
             dist.destroy_process_group()
 
     def describe(self) -> RankDevice:
-        """Describe this rank's device and host."""
         is_gpu = self.device.type == "cuda"
         return RankDevice(
             host=socket.gethostname(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal
 
@@ -25,7 +25,7 @@ from .levels import (
 )
 from .rank_group import RankGroup
 from .records import LevelTimes, LinkReport, LinkTime, RankDevice
-from .timing import Sized, sizes_up_to, time_all_reduces, time_messages
+from .timing import sizes_up_to, time_all_reduces, time_messages
 
 PROBE_BYTES = 2**20
 """Size of the messages that tell levels apart."""
@@ -72,10 +72,7 @@ class LinkSession:
 
     def _gather_devices(self) -> list[RankDevice]:
         """Return all ranks, once they agree on the options."""
-        mine = {
-            "options": repr(self.group.options),
-            "device": self.group.describe().model_dump(),
-        }
+        mine = {"options": repr(self.group.options), "device": self.group.describe().model_dump()}
         told = [
             json.loads(text) for text in self.group.gather(json.dumps(mine), "to say what it is")
         ]
@@ -127,14 +124,14 @@ class LinkSession:
         source, target = pair
         self._begin(f"messages from rank {source} to rank {target}")
         if self.group.rank in pair:
-            self._keep("message", pair, time_messages(self.group, *pair, sizes, budget_s))
+            self._mine += time_messages(self.group, *pair, sizes, budget_s)
         self.group.wait_for_all(pair, f"to time messages from rank {source} to rank {target}")
 
     def _all_reduces(self, ranks: tuple[int, ...], sizes: Sequence[int], budget_s: float) -> None:
         self._begin(f"sums over {len(ranks)} ranks")
         self.group.subgroup(ranks)  # a collective call: also by ranks outside the group
         if self.group.rank in ranks:
-            self._keep("all_reduce", ranks, time_all_reduces(self.group, ranks, sizes, budget_s))
+            self._mine += time_all_reduces(self.group, ranks, sizes, budget_s)
         self.group.wait_for_all(ranks, f"to time sums over {len(ranks)} ranks")
 
     def _slowdown(self, crowd: tuple[int, ...], budget_s: float) -> float:
@@ -152,13 +149,8 @@ class LinkSession:
         self.group.wait_for_all(range(self.group.size), "to send at once")
         for pair in pairs:
             if self.group.rank in pair:
-                self._keep("message", pair, time_messages(self.group, *pair, sizes, budget_s))
+                self._mine += time_messages(self.group, *pair, sizes, budget_s)
         return [entry.time_s for entry in self._collect()]
-
-    def _keep(self, what: str, ranks: tuple[int, ...], found: Sequence[Sized]) -> None:
-        self._mine += [
-            LinkTime.model_validate({"what": what, "ranks": ranks, **asdict(one)}) for one in found
-        ]
 
     def _collect(self) -> tuple[LinkTime, ...]:
         """Collect all ranks' new measurements; of an all-reduce, the slowest rank's."""

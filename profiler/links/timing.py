@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+from typing import Literal
 
 import torch.distributed as dist
 
 from .rank_group import RankGroup
+from .records import LinkTime
 
 SMALLEST_BYTES = 2**10
 STEP = 4
@@ -23,16 +24,6 @@ ENOUGH_BYTES = 2**20
 """Messages so large are timed however little time there is."""
 
 
-@dataclass(frozen=True)
-class Sized:
-    """The time of one size: the median and the least."""
-
-    size_bytes: int
-    time_s: float
-    least_s: float
-    repeats: int
-
-
 def sizes_up_to(largest_bytes: int) -> list[int]:
     """Sizes of messages to time: from 1 KiB in steps of four."""
     sizes = [SMALLEST_BYTES]
@@ -43,7 +34,7 @@ def sizes_up_to(largest_bytes: int) -> list[int]:
 
 def time_messages(
     group: RankGroup, source: int, target: int, sizes: Sequence[int], budget_s: float
-) -> list[Sized]:
+) -> list[LinkTime]:
     """One-way times of messages; source and target call it, the target learns nothing.
 
     Each message is answered by four bytes, whose own time, half of such an exchange, is taken
@@ -75,7 +66,8 @@ def time_messages(
             dist.recv(number, other)
         return int(number.item())
 
-    found = _sweep(group, [other], "messages", [ECHO_BYTES, *sizes], exchange, agree, budget_s)
+    sizes = [ECHO_BYTES, *sizes]
+    found = _sweep(group, "message", (source, target), sizes, exchange, agree, budget_s)
     if not is_source or not found:
         return []
     echo_s = found[0].time_s / 2
@@ -84,15 +76,15 @@ def time_messages(
     return [_without(echo_s, one) for one in found[1:]]
 
 
-def _without(echo_s: float, one: Sized) -> Sized:
+def _without(echo_s: float, one: LinkTime) -> LinkTime:
     time_s = max(one.time_s - echo_s, one.time_s / 2)
     least_s = max(one.least_s - echo_s, one.least_s / 2)
-    return replace(one, time_s=time_s, least_s=min(least_s, time_s))
+    return one.model_copy(update={"time_s": time_s, "least_s": min(least_s, time_s)})
 
 
 def time_all_reduces(
     group: RankGroup, ranks: tuple[int, ...], sizes: Sequence[int], budget_s: float
-) -> list[Sized]:
+) -> list[LinkTime]:
     """Time all-reduces over some ranks as this rank sees them; all of these ranks call it.
 
     Every rank has called ``group.subgroup(ranks)`` before.
@@ -113,23 +105,24 @@ def time_all_reduces(
         dist.broadcast(number, src=ranks[0], group=members)
         return int(number.item())
 
-    return _sweep(group, ranks, "sums", sizes, reduce, agree, budget_s)
+    return _sweep(group, "all_reduce", ranks, sizes, reduce, agree, budget_s)
 
 
 def _sweep(
     group: RankGroup,
-    others: Sequence[int],
-    what: str,
+    what: Literal["message", "all_reduce"],
+    ranks: tuple[int, ...],
     sizes: Sequence[int],
     prepare: Callable[[int], Callable[[], None]],
     agree: Callable[[int], int],
     budget_s: float,
-) -> list[Sized]:
+) -> list[LinkTime]:
     """Median times by size; one rank decides how often to repeat, and ``agree`` tells the rest."""
-    found: list[Sized] = []
+    found: list[LinkTime] = []
     deadline = time.perf_counter() + budget_s
+    plural = "messages" if what == "message" else "sums"
     for size_bytes in sizes:
-        with group.waiting_for(others, f"in {what} of {size_bytes} bytes"):
+        with group.waiting_for(ranks, f"in {plural} of {size_bytes} bytes"):
             repeats = agree(_affordable(found, size_bytes, deadline - time.perf_counter()))
             if repeats < LEAST_REPEATS:
                 break
@@ -137,11 +130,20 @@ def _sweep(
             for _ in range(WARM_UPS):
                 run()
             times_s = _times(run, repeats)
-            found.append(Sized(size_bytes, median(times_s), min(times_s), repeats))
+            found.append(
+                LinkTime(
+                    what=what,
+                    ranks=ranks,
+                    size_bytes=size_bytes,
+                    time_s=median(times_s),
+                    least_s=min(times_s),
+                    repeats=repeats,
+                )
+            )
     return found
 
 
-def _affordable(found: Sequence[Sized], size_bytes: int, left_s: float) -> int:
+def _affordable(found: Sequence[LinkTime], size_bytes: int, left_s: float) -> int:
     """Repeats of the next size that take half of the time left; 0 for one too long.
 
     The next size is expected to take what the last two suggest. Up to `ENOUGH_BYTES` a few runs

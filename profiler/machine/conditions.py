@@ -6,7 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -69,37 +69,26 @@ class ClockWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before_mhz = self._clock_mhz()
-        self._throttled_by = set(self._reasons())
-        self._after_mhz: int | None = None
+        self._clocks_mhz: list[int] = []
+        self._throttled_by: set[str] = set()
 
-    def stop(self) -> None:
-        """Read everything again."""
-        self._after_mhz = self._clock_mhz()
-        self._throttled_by |= set(self._reasons())
+    def read(self) -> None:
+        """Read everything, at the start and at the end."""
+        if self._device.type == "cuda":
+            # The multiprocessors' clock through torch, which asks NVML; without, nothing is known.
+            with suppress(Exception):
+                self._clocks_mhz.append(int(torch.cuda.clock_rate(self._device)))
+            self._throttled_by.update(self._reasons())
 
     def clocks(self) -> Clocks | None:
         """Return the clocks read, or `None` if none could be read."""
-        if self._before_mhz is None or self._after_mhz is None:
+        if len(self._clocks_mhz) < 2:
             return None
-        return Clocks(
-            before_mhz=self._before_mhz,
-            after_mhz=self._after_mhz,
-            throttled_by=tuple(sorted(self._throttled_by)),
-        )
-
-    def _clock_mhz(self) -> int | None:
-        """Read the multiprocessors' clock in MHz through torch, which asks NVML."""
-        if self._device.type != "cuda":
-            return None
-        try:
-            return int(torch.cuda.clock_rate(self._device))
-        except Exception:  # noqa: BLE001 - without NVML there is nothing to report
-            return None
+        before_mhz, after_mhz = self._clocks_mhz
+        throttled_by = tuple(sorted(self._throttled_by))
+        return Clocks(before_mhz=before_mhz, after_mhz=after_mhz, throttled_by=throttled_by)
 
     def _reasons(self) -> Iterator[str]:
-        if self._device.type != "cuda":
-            return
         try:
             nvml: Any = importlib.import_module("pynvml")
             nvml.nvmlInit()
@@ -107,7 +96,7 @@ class ClockWatch:
                 f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
             )
             bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - without NVML there is nothing to report
             return
         for constant, reason in REASONS.items():
             if bits & getattr(nvml, constant, 0):
@@ -118,5 +107,6 @@ class ClockWatch:
 def watched_clocks(device: torch.device) -> Iterator[ClockWatch]:
     """Watch the clocks over a block, read at its start and end."""
     watch = ClockWatch(device)
+    watch.read()
     yield watch
-    watch.stop()
+    watch.read()

@@ -62,7 +62,13 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error or its cause says that host or device memory ran out."""
-    return any(map(_says_so, causes(error)))
+    torch: Any = sys.modules.get("torch")
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    return any(
+        isinstance(cause, kinds)
+        or (isinstance(cause, RuntimeError) and CPU_ALLOCATOR in str(cause))
+        for cause in causes(error)
+    )
 
 
 def device_bytes(error: BaseException) -> int | None:
@@ -75,15 +81,6 @@ def device_bytes(error: BaseException) -> int | None:
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
-def _says_so(error: BaseException) -> bool:
-    torch: Any = sys.modules.get("torch")
-    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
-        return True
-    return isinstance(error, MemoryError) or (
-        torch is not None and isinstance(error, torch.OutOfMemoryError)
-    )
-
-
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and its causes, the last raised first."""
     while error is not None:
@@ -92,16 +89,9 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 BLOCK_BYTES = 512
-"""Every request is rounded up to a multiple of this."""
-
-
-def block_bytes(size_bytes: int) -> int:
-    """Return what a tensor of this size adds to ``torch.cuda.memory_allocated``."""
-    if size_bytes <= 0:
-        return 0
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+"""torch's CUDA allocator rounds every request up to a multiple of this."""
 
 
 def allocated_bytes(size_bytes: int, device: Any) -> int:
     """Return the bytes a tensor takes on a device: whole blocks on CUDA, its size elsewhere."""
-    return block_bytes(size_bytes) if device.type == "cuda" else size_bytes
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES if device.type == "cuda" else size_bytes

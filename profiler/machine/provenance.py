@@ -53,7 +53,6 @@ def provenance(
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the GPU or processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,14 +73,7 @@ def profile(
             needed.
     """
     options = options or ProfilingOptions()
-    return measure_profile(model, sample, options, loss_fn, target, spec, progress).profile
-
-
-class TimedProfile(NamedTuple):
-    """A profile, and how long the passes over layers took that it is made of."""
-
-    profile: Profile
-    layers_s: float
+    return measure_profile(model, sample, options, loss_fn, target, spec, progress)[0]
 
 
 def measure_profile(
@@ -91,8 +84,8 @@ def measure_profile(
     target: Tensor | None = None,
     spec: ModelSpec | None = None,
     progress: Progress | None = None,
-) -> TimedProfile:
-    """Measure as `profile` does and return the profile with the time it took."""
+) -> tuple[Profile, float]:
+    """Measure as `profile` does; return also the seconds of the passes over layers."""
     device = default_device(model)
     with as_in_training(device):
         _check_device(device, options.device)
@@ -107,7 +100,7 @@ def measure_profile(
             with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
                 found, layers_s = _measure(captured, flat, loss, options, context, progress)
         where = provenance(device, options, clocks.clocks())
-        return TimedProfile(build_profile(found, spec, where), layers_s)
+        return build_profile(found, spec, where), layers_s
 
 
 def _measure(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import count
 from math import sqrt
 from statistics import median, quantiles
@@ -22,6 +21,7 @@ from ...core.progress import Progress
 from ..layers.error_attribution import blamed
 from ..layers.layer_run import LayerRun, backward_pairs
 from ..layers.loss_layer import Loss
+from ..layers.precision import Context
 from ..machine.clock import Clock
 from .timed_passes import Passes, Samples
 
@@ -45,9 +45,7 @@ def standard_error(samples: Sequence[float]) -> float:
     return IQR_TO_ERROR * (upper - lower) / sqrt(len(samples))
 
 
-def worth_repeating(
-    samples: Sequence[Sequence[float]], counts: Sequence[int], error: float = TOTAL_ERROR
-) -> list[int]:
+def worth_repeating(samples: Sequence[Sequence[float]], counts: Sequence[int]) -> list[int]:
     """Choose the layers to measure again; none once the total is certain enough.
 
     The errors of layers add up as their squares; that of a layer that stands for ``count`` equal
@@ -64,7 +62,7 @@ def worth_repeating(
         count * median(durations) if durations else 0.0
         for durations, count in zip(samples, counts, strict=True)
     )
-    allowed = (error * total) ** 2
+    allowed = (TOTAL_ERROR * total) ** 2
     if sum(shares) <= allowed:
         return []
     # Largest shares first, until the rest cannot use up more than half of what is allowed: the
@@ -100,7 +98,7 @@ class WholeModel:
         runs: Sequence[LayerRun],
         inputs: Sequence[Tensor],
         clock: Clock,
-        context: Callable[[], AbstractContextManager[object]],
+        context: Context,
     ) -> None:
         self._call, self._runs, self._inputs = call, runs, inputs
         self._clock, self._context = clock, context

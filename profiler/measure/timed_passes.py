@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +20,7 @@ from ...capture.program.program import tensors_of
 from ...capture.torch_defects import NEEDS_INPUT_GRADIENT
 from ..layers.error_attribution import blamed
 from ..layers.layer_run import LayerRun, Values, detached, mapped
+from ..layers.precision import Context
 from ..machine.clock import Clock, Mark
 
 Phase = Literal["forward", "backward", "backward_input", "backward_weight"]
@@ -69,7 +70,7 @@ class Passes:
         runs: Sequence[LayerRun],
         values: Values,
         clock: Clock,
-        context: Callable[[], AbstractContextManager[object]],
+        context: Context,
         samples: Sequence[Samples],
     ) -> None:
         self._runs, self._values, self._samples = runs, values, samples

@@ -9,13 +9,7 @@ from typing import Any
 from ...capture.captured import Captured
 from ...core.graph.graph import Graph, Layer
 from ...core.models.families import ModelSpec
-from ...core.profile.profile import (
-    LayerProfile,
-    LossProfile,
-    Profile,
-    Provenance,
-    Reconciliation,
-)
+from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Reconciliation
 from ..layers.first_run import FirstRun
 from ..layers.layer_run import LayerRun
 from ..machine.clock import timing

@@ -24,12 +24,15 @@ from ...core.models.families import (
     UNetSpec,
     ViTSpec,
 )
-from ...core.requests.default_samples import get_max_sequence_length
+from ...core.requests.default_samples import default_sample, get_max_sequence_length
 from .resnet import ResNet
 from .transformer import build_transformer
 from .unet import UNet
 
 LossFunction = Callable[[Any, Tensor], Tensor]
+
+NumberSpec = MLPSpec | ResNetSpec | UNetSpec | ViTSpec
+"""Families whose inputs are floating-point numbers, not tokens."""
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
@@ -99,22 +102,19 @@ def training_batch(
     """Make a synthetic batch of the given micro-batch shapes and a fitting target."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs}
-    if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec | ViTSpec):
+    classes = _count_classes(spec)
+    if not isinstance(spec, NumberSpec):
         batch = {
-            name: torch.randint(0, spec.config.vocab_size, shape, generator=generator)
+            name: torch.randint(0, classes, shape, generator=generator)
             for name, shape in shapes.items()
         }
         return batch, next(reversed(batch.values()))
     batch = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     first = next(iter(shapes.values()))
     if isinstance(spec, MLPSpec):
-        classes, shape = spec.config.output_size, first[:-1]
-    elif isinstance(spec, ResNetSpec):
-        classes, shape = spec.config.num_classes, first[:1]
-    elif isinstance(spec, ViTSpec):
-        classes, shape = spec.config.num_labels, first[:1]
+        shape = first[:-1]
     else:
-        classes, shape = spec.config.num_classes, (first[0], *first[2:])
+        shape = (first[0], *first[2:]) if isinstance(spec, UNetSpec) else first[:1]
     return batch, torch.randint(0, classes, shape, generator=generator)
 
 
@@ -156,20 +156,19 @@ def expected_inputs(spec: ModelSpec) -> str:
 
 def expected_target(spec: ModelSpec) -> str:
     """Describe the target that fits the family's loss."""
-    if isinstance(spec, ViTSpec):
-        return f"vit takes a target of shape (micro-batch), {_indices(spec.config.num_labels)}"
-    if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec):
+    classes = _indices(_count_classes(spec))
+    if not isinstance(spec, NumberSpec):
         like = "decoder_input_ids" if isinstance(spec, T5Spec) else "input_ids"
-        return (
-            f"{spec.family} takes a target of the shape of {like}, "
-            f"{_indices(spec.config.vocab_size)}"
-        )
-    if isinstance(spec, MLPSpec):
-        return f"mlp takes a target of shape (micro-batch), {_indices(spec.config.output_size)}"
-    classes = _indices(spec.config.num_classes)
-    if isinstance(spec, ResNetSpec):
-        return f"resnet takes a target of shape (micro-batch), {classes}"
-    return f"unet takes a target of shape (micro-batch, height, width), {classes}"
+        return f"{spec.family} takes a target of the shape of {like}, {classes}"
+    pixels = ", height, width" if isinstance(spec, UNetSpec) else ""
+    return f"{spec.family} takes a target of shape (micro-batch{pixels}), {classes}"
+
+
+def _count_classes(spec: ModelSpec) -> int:
+    """Return how many classes, or tokens, a family's model tells apart."""
+    target = default_sample(spec).target
+    assert target is not None, "every family has a loss"
+    return target.high
 
 
 def _indices(count: int) -> str:

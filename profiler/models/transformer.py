@@ -64,10 +64,7 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
 def _config(spec: GPT2Spec | BertSpec | T5Spec | ViTSpec, *dropouts: str) -> dict[str, Any]:
     """Return a family's settings with its dropout under the names ``transformers`` gives it."""
     config = spec.config
-    return {
-        **config.model_dump(exclude={"dropout"}),
-        **dict.fromkeys(dropouts, config.dropout),
-    }
+    return {**config.model_dump(exclude={"dropout"}), **dict.fromkeys(dropouts, config.dropout)}
 
 
 def _decoder(config: LlamaConfig) -> dict[str, Any]:

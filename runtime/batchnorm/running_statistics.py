@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ...capture.program.mutation import mutated_inputs
-from ...capture.program.program import Program, resolve
+from ...capture.program.program import Program, find_module
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput, PlanMismatch
 from ..ranks.collective import Collective, Pending
@@ -308,7 +308,7 @@ def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> N
         changed = mutated_inputs(node, program) if node.op == "call_function" else []
         for path in filter(None, (_norm_of(each, program) for each in changed)):
             if path in held:
-                found = type(resolve(program.model, path)).__name__
+                found = type(program.model.get_submodule(path)).__name__
                 raise PlanMismatch(
                     f"{path} ({found}) was captured as single operations, whose running statistics "
                     "can be neither deferred nor shared by replicas; use torch.nn's own class "
@@ -322,8 +322,5 @@ def _norm_of(node: fx.Node, program: Program) -> str:
     path, _, name = str(node.target).rpartition(".")
     if node.op != "get_attr" or name != "running_mean":
         return ""
-    try:
-        module = resolve(program.model, path)
-    except AttributeError:
-        return ""
+    module = find_module(program.model, path)
     return path if isinstance(module, _NormBase) and module.training else ""

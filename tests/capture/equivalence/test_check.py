@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.equivalence.check import check_piecewise_run, run_eager_steps, vary_inputs
+from stagewright.capture.equivalence.check import (
+    PiecewiseModel,
+    check_piecewise_run,
+    run_eager_steps,
+    vary_inputs,
+)
 from stagewright.capture.sample import read_sample
 from stagewright.core.errors import CaptureError
 
@@ -56,7 +61,8 @@ def judge(mistake, steps=2):
     fewer = dataclasses.replace(
         expected, inputs=expected.inputs[:steps], behaviours=expected.behaviours[:steps]
     )
-    check_piecewise_run(model, [Piece(model, mistake, sample)], [], lambda flat: flat[0], fewer)
+    cut = PiecewiseModel(model, [Piece(model, mistake, sample)], [], lambda flat: flat[0])
+    check_piecewise_run(cut, fewer)
 
 
 def test_the_model_itself_passes():

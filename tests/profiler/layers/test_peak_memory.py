@@ -12,7 +12,7 @@ from benchmarks.memory_models import ByAttribute, ByName, Recomputed
 from benchmarks.stage_runs import Place
 from stagewright.core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from stagewright.core.requests.requests import ProfilingOptions
-from stagewright.profiler.machine.memory import allocated_bytes, block_bytes
+from stagewright.profiler.machine.memory import allocated_bytes
 from stagewright.profiler.measure.profile import profile
 
 QUICK = ProfilingOptions(budget_s=0.01, num_threads=1)
@@ -253,12 +253,8 @@ def test_a_stage_alone_holds_the_optimizers_state(mixed):
     ("asked", "block"), [(0, 0), (1, 512), (512, 512), (513, 1024), (3 * KIB, 3 * KIB)]
 )
 def test_cuda_hands_out_blocks(asked, block):
-    assert block_bytes(asked) == block
-
-
-def test_only_cuda_rounds():
-    assert allocated_bytes(100, torch.device("cuda")) == 512
-    assert allocated_bytes(100, torch.device("cpu")) == 100
+    assert allocated_bytes(asked, torch.device("cuda")) == block
+    assert allocated_bytes(asked, torch.device("cpu")) == asked
 
 
 @pytest.mark.gpu
@@ -267,7 +263,7 @@ def test_blocks_are_what_cuda_allocates(size):
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     kept = torch.empty(size, dtype=torch.uint8, device="cuda")
-    assert torch.cuda.memory_allocated() - before == block_bytes(kept.numel())
+    assert torch.cuda.memory_allocated() - before == allocated_bytes(kept.numel(), kept.device)
 
 
 @pytest.mark.gpu

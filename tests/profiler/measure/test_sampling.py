@@ -48,8 +48,8 @@ def test_a_large_spread_of_a_small_layer_does_not_matter():
 
 def test_a_layer_that_stands_for_many_is_repeated_first():
     samples = [[1.0, 1.01, 0.99], [1.0, 1.02, 0.98]]
-    assert worth_repeating(samples, [1, 1], error=0.005) == [1]
-    assert worth_repeating(samples, [48, 1], error=0.005) == [0]
+    assert worth_repeating(samples, [1, 1]) == [1]
+    assert worth_repeating(samples, [48, 1]) == [0]
 
 
 def test_repeating_what_is_chosen_ends_with_a_certain_total():
