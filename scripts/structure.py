@@ -308,7 +308,7 @@ def calls(root: Path) -> list[Figure]:
     plan, post = trace_calls(root)
     return [
         Figure("files entered by plan()", len(plan), 40),
-        Figure("files entered by POST /v1/plans", len(post), 68),
+        Figure("files entered by POST /v1/plans", len(post), 65),
     ]
 
 

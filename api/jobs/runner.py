@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import JobUnreadable, WorkersUnavailable
-from ..limits.fair_turns import FairTurns
+from ..fair_limits import FairTurns
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
 from ..telemetry.tracing import bind, span

@@ -17,7 +17,7 @@ from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
 from ..auth.access import Principal
 from ..errors import MeasuringUnavailable
-from ..limits.fair_shares import FairShares
+from ..fair_limits import FairShares
 from ..planning.requests import PlanRequest, digest_measurement
 from ..planning.service import MeasurementNeeded, Planning, pointing_at
 from ..store.database import utc_now

@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.units import format_bytes
 from ..auth.access import is_open
+from ..fair_limits import FairShares
 from ..http.problems import RETRY_AFTER_S, Problem
 from ..http.strict_requests import ARCHIVES
-from ..limits.fair_shares import FairShares
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import DeadlineExceeded
 from ...core.requests.requests import Estimated, EstimateRequest
 from ..errors import MeasuringUnavailable
-from ..limits.fair_turns import FairTurns
+from ..fair_limits import FairTurns
 from ..sandbox.child import run_confined, run_confined_async
 from ..sandbox.limits import ChildLimits, default_memory_bytes
 from ..telemetry.tracing import span

@@ -16,9 +16,9 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded, InvalidInput, OutOfMemory
 from ...core.graph.graph import Graph
+from ..fair_limits import FairTurns
 from ..http.large_bodies import LARGE_BYTES, WrongItems, in_slices
 from ..http.threads import in_busy_thread
-from ..limits.fair_turns import FairTurns
 from ..sandbox.child import run_confined_async
 from ..sandbox.limits import ChildLimits
 from .measure import SandboxChoice, choose_sandbox, invalid_answer

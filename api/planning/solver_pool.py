@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded, InvalidInput
 from ..errors import SolverEnded
-from ..limits.fair_turns import FairTurns
+from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
 from .solver_process import MAX_BYTES, Call, SolverProcess, start_executor

@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
 from ..auth.access import CurrentPrincipal
+from ..fair_limits import Share
 from ..http.examples import JOB_EXAMPLES
 from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.problems import RETRY_AFTER_S, Problem
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
-from ..limits.fair_shares import Share
 from ..store.records import Job, JobState, StoredJobEvent
 from ..store.store import Store
 from .dependencies import REUSED, TheAuthenticator, TheCreation, TheJobs, TheStore, strict_router

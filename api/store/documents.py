@@ -39,8 +39,8 @@ from ...core.service.documents import (
 from .database import Database
 from .errors import ProfileInUse, RecordNotFound
 from .idempotency import ReuseStore
+from .projects import charge, delete_rows, lock_projects
 from .records import Page, Stored, read_stored
-from .storage_quota import charge, delete_rows, lock_projects
 from .tables import GRAPHS, PLANS, PROFILES, PROJECTS
 
 Summary = TypeVar("Summary", bound=Record)

@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, or_, sel
 from ...core.errors import InvalidInput
 from .database import Database
 from .errors import AnswerPending, KeyReused
+from .projects import charge, delete_rows, lock_projects
 from .records import Answer
-from .storage_quota import charge, delete_rows, lock_projects
 from .tables import ANSWERS, PLANS, PROFILES, PROJECTS, REUSE
 
 ANSWER_LIFETIME = timedelta(days=1)

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, f
 from ...core.document import is_same_id, json_digest
 from .database import Database
 from .migrate import check_revision
+from .projects import COUNTED, delete_rows, lock_projects
 from .records import UNFINISHED, Retention
-from .storage_quota import COUNTED, delete_rows, lock_projects
 from .tables import ANSWERS, API_KEYS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
 
 BATCH_ROWS = 500

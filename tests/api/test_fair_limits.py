@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stagewright.api.limits.fair_turns import FairTurns
+from stagewright.api.fair_limits import FairTurns
 from stagewright.core.errors import DeadlineExceeded
 
 

@@ -1,1 +1,0 @@
-"""Limits on what clients use at once: turns to work, and shares of memory and streams."""
