@@ -15,6 +15,7 @@ from ...capture.sample import check_module
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..partition.cut import cut_for_plan
+from ..partition.model_snapshot import ModelSnapshot
 from ..supported_plans import check_runnable, check_stateful_replicas
 from .microbatch import InFlightMicrobatch, OrderedQueue
 from .requests import RequestDispatcher
@@ -76,6 +77,7 @@ class InferencePipeline:
         layers = cut_model.captured.graph.layers
         check_stateful_replicas(layers, plan, [len(homes) for homes in placement])
         self._stages = place_stages(cut_model, placement, model)
+        self._snapshot = ModelSnapshot(cut_model.captured)
         self._queues = [
             [OrderedQueue(k, len(each)) for k in range(len(each))] for each in placement
         ]
@@ -112,7 +114,9 @@ class InferencePipeline:
 
         Raises:
             InvalidInput: The batch does not fit the model, or the pipeline is closed.
+            PlanMismatch: The model was changed after the pipeline was built.
         """
+        self._snapshot.check()
         return self._dispatcher.submit(args, kwargs)
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -127,6 +131,7 @@ class InferencePipeline:
             Exception: The error of a stage; later batches are cancelled. Use `submit` to continue
                 after errors.
         """
+        self._snapshot.check()
         return self._dispatcher.map(batches)
 
     def close(self) -> None:

@@ -442,3 +442,28 @@ def test_on_a_gpu_the_outputs_are_the_models(devices):
     with InferencePipeline(model, plan, devices=devices) as pipeline:
         for batch, output in zip(batches, pipeline.map(batches), strict=True):
             torch.testing.assert_close(output.to("cuda:0"), whole(batch), rtol=1e-3, atol=1e-4)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.t = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), 2.0
+
+    def forward(self, x):
+        return self.second(self.first(x) * self.t)
+
+
+def test_a_model_changed_after_construction_is_refused():
+    """Requests were answered with the numbers that had been traced."""
+    model, x = Scaled(), torch.randn(4, WIDTH)
+    with InferencePipeline(model, plan_with_every_cut(model, x)) as pipeline:
+        pipeline.submit(x).result()
+        model.t = 0.5
+        with pytest.raises(PlanMismatch, match=r"'t' was 2\.0, now it is 0\.5"):
+            pipeline.submit(x)
+        with pytest.raises(PlanMismatch, match="changed after this pipeline was built"):
+            next(pipeline.map([x]))
+        model.t = 2.0
+        model.second = nn.Linear(WIDTH, WIDTH)
+        with pytest.raises(PlanMismatch, match="'second'"):
+            pipeline.submit(x)
