@@ -83,12 +83,13 @@ def test_a_plan_that_cannot_be_read_afterwards_is_lost(monkeypatch):
 
 def test_every_limit_is_one():
     def result(**changed: float) -> list[str]:
-        met = {"requests_per_s": 100.0, "p99_s": 0.99, "light_ratio": 5.0}
+        met = {"requests_per_s": 100.0, "p99_s": 0.99, "light_ratio": 5.0, "short_ratio": 2.0}
         return Result("sqlite", 1, 1, **{**met, **changed}).misses()
 
     assert result() == []
     for changed in (
-        {"requests_per_s": 99.0}, {"p99_s": 1.0}, {"light_ratio": 5.1}, {"wrong": 1}, {"unread": 1},
+        {"requests_per_s": 99.0}, {"p99_s": 1.0}, {"light_ratio": 5.1}, {"short_ratio": 2.1},
+        {"wrong": 1}, {"unread": 1},
     ):  # fmt: skip
         assert len(result(**changed)) == 1, changed
 

@@ -230,3 +230,14 @@ def test_the_certificates_in_the_documentation_can_be_made(repository, tmp_path)
         context.load_cert_chain(tmp_path / "tls" / f"{end}.pem")
         verify = ["openssl", "verify", "-CAfile", "ca.pem", f"{end}.crt"]
         subprocess.run(verify, cwd=tmp_path / "tls", check=True, capture_output=True)
+
+
+def test_every_limit_has_a_default():
+    settings = ServerSettings(token="x" * 32)
+    limits = {name: getattr(settings, name) for name in ServerSettings.model_fields}
+    limits = {name: limit for name, limit in limits.items() if re.match("(key|project)_", name)}
+    assert set(limits) >= {
+        "key_requests_per_minute", "project_requests_per_minute",
+        "key_unfinished_jobs", "project_unfinished_jobs", "project_stored_bytes",
+    }  # fmt: skip
+    assert None not in limits.values()

@@ -326,6 +326,13 @@ def chain(length: int) -> dict[str, Any]:
     }
 
 
+def test_a_program_has_a_bounded_number_of_operations(monkeypatch):
+    assert read_pt2(packed(chain(10)))
+    monkeypatch.setattr("stagewright.capture.pt2.subgraphs.MAX_NODES", 10)
+    with pytest.raises(InvalidInput, match="more than the 10 operations accepted"):
+        read_pt2(packed(chain(11)))
+
+
 def test_layers_and_what_crosses_between_them_take_linear_time():
     """Cause: each gap between layers looked at every tensor, so 50 KiB took minutes."""
     graph = read_pt2(packed(chain(3)))
