@@ -97,8 +97,7 @@ class StageRunner:
     ) -> list[Any]:
         """Run the stage on a micro-batch and return its outputs without a graph.
 
-        If ``recomputed``, only the inputs are kept, and `recompute` must come before the backward;
-        the last stage computes its loss there.
+        If ``recomputed``, only the inputs are kept, and `recompute` must come before the backward.
         ``trains`` says whether a backward will follow.
         """
         if not trains:
@@ -131,12 +130,11 @@ class StageRunner:
         if recomputed:
             kept.random = RandomState.now(self._device)
             with torch.no_grad():
-                outputs, loss = self._run_with_losses(kept)
-            if self._loss is not None:
-                loss = None  # `recompute` computes all of it: a loss_fn with a state runs once
+                outputs, loss = self._run_module(kept)
         else:
             outputs, loss = self._run_with_graph(kept)
-        self._add_loss(loss)
+        if loss is not None:
+            self.losses.append(loss.detach())
         return [value.detach() if isinstance(value, Tensor) else value for value in outputs]
 
     def recompute(self, microbatch: int) -> None:
@@ -148,9 +146,7 @@ class StageRunner:
                 self.statistics.again(microbatch) if self.statistics else nullcontext(),
                 autocast_to(self._device, self._autocast),
             ):
-                _, loss = self._run_with_graph(kept)
-            if self._loss is not None:
-                self._add_loss(loss)
+                self._run_with_graph(kept)
             kept.random = None
 
     def backward(
@@ -200,13 +196,11 @@ class StageRunner:
     def _checked_buffers(self) -> AbstractContextManager[None]:
         return self._fixed.checked() if self._fixed is not None else nullcontext()
 
-    def _add_loss(self, loss: Tensor | None) -> None:
-        if loss is not None:
-            self.losses.append(loss.detach())
-
     def _run_module(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
         """Return the outputs, and what this stage adds to the loss."""
         outputs, loss = self._run_with_losses(kept)
+        if loss is not None:
+            loss = loss * self._aux_share
         if self._loss is not None:
             assert kept.target is not None
             share = self._loss(outputs, kept.target)
@@ -214,7 +208,7 @@ class StageRunner:
         return outputs, loss
 
     def _run_with_losses(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
-        """Return the outputs, and a micro-batch's share of the stage's auxiliary losses."""
+        """Return the outputs, and the sum of the stage's auxiliary losses."""
         keyed: AbstractContextManager[Any] = nullcontext()
         if self.dropout_key is not None:
             seed, step = self.dropout_key
@@ -225,7 +219,7 @@ class StageRunner:
             if self._aux is None:
                 return list(self.module(*kept.received)), None
             outputs, loss = self._aux.run(lambda: self.module(*kept.received))
-            return list(outputs), None if loss is None else loss * self._aux_share
+            return list(outputs), loss
 
     def _run_with_graph(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
         """Run the module and keep its graph; return what `_run_module` does."""

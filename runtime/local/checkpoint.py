@@ -209,7 +209,7 @@ class Recomputation:
         if changed:
             raise InvalidInput(
                 f"{changed[0]} between the forward and the backward of a stage that recomputes its "
-                "activations, whose gradients would be others; call backward() first, or build the "
+                "activations, so its gradients would be wrong; call backward() first, or build the "
                 "pipeline with checkpoint='never'"
             )
         leaves = tuple(_leaf(v, i in self._changed) for i, v in enumerate(inputs))

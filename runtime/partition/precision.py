@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from ...capture.capture import default_device, trace
 from ...capture.captured import Captured
-from ...capture.program.program import VALUE
+from ...capture.program.program import FUNCTION, VALUE
 from ...capture.sample import dtype_name
 from ...core.errors import CaptureError, PlanMismatch
 from ...core.units import list_some
@@ -18,7 +18,7 @@ from ...core.units import list_some
 CONVERSIONS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
 
 Precision = tuple[torch.dtype | None, tuple[torch.dtype, ...], tuple[torch.dtype, ...]]
-"""Dtypes of autocast (`None` where it is off), of all weights and of all inputs."""
+"""Dtypes of autocast (`None` where it is off), of all weights and buffers, and of all inputs."""
 
 
 class PrecisionCheck:
@@ -53,7 +53,7 @@ class PrecisionCheck:
         difference = _find_difference(captured, again)
         if difference:
             raise PlanMismatch(
-                f"{_describe(now)}, where its forward does something else than what was captured: "
+                f"{_describe(now)}, where its forward does something other than what was captured: "
                 f"{difference}. Convert the model before the pipeline is built, with a sample= of "
                 "its inputs' types, and build it inside of the torch.autocast that it runs under"
             )
@@ -63,7 +63,11 @@ class PrecisionCheck:
 def _precision_of(model: nn.Module, inputs: Sequence[torch.dtype]) -> Precision:
     kind = default_device(model).type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return autocast, tuple(each.dtype for each in model.parameters()), tuple(inputs)
+    return (
+        autocast,
+        tuple(each.dtype for each in (*model.parameters(), *model.buffers())),
+        tuple(inputs),
+    )
 
 
 def _describe(now: Precision) -> str:
@@ -76,6 +80,8 @@ def _describe(now: Precision) -> str:
 def _find_difference(ours: Captured, theirs: Captured) -> str:
     """Return the first operation that differs between two captures of a model; empty if none."""
     pairs = [(ours, theirs)]
+    if (ours.evaluation is None) != (theirs.evaluation is None):
+        return "evaluation has a graph of its own in one of them alone"
     if ours.evaluation is not None and theirs.evaluation is not None:
         pairs.append((ours.evaluation, theirs.evaluation))
     for one, other in pairs:
@@ -102,7 +108,9 @@ def _operations_of(captured: Captured) -> list[str]:
             continue
         numbers[node] = f"%{len(found)}"
         args, kwargs = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
-        found.append(f"{numbers[node]} = {node.target}{args}{kwargs or ''}")
+        # Functions made anew in each trace, as those of custom derivatives, differ by address.
+        target = node.meta.get(FUNCTION) or node.target
+        found.append(f"{numbers[node]} = {target}{args}{kwargs or ''}")
     return found
 
 
