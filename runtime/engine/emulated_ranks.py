@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -197,12 +198,20 @@ class _EmulatedStage(StageRunner):
         self._random = random
 
     def forward(self, microbatch: int, *args: Any, **kwargs: Any) -> list[Any]:
+        with self._draws_of(microbatch):
+            return super().forward(microbatch, *args, **kwargs)
+
+    def recompute(self, microbatch: int) -> None:
+        with self._draws_of(microbatch):  # for the loss: the module repeats its first draws
+            super().recompute(microbatch)
+
+    @contextmanager
+    def _draws_of(self, microbatch: int) -> Iterator[None]:
         # Processes draw from generators of their own. Here one generator serves all ranks, and
         # micro-batches in flight take turns at it.
         self._random[microbatch].restore(self._device)
-        made = super().forward(microbatch, *args, **kwargs)
+        yield
         self._random[microbatch] = RandomState.now(self._device)
-        return made
 
 
 class EmulatedTransport:

@@ -161,12 +161,14 @@ class Executor:
             # assumes; and weights gathered before it would take memory while this rank waits.
             self._replication.action_begins(action.stage, action.work, last=is_last)
             began = time.perf_counter() if self.observer else 0.0
+            losses = self._stages[action.stage].losses
+            before = len(losses)
             made = self._perform(action, arrived, inputs, targets, program, trains)
             if self.observer:
                 self._stages[action.stage].settle()
                 self.observer(action, began, time.perf_counter())
             if self.finite_check is not None and trains:
-                self._look(self.finite_check, action, arrived, made)
+                self._look(self.finite_check, action, arrived, losses[before:], made)
             # Outputs leave before replicas synchronise again: their receivers need not wait for it.
             self._send(action, made)
             self._replication.action_ended(action.stage, action.work, last=is_last)
@@ -204,13 +206,16 @@ class Executor:
         return []
 
     def _look(
-        self, check: FiniteCheck, action: Action, arrived: Sequence[Tensor], made: Sequence[Any]
+        self,
+        check: FiniteCheck,
+        action: Action,
+        arrived: Sequence[Tensor],
+        losses: Sequence[Tensor],
+        made: Sequence[Any],
     ) -> None:
-        is_forward = action.work is Work.FORWARD
-        losses = self._stages[action.stage].losses if is_forward else ()
-        if is_forward and action.stage == self._routes.num_stages - 1:
+        if action.work is Work.FORWARD and action.stage == self._routes.num_stages - 1:
             made = ()  # the model's own outputs may hold infinities, as masked logits do
-        check.look(action, arrived, made, losses[-1] if losses else None)
+        check.look(action, arrived, losses, made)
 
     def _receive(self, action: Action, needed: Sequence[Message]) -> list[Tensor]:
         found: list[Tensor] = []

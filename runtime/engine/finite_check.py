@@ -35,12 +35,17 @@ class FiniteCheck:
         self._looked: list[_Reading] = []
 
     def look(
-        self, action: Action, arrived: Sequence[Tensor], made: Sequence[object], loss: Tensor | None
+        self,
+        action: Action,
+        arrived: Sequence[Tensor],
+        losses: Sequence[Tensor],
+        made: Sequence[object],
     ) -> None:
-        """Record an action; ``loss`` is what a forward adds to the step's loss, if anything."""
+        """Record an action; ``losses`` are what it adds to the step's loss."""
         self._record("received", action, arrived)
+        # Before what was made: a backward that recomputes a loss makes gradients of it.
+        self._record("loss", action, losses)
         self._record("computed", action, made)
-        self._record("loss", action, [loss])
 
     def _record(self, kind: Kind, action: Action, values: Sequence[object]) -> None:
         for value in values:

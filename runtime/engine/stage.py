@@ -97,8 +97,8 @@ class StageRunner:
     ) -> list[Any]:
         """Run the stage on a micro-batch and return its outputs without a graph.
 
-        If ``recomputed``, only the inputs are kept, and `recompute` must come before the backward.
-        ``trains`` says whether a backward will follow.
+        If ``recomputed``, only the inputs are kept, and `recompute` must come before the backward;
+        it computes the losses. ``trains`` says whether a backward will follow.
         """
         if not trains:
             with (
@@ -130,24 +130,28 @@ class StageRunner:
         if recomputed:
             kept.random = RandomState.now(self._device)
             with torch.no_grad():
-                outputs, loss = self._run_module(kept)
+                outputs, _ = self._run_module(kept)
         else:
-            outputs, loss = self._run_with_graph(kept)
-        if loss is not None:
-            self.losses.append(loss.detach())
+            outputs, aux = self._run_module(kept)
+            self._begin_graph(kept, outputs, aux)
         return [value.detach() if isinstance(value, Tensor) else value for value in outputs]
 
     def recompute(self, microbatch: int) -> None:
         """Run a micro-batch's forward again to build its graph, unless it has one."""
         kept = self._in_flight[microbatch]
-        if kept.random is not None:
-            with (
-                replay_random_state(self.module, kept.random, self._device),
-                self.statistics.again(microbatch) if self.statistics else nullcontext(),
-                autocast_to(self._device, self._autocast),
-            ):
-                self._run_with_graph(kept)
-            kept.random = None
+        if kept.random is None:
+            return
+        with (
+            replay_random_state(self.module, kept.random, self._device),
+            self.statistics.again(microbatch) if self.statistics else nullcontext(),
+            autocast_to(self._device, self._autocast),
+        ):
+            outputs, aux = self._run_module(kept)
+        kept.random = None
+        # ``loss_fn`` runs for the first time here. Unlike the module, it draws new random numbers,
+        # and what it changes stays changed.
+        with self._checked_buffers(), autocast_to(self._device, self._autocast):
+            self._begin_graph(kept, outputs, aux)
 
     def backward(
         self, microbatch: int, gradients: Sequence[Tensor], *, split: bool = False
@@ -197,18 +201,7 @@ class StageRunner:
         return self._fixed.checked() if self._fixed is not None else nullcontext()
 
     def _run_module(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
-        """Return the outputs, and what this stage adds to the loss."""
-        outputs, loss = self._run_with_losses(kept)
-        if loss is not None:
-            loss = loss * self._aux_share
-        if self._loss is not None:
-            assert kept.target is not None
-            share = self._loss(outputs, kept.target)
-            loss = share if loss is None else share + loss
-        return outputs, loss
-
-    def _run_with_losses(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
-        """Return the outputs, and the sum of the stage's auxiliary losses."""
+        """Return the outputs, and the micro-batch's share of the stage's auxiliary losses."""
         keyed: AbstractContextManager[Any] = nullcontext()
         if self.dropout_key is not None:
             seed, step = self.dropout_key
@@ -219,17 +212,20 @@ class StageRunner:
             if self._aux is None:
                 return list(self.module(*kept.received)), None
             outputs, loss = self._aux.run(lambda: self.module(*kept.received))
-            return list(outputs), loss
+            return list(outputs), None if loss is None else loss * self._aux_share
 
-    def _run_with_graph(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
-        """Run the module and keep its graph; return what `_run_module` does."""
-        outputs, loss = self._run_module(kept)
+    def _begin_graph(self, kept: _InFlight, outputs: list[Any], loss: Tensor | None) -> None:
+        """Compute the loss, which ``loss`` is the auxiliary part of, and keep the graph's roots."""
+        if self._loss is not None:
+            assert kept.target is not None
+            share = self._loss(outputs, kept.target)
+            loss = share if loss is None else share + loss
         if loss is not None:
+            self.losses.append(loss.detach())
             kept.loss, kept.seed = _gradient_edge(loss), torch.full_like(loss, self.loss_scale)
         if self._loss is None:
             kept.roots = [_gradient_edge(value) for value in outputs]
             self._check_captured_as_trained(kept.roots)
-        return outputs, loss
 
     def _check_captured_as_trained(self, roots: Sequence[GradientEdge | None]) -> None:
         # The next stage sends gradients only of tensors that needed one at capture. Any other

@@ -108,6 +108,21 @@ def test_dropout_and_statistics_agree_under_every_kind_of_schedule(name):
     assert found.equal(EXACT), found
 
 
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_loss_that_draws_random_numbers_agrees(recompute):
+    """Its draws follow the module's, also where the recomputation comes long after the forward."""
+
+    def noisy(output, target):
+        return mse_loss(output + torch.randn_like(output), target)
+
+    model = model_with(nn.Dropout(0.5))
+    plan = planned(model, [1, 3], schedule="gpipe", recompute=recompute)
+    torch.manual_seed(1)
+    batch, target = torch.randn(8, 4).double(), torch.randn(8, 2).double()
+    found = verify(model, plan, batch, target, noisy)
+    assert found.equal(EXACT), found
+
+
 def test_tied_weights_of_several_ranks_agree():
     case = make_case("gpt2")
     plan = plan_from_balance(

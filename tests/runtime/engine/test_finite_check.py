@@ -20,7 +20,7 @@ FORWARD, BACKWARD = Action.model_validate("1F2"), Action.model_validate("1B2")
 def found(*looks, inputs=()):
     check = FiniteCheck()
     for action, arrived, made, loss in looks:
-        check.look(action, arrived, made, loss)
+        check.look(action, arrived, [] if loss is None else [loss], made)
     return check.find(inputs)
 
 
