@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..capture.observation.preserve import get_numpy_state, set_numpy_state
 
@@ -54,20 +54,8 @@ def preserve_random_state(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def replay_random_state(
-    module: nn.Module, state: RandomState, device: torch.device
-) -> Iterator[None]:
-    """Replay the random numbers that followed ``state``, and leave buffers as they are, inside.
-
-    A recomputed forward must not move running statistics a second time. They are restored through
-    ``.data``, as batch normalisation moves them: autograd may have saved these buffers, and would
-    take a counted change for a corrupted backward.
-    """
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def replay_random_state(state: RandomState, device: torch.device) -> Iterator[None]:
+    """Replay the random numbers that followed ``state`` inside the block."""
     with preserve_random_state(device):
         state.restore(device)
-        try:
-            yield
-        finally:
-            for buffer, value in buffers:
-                buffer.data.copy_(value)
+        yield

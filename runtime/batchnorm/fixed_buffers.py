@@ -58,7 +58,7 @@ class FixedBuffers:
             for path, owner in stage.named_modules()
             if isinstance(owner, _NormBase) and owner.running_mean is not None
         ]
-        self._is_first = True
+        self._compared: set[str] = set()
 
     def check_evaluation(self) -> None:
         """Check that an evaluation will not move running statistics differently on each replica."""
@@ -71,14 +71,16 @@ class FixedBuffers:
                 )
 
     @contextmanager
-    def checked(self) -> Iterator[None]:
-        """Check that the block's forward changes no buffer, before anything uses its outputs."""
-        # Values are compared at the first forward only: copies of all buffers cost time, and a
-        # module that changes a buffer without being counted does so every time.
+    def checked(self, what: str = "forward") -> Iterator[None]:
+        """Check that the block changes no buffer, before anything uses its outputs.
+
+        ``what`` it computes is the stage's forward, or the loss alone.
+        """
+        # Values are compared the first time only: copies of all buffers cost time, and a module
+        # that changes a buffer without being counted does so every time.
+        compares = what not in self._compared
         before = [
-            _Snapshot(
-                name, owner, buffer, buffer._version, buffer.clone() if self._is_first else None
-            )
+            _Snapshot(name, owner, buffer, buffer._version, buffer.clone() if compares else None)
             for name, owner, key in self._buffers
             if (buffer := owner._buffers[key]) is not None
         ]
@@ -86,12 +88,12 @@ class FixedBuffers:
         for each in before:
             if each.has_changed:
                 raise InvalidInput(
-                    f"the forward changes the buffer {each.name!r}, and its stage has replicas, "
+                    f"the {what} changes the buffer {each.name!r}, and its stage has replicas, "
                     "each of which would change its own copy by different micro-batches, so that "
                     "results would differ from the model's; plan without replicas of that stage "
                     "(max_replicas=1), or leave the buffer unchanged in training"
                 )
-        self._is_first = False
+        self._compared.add(what)
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

@@ -43,9 +43,8 @@ class FiniteCheck:
     ) -> None:
         """Record an action; ``losses`` are what it adds to the step's loss."""
         self._record("received", action, arrived)
-        # Before what was made: a backward that recomputes a loss makes gradients of it.
-        self._record("loss", action, losses)
         self._record("computed", action, made)
+        self._record("loss", action, losses)
 
     def _record(self, kind: Kind, action: Action, values: Sequence[object]) -> None:
         for value in values:

@@ -15,6 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
+from ..changed_buffers import BufferValues, ChangedBuffers, use_buffer_copies
 from ..random_state import RandomState, replay_random_state
 from .aux_losses import AuxLossReader
 from .keyed_dropout import keyed_dropout
@@ -34,6 +35,7 @@ class _InFlight:
         roots: The gradient edge of each output; `None` for outputs without a gradient. Outputs
             themselves are not kept, so that they are freed once they are sent.
         random: The random state before a forward that will be recomputed.
+        buffers: What that forward found in the buffers that it changed.
         target: Target for the last stage's loss.
         loss: The gradient edge of this stage's share of the batch's loss, if it has a gradient.
         seed: The gradient of that.
@@ -44,6 +46,7 @@ class _InFlight:
     received: tuple[Tensor, ...]
     roots: list[GradientEdge | None] = field(default_factory=list)
     random: RandomState | None = None
+    buffers: BufferValues = field(default_factory=dict)
     target: Any = None
     loss: GradientEdge | None = None
     seed: Tensor | None = None
@@ -77,6 +80,7 @@ class StageRunner:
         self.module = module
         self._aux, self._aux_share = aux, aux_share
         self.statistics, self._fixed = statistics, fixed
+        self._changed = ChangedBuffers(module)
         self._received, self._sent = received, sent
         self._loss, self._device, self._autocast = loss, device, autocast
         self._in_flight: dict[int, _InFlight] = {}
@@ -129,7 +133,7 @@ class StageRunner:
         kept = self._in_flight[microbatch] = _InFlight(microbatch, received, target=target)
         if recomputed:
             kept.random = RandomState.now(self._device)
-            with torch.no_grad():
+            with torch.no_grad(), self._changed.record() as kept.buffers:
                 outputs, _ = self._run_module(kept)
         else:
             outputs, aux = self._run_module(kept)
@@ -142,15 +146,16 @@ class StageRunner:
         if kept.random is None:
             return
         with (
-            replay_random_state(self.module, kept.random, self._device),
+            replay_random_state(kept.random, self._device),
+            use_buffer_copies(self.module, kept.buffers),
             self.statistics.again(microbatch) if self.statistics else nullcontext(),
             autocast_to(self._device, self._autocast),
         ):
             outputs, aux = self._run_module(kept)
-        kept.random = None
+        kept.random, kept.buffers = None, {}
         # ``loss_fn`` runs for the first time here. Unlike the module, it draws new random numbers,
         # and what it changes stays changed.
-        with self._checked_buffers(), autocast_to(self._device, self._autocast):
+        with self._checked_buffers("loss"), autocast_to(self._device, self._autocast):
             self._begin_graph(kept, outputs, aux)
 
     def backward(
@@ -197,8 +202,8 @@ class StageRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _checked_buffers(self) -> AbstractContextManager[None]:
-        return self._fixed.checked() if self._fixed is not None else nullcontext()
+    def _checked_buffers(self, what: str = "forward") -> AbstractContextManager[None]:
+        return self._fixed.checked(what) if self._fixed is not None else nullcontext()
 
     def _run_module(self, kept: _InFlight) -> tuple[list[Any], Tensor | None]:
         """Return the outputs, and the micro-batch's share of the stage's auxiliary losses."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from ...core.errors import InvalidInput
+from ..changed_buffers import ChangedBuffers, use_buffer_copies
 from ..random_state import RandomState
 from .checkpoint_state import set_flag
 from .dependency import first_differentiable
@@ -94,16 +95,21 @@ def _inputs_of(node: FunctionCtx) -> Values:
 
 
 def checkpoint(
-    function: Callable[[Values], Values], module: nn.Module, inputs: Values, token: Tensor | None
+    function: Callable[[Values], Values],
+    module: nn.Module,
+    changed: ChangedBuffers,
+    inputs: Values,
+    token: Tensor | None,
 ) -> tuple[Values, Any]:
-    """Run a stage so that only its inputs are kept for backward.
+    """Run a stage so that only its inputs are kept for backward; ``changed`` are its buffers.
 
     The outputs depend on the token (see `dependency.fork`). Returned with them is the node for
     `recompute_before`, `None` if no output requires a gradient.
     """
     if token is None:  # without a differentiable input, autograd would skip the parameters
         token = torch.empty(0, requires_grad=True)
-    outputs: Values = ActivationCheckpoint.apply(Recomputation(function, module), token, *inputs)  # type: ignore[no-untyped-call]
+    recomputation = Recomputation(function, module, changed)
+    outputs: Values = ActivationCheckpoint.apply(recomputation, token, *inputs)  # type: ignore[no-untyped-call]
     index = first_differentiable(outputs)
     return outputs, None if index is None else outputs[index].grad_fn
 
@@ -115,31 +121,6 @@ def recompute_before(values: Values, node: Any) -> Values:
         return values
     value = Recompute.apply(node, values[index])  # type: ignore[no-untyped-call]
     return (*values[:index], value, *values[index + 1 :])
-
-
-@contextmanager
-def use_buffer_copies(module: nn.Module) -> Iterator[None]:
-    """Let the module work on copies of its buffers inside the block.
-
-    Restoring values afterwards would not do: batch normalisation updates running statistics
-    without increasing their version counters, so changes go unnoticed; and writing to a tensor
-    that autograd has saved makes backward fail.
-    """
-    copies: dict[Tensor, Tensor] = {}
-    devices: list[tuple[nn.Module, str, Tensor]] = []
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                devices.append((part, name, buffer))
-                # By identity: a buffer that two modules share must stay shared.
-                copies.setdefault(buffer, buffer.clone())
-    try:
-        for part, name, buffer in devices:
-            part._buffers[name] = copies[buffer]
-        yield
-    finally:
-        for part, name, buffer in devices:
-            part._buffers[name] = buffer
 
 
 # The CPU's generators are shared by the process, and autograd runs one thread per device.
@@ -172,13 +153,15 @@ def restore_generators(then: RandomState, device: torch.device) -> Iterator[None
 class Recomputation:
     """Forward of one micro-batch, run first without a graph and in backward again with one.
 
-    The second run draws equal random numbers, uses the same autocast, and changes neither
-    buffers nor generators. Weights and modes must be those of the first.
+    The second run draws equal random numbers, finds equal buffers, uses the same autocast, and
+    changes neither buffers nor generators. Weights and modes must be those of the first.
     """
 
-    def __init__(self, function: Callable[[Values], Values], module: nn.Module) -> None:
+    def __init__(
+        self, function: Callable[[Values], Values], module: nn.Module, changed: ChangedBuffers
+    ) -> None:
         self._function = function
-        self._module = module
+        self._module, self._changed_buffers = module, changed
         self._graph: tuple[Values, Values] | None = None
 
     def run_first(self, inputs: Values) -> Values:
@@ -187,7 +170,7 @@ class Recomputation:
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._modes = dataclasses.replace(ThreadModes.current(), grad=True)
         before, versions = RandomState.now(self._device), _versions(inputs)
-        with set_flag("checkpointing"):
+        with set_flag("checkpointing"), self._changed_buffers.record() as self._buffers:
             outputs = self._function(inputs)
         self._trains = [(each, each.training) for each in self._module.modules()]
         self._weights = [(each, each._version) for each in self._module.parameters()]
@@ -216,7 +199,7 @@ class Recomputation:
         with (
             self._modes.activate(),
             restore_generators(self._generators, self._device),
-            use_buffer_copies(self._module),
+            use_buffer_copies(self._module, self._buffers),
             set_flag("recomputing"),
         ):
             outputs = self._function(leaves)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..changed_buffers import ChangedBuffers
 from .checkpoint import checkpoint, recompute_before
 from .copy import arrive, cross, leave
 from .dependency import fork, join
@@ -70,6 +71,7 @@ class _Run:
         self._values = list(microbatches)
         self._left: list[dict[Hashable, tuple[int, Any]]] = [{} for _ in microbatches]
         self._tokens: list[Tensor | None] = [None] * len(stages)
+        self._changed: dict[int, ChangedBuffers] = {}
         self._modes = ThreadModes.current()
 
     def run(self) -> list[Values]:
@@ -124,7 +126,9 @@ class _Run:
             inputs = arrive(inputs, stage.device)
         node = None
         if microbatch < stage.checkpointed and torch.is_grad_enabled():
-            outputs, node = checkpoint(function, stage.module, inputs, token)
+            if index not in self._changed:
+                self._changed[index] = ChangedBuffers(stage.module)
+            outputs, node = checkpoint(function, stage.module, self._changed[index], inputs, token)
         else:
             outputs = function(inputs)
         if index < len(self._stages) - 1:

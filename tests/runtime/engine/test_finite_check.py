@@ -73,7 +73,7 @@ def test_an_auxiliary_loss_is_one_wherever_it_arises():
 
 def test_inputs_that_hold_nan_are_named():
     first, backward = Action.model_validate("0F1"), Action.model_validate("0B1")
-    looks = [(first, [], [NAN], None), (backward, [NAN], [], None)]
+    looks = [(first, [], [NAN], NAN[1]), (backward, [NAN], [], None)]
     assert found(*looks, inputs=[[FINE], [NAN]]) == ("the inputs of micro-batch 1 hold NaN", False)
 
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
+from stagewright.runtime.batchnorm.fixed_buffers import FixedBuffers
 from stagewright.runtime.engine.stage import StageRunner
 
 
@@ -92,3 +94,26 @@ def test_a_recomputed_stage_repeats_its_random_numbers_but_not_those_of_its_loss
     """The loss also changes buffers of the stage, which the recomputation does not undo."""
     for kept, recomputed in zip(run_queued(False), run_queued(True), strict=True):
         torch.testing.assert_close(kept, recomputed)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_loss_that_changes_a_replicated_stage_s_buffer_is_refused(recomputed):
+    """Compared by value: changes through ``.data`` are not counted."""
+    module = Queued().eval()
+
+    def loss(outputs, target):
+        module.queue.data.lerp_(outputs[0].detach().mean(0), 0.5)
+        return (outputs[0] - target).pow(2).mean()
+
+    received = TensorSpec(name="x", shape=(3, 2), dtype="float32")
+    fixed = FixedBuffers(module)
+    stage = StageRunner(module, [received], [], loss, torch.device("cpu"), fixed=fixed)
+    stage.begin(trains=True)
+    words = f"the {'loss' if recomputed else 'forward'} changes the buffer 'queue'"
+
+    def step():
+        stage.forward(0, [torch.ones(3, 2)], target=torch.ones(3, 2), recomputed=recomputed)
+        stage.backward(0, [])
+
+    with pytest.raises(InvalidInput, match=words):
+        step()
