@@ -24,6 +24,14 @@ class Normed(nn.Module):
         h = self.layer(x)
         if self.looks == "branch" and h.dtype is torch.bfloat16:
             h = h.clamp(-0.1, 0.1)
+        if self.looks == "constant":
+            h = h + 100 * torch.tensor(torch.finfo(h.dtype).eps)
+        if self.looks == "region":
+            with torch.no_grad():
+                scale = h.sum() if h.dtype is torch.bfloat16 else h.mean()
+            h = h * scale
+        if self.looks == "no conversion":
+            return x + h
         least = torch.finfo(h.dtype).eps if self.looks == "limits" else 1e-3
         # As many normalisations do, with a conversion there and back.
         return x + (h.float() / (h.float().norm(dim=-1, keepdim=True) + least)).to(h.dtype)
@@ -46,7 +54,7 @@ def build(looks):
     return copy.deepcopy(model), Pipeline(model, plan_with_every_cut(model, torch.randn(4, 8)))
 
 
-@pytest.mark.parametrize("looks", ["branch", "limits"])
+@pytest.mark.parametrize("looks", ["branch", "limits", "constant", "region"])
 def test_what_forward_derived_from_a_dtype_does_not_outlive_it(looks):
     """Branches and limits of the captured precision stayed, without a word."""
     _, pipeline = build(looks)
@@ -60,12 +68,24 @@ def test_what_forward_derived_from_a_dtype_does_not_outlive_it(looks):
         pipeline(x.bfloat16())
 
 
+def test_digits_that_the_capture_dropped_are_missed():
+    """Captured in bfloat16, a model kept its conversions to it in float32."""
+    torch.manual_seed(0)
+    model = Chain("neither").bfloat16()
+    plan = plan_with_every_cut(model, torch.randn(4, 8).bfloat16())
+    pipeline = Pipeline(model, plan)
+    words = r"conversion of %\d+ to bfloat16 was captured, now there is .* to float32"
+    with pytest.raises(PlanMismatch, match=words):
+        pipeline.float()(torch.randn(8, 8))
+
+
 def test_a_model_that_looks_at_no_dtype_may_be_converted_and_autocast():
     whole, pipeline = build("neither")
     x = torch.randn(8, 8)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(pipeline(x), whole(x), rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(pipeline(x), whole(x), rtol=1e-2, atol=1e-2)
+    whole, pipeline = build("no conversion")
     torch.testing.assert_close(pipeline.double()(x.double()), whole.double()(x.double()))
 
 
