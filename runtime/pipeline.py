@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.capture import default_device
-from ..capture.program.segment import Segment
+from ..capture.program.segment import Segment, adopt_buffers
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan.plan import Plan
@@ -281,7 +281,9 @@ class Pipeline(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for stage in self._pieces.stages:
             stage.apply_to_constants(fn)
-            stage.adopt_buffers(self)
+            adopt_buffers(stage, self)
+        # Of the model itself only submodules are shared with the pipeline.
+        adopt_buffers(self._pieces.captured.program.model, self)
         self._snapshot.remember_tensors()
         return self
 

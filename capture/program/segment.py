@@ -52,7 +52,7 @@ class Segment(nn.Module):
                 follower.training = original.training
         if self._evaluation and not self.training:
             (evaluation,) = self._evaluation
-            evaluation.adopt_buffers(self)
+            adopt_buffers(evaluation, self)
             return evaluation(*inputs)  # type: ignore[no-any-return]
         if self._keys is not None:
             assert self._get_keyed_code is not None
@@ -108,14 +108,6 @@ class Segment(nn.Module):
         """Use another segment in evaluation mode; it must share this one's tensors."""
         self._evaluation = (evaluation,)
 
-    def adopt_buffers(self, other: nn.Module) -> None:
-        """Take over the buffers that another module holds now under the same names."""
-        theirs = dict(other.named_modules(remove_duplicate=False))
-        for path, module in self.named_modules():
-            held = theirs[path]._buffers if path in theirs else {}
-            for name in module._buffers.keys() & held.keys():
-                module._buffers[name] = held[name]
-
     def check_mode(self, mode: bool) -> None:
         """Raise `PlanMismatch` for a mode that the traced model cannot reproduce."""
         if mode != self._captured_training and self._fixed_mode:
@@ -165,6 +157,15 @@ def get_segments(segment: Segment) -> tuple[Segment, ...]:
     """Return a segment and its evaluation segment: all that read its weights."""
     # Not a property of Segment, whose public names are those of the model's own modules.
     return (segment, *segment._evaluation)
+
+
+def adopt_buffers(module: nn.Module, other: nn.Module) -> None:
+    """Give a module the buffers that another one holds now under the same names."""
+    theirs = dict(other.named_modules(remove_duplicate=False))
+    for path, part in module.named_modules():
+        held = theirs[path]._buffers if path in theirs else {}
+        for name in part._buffers.keys() & held.keys():
+            part._buffers[name] = held[name]
 
 
 def get_constants(segment: Segment) -> Mapping[str, Tensor]:

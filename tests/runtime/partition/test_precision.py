@@ -129,3 +129,24 @@ def test_inputs_of_another_dtype_are_refused():
     pipeline(x, mask.float())
     with InferencePipeline(model, plan) as inference, pytest.raises(InvalidInput, match=words):
         inference.submit(x, mask)
+
+
+class Scaled(nn.Module):
+    """A chain whose root holds a buffer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("scale", torch.full((8,), 0.1))
+
+    def forward(self, x):
+        return self.second(self.first(x) * self.scale)
+
+
+def test_a_converted_pipeline_leaves_its_model_whole():
+    """The root's own buffers stayed as they were, beside weights of the new dtype."""
+    model = Scaled()
+    pipeline = Pipeline(model, plan_with_every_cut(model, torch.randn(4, 8))).double()
+    x = torch.randn(8, 8).double()
+    assert model.scale is dict(pipeline.named_buffers())["scale"]
+    torch.testing.assert_close(pipeline(x), model(x))
