@@ -173,7 +173,8 @@ class Recomputation:
         with set_flag("checkpointing"), self._changed_buffers.record() as self._buffers:
             outputs = self._function(inputs)
         self._trains = [(each, each.training) for each in self._module.modules()]
-        self._weights = [(each, each._version) for each in self._module.parameters()]
+        # Writes to ``.data`` in place are not counted, and stay unseen.
+        self._weights = [(each, _identity(each)) for each in self._module.parameters()]
         self._generators = _drop_unused(before, self._device)
         # Inputs changed in place: a second run would start from the changed values.
         self._changed = {
@@ -186,7 +187,7 @@ class Recomputation:
     def recompute(self, inputs: Values) -> None:
         """Run with a graph, for `backward`."""
         changed = [
-            *("weights were changed" for each, was in self._weights if each._version != was),
+            *("weights were changed" for each, was in self._weights if _identity(each) != was),
             *("train() or eval() was called" for each, was in self._trains if each.training != was),
         ]
         if changed:
@@ -229,6 +230,11 @@ class Recomputation:
             roots, root_gradients = zip(*pairs, strict=True)
             torch.autograd.backward(roots, root_gradients)
         return [leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves]
+
+
+def _identity(weight: nn.Parameter) -> tuple[int, int]:
+    """Return what changes with a weight's values: its version, and its memory for ``.data =``."""
+    return weight._version, weight.data_ptr()
 
 
 def _versions(values: Values) -> list[int]:

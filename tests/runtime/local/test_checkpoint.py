@@ -38,11 +38,15 @@ def test_gradients_without_backward_are_refused(module):
     assert all(weight.grad is not None for weight in module.parameters())
 
 
-def test_weights_changed_before_the_backward_are_refused(module):
+@pytest.mark.parametrize("way", ["in place", "data"])
+def test_weights_changed_before_the_backward_are_refused(module, way):
     """The gradients were those of the new weights."""
     loss = run(module, torch.rand(4, 3)).sum()
     with torch.no_grad():
-        module[2].weight.mul_(2)
+        if way == "data":
+            module[2].weight.data = 2 * module[2].weight
+        else:
+            module[2].weight.mul_(2)
     with pytest.raises(InvalidInput, match="weights were changed between the forward and the back"):
         loss.backward()
 
