@@ -15,13 +15,13 @@ from torch import Tensor, fx, nn
 from ...capture.captured import Captured
 from ...capture.observation.nested_values import map_tensors
 from ...capture.observation.python_state import read_closure
-from ...capture.sample import CallStructure, dtype_name
+from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import count, list_some
 from ..ranks.process_groups import RankSet
 from .loss_graph import LossGraphCheck
-from .microbatch import join_outputs, split_batch
+from .microbatch import check_inputs, join_outputs, split_batch
 from .padding import PartialTarget, count_samples, trim_padding
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -227,30 +227,25 @@ class BatchInputs:
         ]
 
     def _check(self, flat: tuple[Tensor, ...]) -> None:
+        check_inputs(flat, self._plan.inputs)
         for spec, tensor in zip(self._plan.inputs, flat, strict=True):
             wanted = (spec.shape[0] * self._plan.num_microbatches, *spec.shape[1:])
             if tuple(tensor.shape) != wanted:
                 raise InvalidInput(
                     f"input {spec.name!r} has shape {tuple(tensor.shape)}; this plan's batch is "
                     f"{wanted}: {self._plan.num_microbatches} micro-batches of {spec.shape[0]}"
-                    f"{_hint_for_samples(tuple(tensor.shape), wanted, spec.shape[0])}"
-                )
-            dtype = getattr(torch, spec.dtype)
-            if tensor.dtype != dtype and (tensor.is_floating_point() or dtype.is_floating_point):
-                raise InvalidInput(
-                    f"input {spec.name!r} is {dtype_name(tensor.dtype)}; this plan's is "
-                    f"{spec.dtype}: convert it, or profile and plan the model as you call it"
+                    f"{_hint_for_samples(len(tensor), wanted[0], spec.shape[0])}"
                 )
 
 
-def _hint_for_samples(found: tuple[int, ...], wanted: tuple[int, ...], size: int) -> str:
-    """Return advice for a batch that differs in its number of samples only."""
-    if not found or not found[0] or found[1:] != wanted[1:]:
+def _hint_for_samples(found: int, wanted: int, size: int) -> str:
+    """Return advice for a batch with another number of samples."""
+    if not found:
         return ""
-    hint = f". Pass {wanted[0]} samples"
-    if found[0] % size == 0:
-        hint += f", or plan with {count(found[0] // size, 'micro-batch')}"
-    if found[0] < wanted[0]:
+    hint = f". Pass {wanted} samples"
+    if found % size == 0:
+        hint += f", or plan with {count(found // size, 'micro-batch')}"
+    if found < wanted:
         hint += (
             ". If it is the last batch of the data, leave it out (drop_last=True), or pad it in an "
             "evaluation: evaluate(..., pad=True)"

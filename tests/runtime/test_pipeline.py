@@ -5,13 +5,16 @@ import copy
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.build import build
+from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.inference.pipeline import InferencePipeline
 from stagewright.runtime.pipeline import Pipeline
+from stagewright.runtime.verify import verify
 from tests.torch_models import Case, make_case, make_plan
 
 MODES = ["always", "except_last", "never"]
@@ -318,24 +321,52 @@ class SizeDependent(nn.Module):
         return self.head(hidden.sum(1) / length if length > 2 else hidden[:, 0])
 
 
-@pytest.mark.parametrize("way", ["pipeline", "build", "inference"])
+def run_in_processes(model, plan, batch):
+    """Evaluate as the only rank of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with DistributedPipeline(model, plan, loss_fn=None) as pipeline:
+            return pipeline.evaluate(batch)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_built(model, plan, batch):
+    training = build(plan, model, loss_fn=mean_output, accumulate=2)
+    return training.step(batch, target=batch)
+
+
+def mean_output(output, _):
+    return output.mean()
+
+
+WAYS = {
+    "pipeline": lambda model, plan, batch: Pipeline(model, plan)(batch),
+    "build": run_built,
+    "inference": lambda model, plan, batch: next(InferencePipeline(model, plan).map([batch])),
+    "verify": lambda model, plan, batch: verify(model, plan, batch, batch, mean_output),
+    "processes": run_in_processes,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_another_sequence_length_than_captured_is_refused(way):
     """It was accepted by the first two, and the output was 0.3 off."""
     sample = torch.randint(0, 50, (2, 8))
     case = Case("lengths", make_case("mlp").spec, SizeDependent(), (sample,), None)
-    plan = make_plan(case, 2, num_microbatches=2)
+    num_stages = 1 if way == "processes" else 2
+    plan = make_plan(case, num_stages, num_microbatches=2)
     fits, longer = torch.randint(0, 50, (4, 8)), torch.randint(0, 50, (4, 12))
-    if way == "build":
-        training = build(plan, case.model, loss_fn=lambda output, _: output.mean(), accumulate=2)
-        run = lambda batch: training.step(batch, target=batch)  # noqa: E731
-    elif way == "inference":
-        run = lambda batch: next(InferencePipeline(case.model, plan).map([batch]))  # noqa: E731
-    else:
-        run = Pipeline(case.model, plan)
-    run(fits)
-    words = r"'tokens' has shape \(4, 12\), but the model was captured at \(2, 8\)"
+    run = WAYS[way]
+    run(case.model, plan, fits)
+    words = (
+        r"'tokens' has shape \(4, 12\), but the model was captured at \(2, 8\), and only its "
+        "first dimension, the samples, may differ"
+    )
     with pytest.raises(InvalidInput, match=words):
-        run(longer)
+        run(case.model, plan, longer)
+    with pytest.raises(InvalidInput, match="'tokens' has the dtype int32, but .* pass int64"):
+        run(case.model, plan, fits.int())
 
 
 class SkipsBlocks(nn.Module):

@@ -1,5 +1,7 @@
 """Ranks that were given different things say which rank differs in what, and all of them stop."""
 
+import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,6 +9,7 @@ import pytest
 
 from stagewright.core.errors import PlanMismatch
 from stagewright.runtime.ranks.consistency import check_consistency, compare_facts, name_ranks
+from tests.runtime.forked import run_worker
 
 
 class Board:
@@ -87,3 +90,42 @@ def test_many_ranks_are_counted():
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([0, 1, 3]) == "ranks 0, 1 and 3"
     assert name_ranks(range(9)) == "ranks 0, 1, 2, 3, 4, 5 and 3 more"
+
+
+DIFFERENCES = {
+    "samples": r"given different inputs for step 1: those of rank 1 are not those of ranks 0 and 2",
+    "targets": r"given different targets for step 1: those of rank 1 are not those of ranks 0 and 2",
+    "half a batch": r"'x' has shape \(4, 4\); this plan's batch is \(8, 4\)",
+    "shapes": (
+        r"disagree on the model's parameters and buffers: scale\.scale torch.float32 \(1,\) "
+        r"trainable on rank 1, but scale\.scale torch.float32 \(4,\) trainable on ranks 0 and 2"
+    ),
+    "code": r"disagree on the captured graph: .*neg.* on rank 1, but .* on ranks 0 and 2",
+    "micro-batches": (
+        r"disagree on the number of micro-batches per step: 2 on rank 1 \(plan_\w+\), but 4 on "
+        r"ranks 0 and 2 \(plan_"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def said(forking_executable):
+    """What real ranks said, by the difference that rank 1 was given."""
+    output = run_worker(
+        forking_executable, "tests.runtime.disagreeing_worker", *DIFFERENCES, timeout_s=160
+    )
+    found = {name: {} for name in DIFFERENCES}
+    for line in map(json.loads, output.splitlines()):
+        found[line["difference"]][line["rank"]] = line["said"]
+    return found
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_no_rank_trains_on_with_something_else_than_the_others(name, said):
+    assert set(said[name]) == {0, 1, 2}
+    for rank, words in said[name].items():
+        assert re.search(DIFFERENCES[name], words), (rank, words)
+        own_error = rank == 1 and name == "half a batch"
+        assert own_error or "rank 1" in words
