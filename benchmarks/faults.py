@@ -55,7 +55,7 @@ FAULTS = {
     "exit": "stopped answering|raised SystemExit",
     "hang": "was at",
     "exception": "the injected error",
-    "wrong batch": "given different|has shape",
+    "wrong batch": "given different",
     "different plan": "disagree on",
     "different model": "disagree on the model",
     "NaN": "NaN",
@@ -227,7 +227,7 @@ def _train(rank: int, parent: int, port: int, fault: Fault, folder: Path, timeou
             batch, target = batch_of(step, size)
             if is_victim and step == fault.step:
                 if fault.kind == "wrong batch":
-                    batch, target = batch_of(step + 1, size if fault.variant else size // 2)
+                    batch, target = batch_of(step + 1, size)
                 elif fault.variant:
                     _fail(fault.kind, pipeline, note_the_moment)
                 else:

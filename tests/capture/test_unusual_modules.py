@@ -97,6 +97,21 @@ class Inside(nn.Module):
         return x + self.last(chosen).sum(0)
 
 
+class Selective(nn.Module):
+    """Computes some samples by other layers than the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rare, self.last = Block(), Block(), Block()
+
+    def forward(self, x):
+        y = self.first(x)
+        chosen = y.sum(-1) > 0
+        z = y.clone()
+        z[chosen] = self.rare(y[chosen])
+        return self.last(z)
+
+
 class AtTheEnd(nn.Module):
     def __init__(self):
         super().__init__()
@@ -117,3 +132,22 @@ def test_a_shape_that_depends_on_data_crosses_no_cut(make):
     for cut in captured.cuts:
         if cut.boundary.legal:
             assert all(spec.shape[0] == 16 for spec in cut.boundary.tensors)
+
+
+def selective():
+    return nn.Sequential(Block(), Selective(), Block())
+
+
+def test_boolean_indexing_runs_in_a_pipeline_as_planned():
+    torch.manual_seed(0)
+    model, eager, x = selective(), selective(), torch.randn(32, 8)
+    eager.load_state_dict(model.state_dict())
+    found = profile(model, x[:16], options=ProfilingOptions(budget_s=0.05))
+    made = plan(found, "2x8GB", PlanOptions(num_stages=2), num_microbatches=2)
+    ours, theirs = Pipeline(model, made)(x), eager(x)
+    torch.testing.assert_close(ours, theirs)
+    ours.square().mean().backward()
+    theirs.square().mean().backward()
+    for (name, parameter), other in zip(model.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, msg=name)
+    assert verify(selective(), made, x, torch.zeros(32), mean_of_squares).worst < 1e-5

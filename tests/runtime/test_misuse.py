@@ -234,12 +234,18 @@ class Counts(nn.Module):
         return self.second(x), (x > 0).sum()
 
 
-def test_counts_are_not_averaged():
+def test_counts_are_not_averaged(alone):
     """A count of 18 samples came back as 4.5."""
     model, x = Counts(), torch.randn(8, 4)
     plan = make_plan(Case("counts", make_case("mlp").spec, model, x[:2], None), 2)
-    with pytest.raises(InvalidInput, match="output 1 is one int64 for each of 4 micro-batches"):
+    words = "output 1 is one int64 for each of 4 micro-batches"
+    with pytest.raises(InvalidInput, match=words):
         Pipeline(model, plan)(x)
+    one_rank = make_plan(Case("counts", make_case("mlp").spec, model, x[:2], None), 1)
+    pipeline = DistributedPipeline(model, one_rank, loss_fn=None)
+    with pytest.raises(InvalidInput, match=words):
+        pipeline.evaluate(x)
+    pipeline.close()
     outputs, number = Pipeline(model, plan.model_copy(update={"num_microbatches": 1}))(x[:2])
     assert number.dtype is torch.int64
     assert len(outputs) == 2

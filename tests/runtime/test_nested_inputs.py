@@ -67,6 +67,11 @@ class OfData(Blocks):
         return y * batch.scales[0] if batch.is_scaled else y
 
 
+class OfOutput(Blocks):
+    def forward(self, output):
+        return self.run(output.last_hidden_state) * output["pooler_output"]
+
+
 class OfPair(Blocks):
     def forward(self, pair):
         return self.run(pair.x) * pair.scale
@@ -83,6 +88,12 @@ def draw(size, width=8):
     return torch.randn(size, width)
 
 
+def output_of(size):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    made = outputs.BaseModelOutputWithPooling
+    return made(last_hidden_state=draw(size), pooler_output=draw(size, 1))
+
+
 FORMS = {
     "dict": (OfDict, lambda n: ({"x": draw(n), "more": {"scale": draw(n, 1)}},)),
     "dict alone": (OfDict, lambda n: {"x": draw(n), "more": {"scale": draw(n, 1)}}),
@@ -92,6 +103,8 @@ FORMS = {
     "tuple alone": (OfTuple, lambda n: (draw(n), draw(n, 1))),
     "data class": (OfData, lambda n: Batch(draw(n), [draw(n, 1)])),
     "named tuple": (OfPair, lambda n: (Pair(draw(n), draw(n, 1)),)),
+    "model output": (OfOutput, lambda n: (output_of(n),)),
+    "model output by keyword": (OfOutput, lambda n: {"output": output_of(n)}),
     "None": (WithOptions, lambda n: (draw(n), None)),
     "numbers": (WithOptions, lambda n: {"x": draw(n), "factor": 0.5, "mode": "plain"}),
 }

@@ -365,7 +365,7 @@ def test_another_sequence_length_than_captured_is_refused(way):
     )
     with pytest.raises(InvalidInput, match=words):
         run(case.model, plan, longer)
-    with pytest.raises(InvalidInput, match="'tokens' has the dtype int32, but .* pass int64"):
+    with pytest.raises(InvalidInput, match=r"'tokens' has the dtype int32, but .* pass int64"):
         run(case.model, plan, fits.int())
 
 

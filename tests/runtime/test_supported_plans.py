@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.capture import capture
@@ -139,6 +140,16 @@ def test_a_layer_that_keeps_state_is_not_run_by_replicas_or_twice(name):
     asked, words = STATEFUL[name]
     with pytest.raises(PlanMismatch, match=rf"layer '1' changes '1\.calls'.*{words}"):
         verify(stateful_model(), plan_for(stateful_model(), **asked), torch.ones(8, 4), None, loss)
+
+
+def test_processes_that_recompute_state_refuse_to():
+    made = plan_for(stateful_model(), num_devices=1, num_stages=1, recompute="always")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(PlanMismatch, match=r"'1\.calls'.*stage 0 is recomputed"):
+            DistributedPipeline(stateful_model(), made, loss_fn=loss)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_layer_that_keeps_state_takes_micro_batches_in_order():

@@ -41,6 +41,8 @@ class Piece(nn.Module):
         self.model, self.mistake, self.frozen = model, mistake, model.factor(sample)
 
     def forward(self, x):
+        if self.mistake == "fails":
+            raise IndexError("index 5 is out of bounds\nframe #0")
         if self.mistake == "takes over the sample":
             y = self.model.fc(x) * self.frozen
         elif self.mistake == "loses a gradient":
@@ -75,6 +77,10 @@ def test_the_model_itself_passes():
         ("takes over the sample", "output 0 differs"),
         ("loses a gradient", r"the gradient of 'fc\.bias' differs"),
         ("forgets a buffer", "the buffer 'steps' differs"),
+        (
+            "fails",
+            "fails where the model does not: IndexError: index 5 is out of bounds$",
+        ),
     ],
 )
 def test_a_mistake_is_named(mistake, words):
@@ -178,7 +184,10 @@ def test_an_alias_of_another_layers_weight_is_not_separated_from_it():
         def forward(self, x):
             return self.last(self.first(x)) @ self.alias
 
-    assert len(trace(Aliased(), torch.randn(3, 4)).layers) == 1
+    captured = trace(Aliased(), torch.randn(3, 4))
+    assert len(captured.layers) == 1
+    words = "a layer reads 'first.weight', which is not among its own weights"
+    assert {attempt.refusal for attempt in captured.report().attempts} == {words}
 
 
 def test_what_the_sample_shows_alone_takes_the_second_step():

@@ -121,7 +121,7 @@ def test_an_output_of_all_samples_together_is_refused(alone):
 def test_precision_is_checked_as_shapes_are(alone):
     """It was torch's error about the two matrices of a product."""
     _, training = trained(False)
-    with pytest.raises(InvalidInput, match="'x' has the dtype float64, but .* pass float32"):
+    with pytest.raises(InvalidInput, match=r"'x' has the dtype float64, but .* pass float32"):
         training.step(torch.rand(12, 4, dtype=torch.double), target=torch.zeros(12).long())
     training.close()
 

@@ -93,8 +93,8 @@ def test_many_ranks_are_counted():
 
 
 DIFFERENCES = {
-    "samples": r"given different inputs for step 1: those of rank 1 are not those of ranks 0 and 2",
-    "targets": r"given different targets for step 1: those of rank 1 are not those of ranks 0 and 2",
+    "samples": "different inputs for step 1: those of rank 1 are not those of ranks 0 and 2",
+    "targets": "different targets for step 1: those of rank 1 are not those of ranks 0 and 2",
     "half a batch": r"'x' has shape \(4, 4\); this plan's batch is \(8, 4\)",
     "shapes": (
         r"disagree on the model's parameters and buffers: scale\.scale torch.float32 \(1,\) "

@@ -1,0 +1,20 @@
+"""Gradients that ranks hold shards of are clipped by the norm of the whole gradient."""
+
+import json
+
+import pytest
+
+from tests.runtime.forked import run_worker
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
+
+
+def test_two_ranks_clip_by_the_norm_of_both_shards(forking_executable):
+    """Each scaled its shard by another factor."""
+    output = run_worker(forking_executable, "tests.runtime.sharded_clipping_worker", timeout_s=100)
+    found = [json.loads(line) for line in output.splitlines()]
+    assert {each["rank"] for each in found} == {0, 1}
+    for each in found:
+        assert each["norm"] == pytest.approx(50**0.5)
+        clipped = [value * 50**0.5 for row in each["clipped"] for value in row]
+        assert clipped == pytest.approx([3, 3, 4, 4], rel=1e-5)
