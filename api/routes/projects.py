@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Body, Response
+from pydantic import Field
 
 from ...core.document import Record
 from ...core.service.keys import Project, ProjectList
@@ -18,7 +19,7 @@ router = strict_router(PROJECTS, "keys")
 class ProjectRequest(Record):
     """A request for a new project, by a name that no other has."""
 
-    name: str
+    name: str = Field(min_length=1, max_length=200)
 
 
 @router.post("", status_code=201)

@@ -125,6 +125,13 @@ def test_it_plans_a_posted_profile_keeps_it_and_ends_cleanly(start, profile, tmp
     assert (tmp_path / "stagewright.db").exists()
 
 
+def test_a_server_without_a_sandbox_says_so_when_it_starts(start, tmp_path):
+    """Not first when somebody sends a model."""
+    running = start(*MODULE, "--port", "0", PATH=str(tmp_path))
+    line = "no sandbox: bubblewrap (bwrap) is not installed; install your system's 'bubblewrap'"
+    wait_for(lambda: line in running.talk())
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_command_it_prints_works_as_printed(start):

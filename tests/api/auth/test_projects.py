@@ -23,11 +23,15 @@ from stagewright.api.auth.access import (
 )
 from stagewright.api.auth.authenticate import principal_of_key
 from stagewright.api.auth.scopes import SCOPES
+from stagewright.api.http.examples import example_graph
 from stagewright.api.jobs.service import JobOptions, submit
+from stagewright.api.model_sources.estimator import Estimator
+from stagewright.api.planning.solver_pool import Solver
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import RecordNotFound, TooManyJobs
 from stagewright.api.store.records import JobRequest, Quotas
 from stagewright.api.store.store import Store
+from stagewright.core.errors import InvalidInput
 from tests.api.app_routes import routes
 from tests.api.stored import a_graph
 
@@ -181,6 +185,45 @@ def test_an_idempotency_key_of_another_project_is_another_key(holder, profile):
     other = theirs.post(path, json=profile, headers=headers)
     assert (other.status_code, other.headers.get("Idempotency-Replayed")) == (201, None)
     assert theirs.get(first.headers["Location"]).status_code == 200
+
+
+def test_work_takes_its_turn_under_the_project_of_its_key(holder, profile, monkeypatch):
+    """Under one project for all, a busy project would make the others wait."""
+    asked = []
+
+    def spy(kind, name, position=None):
+        original = getattr(kind, name)
+
+        async def noted(self, *args, **kwargs):
+            asked.append((name, kwargs["project"] if position is None else args[position]))
+            return await original(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    async def estimate(self, request, project, deadline_s):
+        asked.append(("estimate", project))
+        raise InvalidInput("enough is known")
+
+    monkeypatch.setattr(Estimator, "estimate", estimate)
+    spy(Solver, "search")
+    spy(Solver, "run")
+    theirs = holder(project="theirs")
+    split = {"profile": profile, "cluster": "2xcpu", "balance": [1, len(profile["layers"]) - 1]}
+    assert theirs.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}).is_success
+    assert theirs.post("/v1/simulations", json=split).is_success
+    graph = {"graph": example_graph(), "cluster": "2xH100"}
+    assert theirs.post("/v1/plans", json=graph).status_code == 422
+    project = holder.projects["theirs"]
+    assert asked == [("search", project), ("run", project), ("estimate", project)]
+
+
+def test_a_project_whose_storage_is_full_is_told_what_to_delete(make_client, profile):
+    client = make_client(store=Store(IN_MEMORY, max_project_bytes=100))
+    answer = client.post("/v1/profiles", json=profile)
+    assert answer.status_code == 409
+    assert answer.json()["type"].endswith(":storage-full")
+    assert "project_stored_bytes" in answer.json()["detail"]
+    assert client.get("/v1/profiles").json()["profiles"] == []
 
 
 def test_a_secret_is_not_kept_for_an_idempotency_key(holder, kept):

@@ -186,3 +186,14 @@ def test_a_model_is_estimated_or_measured_and_not_both(client):
     }
     response = client.post("/v1/plans", json=request)
     assert response.json()["errors"][0]["pointer"] == "/profiling"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_torchscript_file_is_told_what_it_is(client):
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(nn.Linear(4, 2), torch.ones(2, 4)), file)
+    headers = {"Content-Type": "application/zip"}
+    answer = client.post("/v1/graphs", content=file.getvalue(), headers=headers)
+    assert answer.status_code == 422
+    assert "a TorchScript file (torch.jit.save), whose program is code" in answer.json()["detail"]
+    assert "torch.export.save(" in answer.json()["detail"]
