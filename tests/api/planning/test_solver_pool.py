@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import partial
 from multiprocessing import active_children
@@ -215,17 +216,19 @@ def test_a_client_gets_its_answer_at_its_deadline_whatever_the_search_does(
     assert answer.json()["type"].endswith(":deadline-exceeded")
 
 
-def test_an_estimate_counts_towards_the_deadline_of_its_request(make_client, monkeypatch):
+def test_an_estimate_counts_towards_the_deadline_of_its_request(make_client, child, tmp_path):
     """Cause: an answer could take two minutes, whatever the request's deadline was."""
-    client = make_client()
-
-    async def forever(*_, **__):
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr("stagewright.api.model_sources.estimator.run_confined_async", forever)
-    body = {"graph": example_graph(), "cluster": "2xH100", "deadline_s": 0.5}
+    alive = tmp_path / "alive"
+    program = (
+        f"import os, sys, time; sys.stdin.read(); open({str(alive)!r}, 'w').write(str(os.getpid()))"
+        "; time.sleep(100)"
+    )
+    client = make_client(estimate_command=child(program))
+    body = {"graph": example_graph(), "cluster": "2xH100", "deadline_s": 5}
     began = time.monotonic()
     answer = client.post("/v1/plans", json=body)
     assert time.monotonic() - began < 20.0, "most of it is for a busy machine"
     assert answer.status_code == 422
-    assert "no estimate within 0.5 s; allow more time" in answer.json()["detail"]
+    assert "no estimate within 5 s; allow more time" in answer.json()["detail"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(alive.read_text()), 0)
