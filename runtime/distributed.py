@@ -19,6 +19,7 @@ from ..core.plan.schedule import Schedule
 from ..core.rank_heartbeats import SILENCE_S
 from ..schedules.plan_schedule import schedule_of
 from .batchnorm.running_statistics import BatchStatistics, check_policy
+from .engine.action_timer import ActionTimer, Observer
 from .engine.assemble import assemble_rank
 from .engine.aux_losses import AuxLoss, AuxLosses, find_aux_losses
 from .engine.batch_comparison import BatchComparison
@@ -28,7 +29,6 @@ from .engine.batch_io import (
     check_gradients_enabled,
     check_loss_function,
 )
-from .engine.executor import Observer
 from .engine.finite_check import FiniteCheck
 from .engine.microbatch import split_target
 from .engine.padding import (
@@ -404,8 +404,8 @@ class DistributedPipeline(PipelineRank):
         self.module.train(mode)
 
     def observe(self, observer: Observer | None) -> None:
-        """Call ``observer`` with each action, its start and its end from now on."""
-        self._executor.observer = observer
+        """Call ``observer`` with each action, its start and its end when a step is done."""
+        self._executor.timer = ActionTimer(self.device, observer) if observer else None
 
     def _check_no_input_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for leaf in list_tensors((args, kwargs)):

@@ -76,9 +76,6 @@ def record(pipeline: DistributedPipeline) -> Iterator[Trace]:
             pipeline.step(batch, target=target)
         trace.timeline().write("step.json")
 
-    On GPUs each action is waited for, so that its end is known, which makes a recorded step a
-    little slower.
-
     Raises:
         InvalidInput: The pipeline runs in one process, where stages do not run side by side.
     """

@@ -6,7 +6,6 @@ arrived, and its outputs are sent at once and travel while the rank goes on work
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 from ..partition.routes import TensorRoutes
 from ..replicas.replication import Replication
+from .action_timer import ActionTimer
 from .finite_check import FiniteCheck
 from .p2p import (
     Message,
@@ -24,9 +24,6 @@ from .p2p import (
     messages_sent_by,
 )
 from .stage import StageRunner
-
-Observer = Callable[[Action, float, float], None]
-"""Called after each action with its start and end, in seconds of `time.perf_counter`."""
 
 StepCoroutine = Generator[list[Message] | None, None, None]
 """A rank's course through a step, suspended wherever it may have to wait for other ranks: before an
@@ -55,7 +52,7 @@ class Executor:
         self._schedule, self._rank, self._routes = schedule, rank, routes
         self._stages, self._transport = stages, transport
         self._replication, self._set_activity = replication, set_activity
-        self.observer: Observer | None = None
+        self.timer: ActionTimer | None = None
         self.finite_check: FiniteCheck | None = None
         self._training = _RankProgram(schedule, schedule.ranks, routes, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
@@ -150,6 +147,8 @@ class Executor:
         trains: bool = True,
     ) -> StepCoroutine:
         self._local.clear()
+        if self.timer:
+            self.timer.begin()
         self._transport.begin(program.incoming)
         for position, action in enumerate(program.actions):
             needed = messages_received_by(action, self._routes)
@@ -160,13 +159,12 @@ class Executor:
             # Replicas may synchronise here. That comes after the receive, as `deadlock_check`
             # assumes; and weights gathered before it would take memory while this rank waits.
             self._replication.action_begins(action.stage, action.work, last=is_last)
-            began = time.perf_counter() if self.observer else 0.0
+            began = self.timer.now() if self.timer else 0.0
             losses = self._stages[action.stage].losses
             before = len(losses)
             made = self._perform(action, arrived, inputs, targets, program, trains)
-            if self.observer:
-                self._stages[action.stage].settle()
-                self.observer(action, began, time.perf_counter())
+            if self.timer:
+                self.timer.add(action, began)
             if self.finite_check is not None and trains:
                 self._look(self.finite_check, action, arrived, losses[before:], made)
             # Outputs leave before replicas synchronise again: their receivers need not wait for it.
@@ -177,6 +175,8 @@ class Executor:
                 outputs[action.microbatch] = made
         self._set_activity("waiting for what was sent to be taken")
         self._transport.finish()
+        if self.timer:
+            self.timer.report()
 
     def _perform(
         self,

@@ -197,11 +197,6 @@ class StageRunner:
         if self.statistics is not None and trains:
             self.statistics.begin()
 
-    def settle(self) -> None:
-        """Wait until the device has finished its queued work."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
     def _checked_buffers(self, what: str = "forward") -> AbstractContextManager[None]:
         return self._fixed.checked(what) if self._fixed is not None else nullcontext()
 

@@ -85,7 +85,8 @@ def _fork(environment: dict[str, str], run: Callable[[], None], words: str | Non
         if words is not None:
             os.dup2(os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
         os.environ.update(environment)
-        run()
+        with _manners():
+            run()
         code = 0
     except BaseException:  # noqa: BLE001 (a fork never returns to the parent's code)
         traceback.print_exc()
@@ -93,6 +94,15 @@ def _fork(environment: dict[str, str], run: Callable[[], None], words: str | Non
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _manners() -> contextlib.AbstractContextManager[None]:
+    """Run as on NCCL if the environment names a folder for what ranks launch."""
+    if not (folder := os.environ.get("NCCL_MANNERS")):
+        return contextlib.nullcontext()
+    from tests.nccl.process_group import emulated  # imports torch
+
+    return emulated(Path(folder))
 
 
 def exit_codes(ranks: list[int], hung: Collection[int] = ()) -> dict[int, int]:

@@ -1,0 +1,241 @@
+"""Replay of what every rank launched, in the order in which NCCL and CUDA streams would run it.
+
+A rank's host goes through its entries one by one and rarely waits; its streams follow at their own
+pace. Whether the ranks of a program can block each other for ever depends only on the order of
+these entries, so it is found after a run, whatever its timing was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+Queue = tuple[str, ...]
+"""A stream of a communicator: names that its members share."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The host launches an operation; it starts after what its stream and compute wait for.
+
+    Attributes:
+        queue: The communicator's stream, in which operations run in launch order.
+        ranks: All ranks that must launch it; a message has two.
+        what: The operation in words; equal on all of its ranks for a collective.
+        sender: The sending rank of a message; `None` for a collective.
+    """
+
+    queue: Queue
+    ranks: tuple[int, ...]
+    what: str
+    sender: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamWait:
+    """The compute stream waits for the rank's launch of this number; the host goes on."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class HostRead:
+    """The host waits until the compute stream has run, as it does to read a value.
+
+    Attributes:
+        what: What it reads.
+        waits: How many of its waits the stream must have passed; `None` for all so far.
+    """
+
+    what: str
+    waits: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceSynchronise:
+    """The host waits until everything that was launched has run, on all streams."""
+
+    what: str = "torch.cuda.synchronize"
+
+
+@dataclass(frozen=True)
+class Connect:
+    """The host waits for all members of a communicator that is made when it is first used."""
+
+    communicator: Queue
+    ranks: tuple[int, ...]
+
+
+Entry = Launch | StreamWait | HostRead | DeviceSynchronise | Connect
+
+
+def find_deadlock(logs: Sequence[Sequence[Entry]]) -> str | None:
+    """Replay the logs of all ranks; return who waits for whom if they cannot all end."""
+    ranks = [_Rank(rank, log) for rank, log in enumerate(logs)]
+    while any([rank.advance(ranks) for rank in ranks]):  # a list: every rank takes its turn
+        pass
+    if all(rank.is_done for rank in ranks):
+        return None
+    return "\n".join(_describe_cycle(ranks))
+
+
+@dataclass
+class _Operation:
+    launch: Launch
+    number: int
+    computed_before: int
+    """Items of the compute stream that must have run before it starts."""
+    is_done: bool = False
+
+
+@dataclass
+class _Rank:
+    rank: int
+    log: Sequence[Entry]
+    position: int = 0
+    launched: list[_Operation] = field(default_factory=list)
+    compute: list[int] = field(default_factory=list)
+    """Numbers of the operations that the compute stream waits for, in its order."""
+    computed: int = 0
+    queues: dict[Queue, deque[_Operation]] = field(default_factory=dict)
+    connects: dict[Connect, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        places = enumerate(self.log)
+        self.connects = {entry: at for at, entry in places if isinstance(entry, Connect)}
+
+    @property
+    def is_done(self) -> bool:
+        return self.position == len(self.log) and self.is_idle
+
+    @property
+    def is_idle(self) -> bool:
+        return self.computed == len(self.compute) and not any(self.queues.values())
+
+    def advance(self, ranks: Sequence[_Rank]) -> bool:
+        """Go as far as possible; return True if anything moved."""
+        moved = False
+        while self._step_host(ranks) or self._step_compute() or self._step_queues(ranks):
+            moved = True
+        return moved
+
+    def _step_host(self, ranks: Sequence[_Rank]) -> bool:
+        if self.position == len(self.log) or self.host_blocker(ranks) is not None:
+            return False
+        entry = self.log[self.position]
+        self.position += 1
+        if isinstance(entry, Launch):
+            operation = _Operation(entry, len(self.launched), len(self.compute))
+            self.launched.append(operation)
+            self.queues.setdefault(entry.queue, deque()).append(operation)
+        elif isinstance(entry, StreamWait):
+            self.compute.append(entry.launch)
+        return True
+
+    def host_blocker(self, ranks: Sequence[_Rank]) -> str | None:
+        """Return what the host's next entry has to wait for; `None` if it can go on."""
+        entry = self.log[self.position]
+        if isinstance(entry, HostRead):
+            wanted = len(self.compute) if entry.waits is None else entry.waits
+            return entry.what if self.computed < wanted else None
+        if isinstance(entry, DeviceSynchronise) and not self.is_idle:
+            return entry.what
+        if isinstance(entry, Connect) and not all(
+            ranks[member].has_reached(entry) for member in entry.ranks
+        ):
+            return f"connecting {' '.join(entry.communicator)}"
+        return None
+
+    def has_reached(self, connect: Connect) -> bool:
+        """Return True if the host is at this connection or past it."""
+        at = self.connects.get(connect)
+        return at is not None and at <= self.position
+
+    def _step_compute(self) -> bool:
+        if self.computed == len(self.compute):
+            return False
+        if not self.launched[self.compute[self.computed]].is_done:
+            return False
+        self.computed += 1
+        return True
+
+    def _step_queues(self, ranks: Sequence[_Rank]) -> bool:
+        moved = False
+        for queue, waiting in self.queues.items():
+            if waiting and (operation := waiting[0]).computed_before <= self.computed:
+                others = [ranks[member].head(queue) for member in operation.launch.ranks]
+                if all(each is not None and _match(each, operation) for each in others):
+                    for member in operation.launch.ranks:
+                        ranks[member].queues[queue].popleft().is_done = True
+                    moved = True
+        return moved
+
+    def head(self, queue: Queue) -> _Operation | None:
+        """Return the operation that a stream would run now, if it may start."""
+        waiting = self.queues.get(queue)
+        if not waiting or waiting[0].computed_before > self.computed:
+            return None
+        return waiting[0]
+
+
+def _match(one: _Operation, other: _Operation) -> bool:
+    """Return True if two ranks' operations are each other's counterparts."""
+    a, b = one.launch, other.launch
+    return (a.ranks, a.what, a.sender) == (b.ranks, b.what, b.sender)
+
+
+def _describe_cycle(ranks: Sequence[_Rank]) -> Iterator[str]:
+    """Follow from a stuck rank what each waits for, until a rank comes again."""
+    rank: int | None = next(each.rank for each in ranks if not each.is_done)
+    seen: list[int] = []
+    lines: list[str] = []
+    while rank is not None and rank not in seen:
+        seen.append(rank)
+        words, rank = _find_wait(ranks[seen[-1]], ranks)
+        lines.append(f"rank {seen[-1]}: {words}")
+    if rank is None:
+        yield "no rank can go on, and not because of each other:"
+        yield from lines
+    else:
+        yield "ranks wait for each other in a circle:"
+        yield from lines[seen.index(rank) :]
+
+
+def _find_wait(rank: _Rank, ranks: Sequence[_Rank]) -> tuple[str, int | None]:
+    """Return what a rank waits for, in words, and the rank that it waits for."""
+    host = "the host has launched everything"
+    if rank.position < len(rank.log):
+        blocker = rank.host_blocker(ranks)
+        assert blocker is not None
+        host = f"the host waits ({blocker})"
+        entry = rank.log[rank.position]
+        if isinstance(entry, Connect):
+            missing = next(r for r in entry.ranks if not ranks[r].has_reached(entry))
+            return f"{host} for rank {missing}", missing
+    stuck = _blocking_operation(rank)
+    launch = stuck.launch
+    behind = ""
+    first = rank.queues[launch.queue][0]
+    if first is not stuck:
+        behind = f", behind {first.launch.what}"
+        launch = first.launch
+    missing_rank = next(
+        (
+            member
+            for member in launch.ranks
+            if (head := ranks[member].head(launch.queue)) is None or not _match(head, first)
+        ),
+        None,
+    )
+    where = " ".join(launch.queue)
+    return f"{host}; {stuck.launch.what}{behind}, on {where}, waits for rank {missing_rank}", (
+        missing_rank if missing_rank != rank.rank else None
+    )
+
+
+def _blocking_operation(rank: _Rank) -> _Operation:
+    """Return the operation that the compute stream waits for, or else the first in any queue."""
+    if rank.computed < len(rank.compute):
+        return rank.launched[rank.compute[rank.computed]]
+    return next(waiting[0] for waiting in rank.queues.values() if waiting)

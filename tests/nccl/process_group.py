@@ -1,0 +1,315 @@
+"""A process group with NCCL's manners over gloo, which moves the data.
+
+It records what each rank launches and what it waits for, for `launches.find_deadlock`. Values
+arrive as in gloo, so results are right; what NCCL would do with the order is found by the replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stagewright.runtime.ranks import device_queue
+from tests.nccl.launches import (
+    Connect,
+    DeviceSynchronise,
+    Entry,
+    HostRead,
+    Launch,
+    Queue,
+    StreamWait,
+    find_deadlock,
+)
+
+BACKEND = "manners"
+
+
+class LaunchLog:
+    """What this rank's host did, in its order."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.launched = self.waits = 0
+        self._connected: set[Queue] = set()
+        self._lock = threading.Lock()
+
+    def connect(self, communicator: Queue, ranks: Sequence[int]) -> None:
+        """Record the first use of a communicator, at which its members wait for each other."""
+        with self._lock:
+            if communicator not in self._connected:
+                self._connected.add(communicator)
+                self.entries.append(Connect(communicator, tuple(ranks)))
+
+    def launch(self, entry: Launch) -> int:
+        """Record a launch; return its number."""
+        with self._lock:
+            self.entries.append(entry)
+            self.launched += 1
+            return self.launched - 1
+
+    def wait(self, launched: int) -> None:
+        """Record that the compute stream waits for an operation."""
+        with self._lock:
+            self.entries.append(StreamWait(launched))
+            self.waits += 1
+
+    def add(self, entry: Entry) -> None:
+        """Record what the host waits for."""
+        with self._lock:
+            self.entries.append(entry)
+
+
+LOG = LaunchLog()
+"""The log of this process."""
+
+
+class LaunchedWork(dist._Work):
+    """An operation under way, for which the host never waits as far as the log is concerned."""
+
+    def __init__(self, number: int, inner: Any, lost: Callable[[], None], *, blocks: bool) -> None:
+        super().__init__()
+        self._number, self._inner, self._lost = number, inner, lost
+        self._blocks = blocks
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        LOG.wait(self._number)
+        if self._blocks:
+            LOG.add(HostRead("a barrier"))
+        try:
+            self._inner.wait()
+        except RuntimeError:
+            self._lost()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def get_future(self) -> Any:
+        LOG.wait(self._number)  # its callbacks run behind the operation
+        return self._inner.get_future()
+
+    def result(self) -> Any:
+        return self._inner.result()
+
+
+class MannersGroup(dist.ProcessGroup):
+    """See the module; ``bound`` is a group whose ranks were bound to devices."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._inner = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._aborted = threading.Event()
+        self._name = "0"
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        # torch sets no names on groups that are whole backends of their own, and forgets them when
+        # it destroys a group.
+        self._name = distributed_c10d._world.pg_names.get(self, self._name)
+        return self._name
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._inner
+
+    def abort(self) -> None:
+        """End what waits for lost ranks, as aborting a communicator does."""
+        self._aborted.set()
+
+    def shutdown(self) -> None:
+        self.abort()
+
+    def _ranks(self) -> list[int]:
+        if dist.group.WORLD is self or dist.group.WORLD is None:
+            return list(range(self.size()))
+        return dist.get_process_group_ranks(self)
+
+    def _message(self, tensors: Sequence[torch.Tensor], peer: int, *, sends: bool) -> int:
+        ranks = self._ranks()
+        mine, theirs = ranks[self.rank()], ranks[peer]
+        pair = (min(mine, theirs), max(mine, theirs))
+        # Each pair of a group has a communicator and a stream, made at its first message.
+        queue = (f"group {self.group_name}", f"pair {pair[0]}-{pair[1]}")
+        LOG.connect(queue, pair)
+        sender, receiver = (mine, theirs) if sends else (theirs, mine)
+        shape = "x".join(map(str, tensors[0].shape))
+        what = f"message {sender} to {receiver} of {shape} {tensors[0].dtype}"
+        return LOG.launch(Launch(queue, pair, what, sender))
+
+    def _collective(self, name: str, number_of_elements: int) -> int:
+        ranks = tuple(self._ranks())
+        queue = (f"group {self.group_name}",)
+        LOG.connect(queue, ranks)
+        return LOG.launch(Launch(queue, ranks, f"{name} of {number_of_elements} elements"))
+
+    def _launched(self, number: int, inner: Any, *, blocks: bool = False) -> LaunchedWork:
+        return LaunchedWork(number, inner, self._hang, blocks=blocks)
+
+    def _hang(self) -> None:
+        """A lost peer raises nothing: the stream waits until the communicator is aborted."""
+        self._aborted.wait()
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> LaunchedWork:
+        number = self._message(tensors, peer, sends=True)
+        return self._launched(number, self._inner.send(tensors, peer, tag))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> LaunchedWork:
+        number = self._message(tensors, peer, sends=False)
+        return self._launched(number, self._inner.recv(tensors, peer, tag))
+
+    def barrier(self, opts: Any) -> LaunchedWork:
+        number = self._collective("barrier", 0)
+        inner = self._inner.barrier(opts)
+        return self._launched(number, inner, blocks=True)
+
+
+def _count(values: Any) -> int:
+    if isinstance(values, torch.Tensor):
+        return values.numel()
+    return sum(map(_count, values)) if isinstance(values, list | tuple) else 0
+
+
+def _add_collective(name: str) -> None:
+    def run(self: MannersGroup, *arguments: Any, **options: Any) -> LaunchedWork:
+        number = self._collective(name.strip("_"), max(map(_count, arguments)))
+        return self._launched(number, getattr(self._inner, name)(*arguments, **options))
+
+    setattr(MannersGroup, name, run)
+
+
+for _name in (
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "_allgather_base",
+    "allgather_into_tensor_coalesced",
+    "broadcast",
+    "gather",
+    "scatter",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+):
+    _add_collective(_name)
+
+
+def register() -> None:
+    """Make the backend known to ``torch.distributed``."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, MannersGroup, devices=["cpu"])
+
+
+class _HostReads(TorchDispatchMode):
+    """Records reads of values by the host."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
+            LOG.add(HostRead(function._schema.name))
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def recorded_host() -> Iterator[None]:
+    """Record what makes the host wait for a device: reads of values."""
+    tolist = torch.Tensor.tolist
+
+    @functools.wraps(tolist)
+    def read(self: torch.Tensor) -> Any:
+        LOG.add(HostRead("tolist"))
+        return tolist(self)
+
+    torch.Tensor.tolist = read  # type: ignore[method-assign]
+    try:
+        with _HostReads():
+            yield
+    finally:
+        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
+
+
+class RecordedEvent:
+    """Stand-in for ``torch.cuda.Event``, of the one compute stream."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._waits: int | None = None
+        self._seconds = 0.0
+
+    def record(self, stream: object = None) -> None:
+        self._waits, self._seconds = LOG.waits, time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self._waits is not None, "the event was not recorded"
+        LOG.add(HostRead("an event", self._waits))
+
+    def elapsed_time(self, later: RecordedEvent) -> float:
+        return 1e3 * (later._seconds - self._seconds)
+
+
+def synchronise_device(device: object = None) -> None:
+    """Stand in for ``torch.cuda.synchronize``."""
+    LOG.add(DeviceSynchronise())
+
+
+@contextlib.contextmanager
+def queueing_device() -> Iterator[None]:
+    """Take the CPU for a device that queues its work."""
+    with (
+        mock.patch.object(device_queue, "QUEUEING", {"cuda", "cpu"}),
+        mock.patch.object(torch.cuda, "Event", RecordedEvent),
+        mock.patch.object(torch.cuda, "synchronize", synchronise_device),
+        mock.patch.object(torch.cuda, "current_stream", return_value=None),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def emulated(folder: Path) -> Iterator[None]:
+    """Make every process group one with NCCL's manners, and write this rank's log at the end.
+
+    The file's name begins with the port that the ranks of one start share.
+    """
+    register()
+    start = dist.init_process_group
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        start(BACKEND, *args, **kwargs)
+
+    dist.init_process_group = init_process_group
+    try:
+        with recorded_host(), queueing_device():
+            yield
+    finally:
+        dist.init_process_group = start
+        name = f"{os.environ['MASTER_PORT']}-{os.environ['RANK']}.pickle"
+        (folder / name).write_bytes(pickle.dumps(LOG.entries))
+
+
+def find_deadlocks(folder: Path) -> list[str]:
+    """Replay all logs in a folder; return a description of each start that would not end."""
+    starts: dict[str, dict[int, list[Entry]]] = {}
+    for path in folder.glob("*.pickle"):
+        start, _, rank = path.stem.partition("-")
+        starts.setdefault(start, {})[int(rank)] = pickle.loads(path.read_bytes())
+    assert starts, "no rank left a log"
+    found = [find_deadlock([logs[rank] for rank in sorted(logs)]) for logs in starts.values()]
+    return [words for words in found if words is not None]
