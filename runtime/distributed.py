@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput, NonFinite
@@ -41,14 +42,15 @@ from .engine.padding import (
 from .engine.rank_facts import list_facts
 from .engine.stage import autocast_to
 from .meta_init.materialise import materialise
-from .meta_init.meta_capture import check_weights
+from .meta_init.meta_capture import check_weights, is_on_meta
 from .meta_init.weights import Weights
 from .partition.cut import CutModel, cut_for_plan
 from .partition.model_snapshot import ModelSnapshot
 from .ranks.consistency import check_consistency
+from .ranks.device_placement import choose_device
 from .ranks.failure_detection import ConnectionEnded
 from .ranks.pipeline_rank import PipelineRank
-from .ranks.process_groups import check_initialised, check_world, choose_device
+from .ranks.process_groups import check_initialised, check_world
 from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.sharded import check_whole_weights
@@ -83,8 +85,8 @@ class DistributedPipeline(PipelineRank):
         plan: Where to cut, and in which order to work.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch; gradients are those of
             the mean over the whole batch. `None` for a pipeline that only evaluates.
-        device: Where this rank's stages run. `None` leaves them on the model's device, or for a
-            model on meta on the device of the process group's backend.
+        device: Where this rank's stages run. `None` for the current GPU with NCCL, unless the
+            model is on another one, and for the model's device with gloo.
         group: The ranks, in order; the default group if `None`.
         sample: See `cut_for_plan`.
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
@@ -149,10 +151,9 @@ class DistributedPipeline(PipelineRank):
             chosen = choose_strategies(plan, self.schedule, strategy)
             check_world(self.schedule, group)
             check_weights(model, weights)
-            place = choose_device(model, group)
-            self.device = torch.device(device) if device is not None else place
+            self.device = choose_device(model, group, device)
             # Captured under autocast, so that messages have the dtypes that training will give.
-            with autocast_to(place, autocast):
+            with autocast_to(self.device if is_on_meta(model) else default_device(model), autocast):
                 pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
             self.graph = pieces.captured.graph
             check_stateful_layers(self.graph.layers, plan, self.schedule)

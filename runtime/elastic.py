@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
@@ -22,7 +21,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .ranks.process_groups import DEFAULT_TIMEOUT_S, group_timeout, init_process_group
+from .ranks.process_groups import (
+    DEFAULT_TIMEOUT_S,
+    choose_backend,
+    group_timeout,
+    init_process_group,
+)
 
 PREFIX = "stagewright-elastic"
 FINISHED = f"{PREFIX}/finished"
@@ -41,7 +45,8 @@ def join(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) ->
         timeout_s: How long a rank waits for another before the missing one is determined.
 
     Raises:
-        InvalidInput: Several launchers share one store, though each counts its own restarts.
+        InvalidInput: Several launchers share one store, though each counts its own restarts, or
+            this machine has fewer GPUs than processes.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         init_process_group(backend=backend, timeout_s=timeout_s)
@@ -58,7 +63,7 @@ def join(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) ->
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     shared = TCPStore(address, port, is_master=False, timeout=timeout)
     dist.init_process_group(
-        backend or ("nccl" if torch.cuda.is_available() else "gloo"),
+        choose_backend(backend),
         store=PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", shared),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ...core.plan.schedule import Action
-from ..ranks.device_queue import queues_work
+from ..ranks.device_placement import queues_work
 
 Observer = Callable[[Action, float, float], None]
 """Called with each action, its start and its end, in seconds of `time.perf_counter`, when the

@@ -10,15 +10,14 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import distributed_c10d
 
-from ...capture.capture import default_device
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.units import count
 from ...schedules.plan_schedule import schedule_of
+from .device_placement import take_gpu, uses_nccl
 
 RankSet = tuple[int, ...]
 """Ranks of a pipeline, ascending."""
@@ -119,7 +118,7 @@ def group_timeout(group: dist.ProcessGroup | None) -> timedelta | None:
     New groups are given it: torch would give them its default of 30 minutes (10 for NCCL).
     """
     whole: Any = group or dist.group.WORLD
-    kind = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
+    kind = "cuda" if uses_nccl(group) else "cpu"
     options = whole._get_backend(torch.device(kind)).options
     found: timedelta | None = getattr(options, "_timeout", None)
     return found
@@ -131,15 +130,25 @@ DEFAULT_TIMEOUT_S = 300.0
 def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Call ``torch.distributed.init_process_group`` with torchrun's variables and a timeout.
 
-    In a job that torchrun restarts use `runtime.elastic.join`: torch's store keeps the keys of
-    earlier attempts.
+    With NCCL each process takes the GPU of its ``LOCAL_RANK``. In a job that torchrun restarts use
+    `runtime.elastic.join`: torch's store keeps the keys of earlier attempts.
 
     Args:
         backend: By default ``nccl`` where there are GPUs and ``gloo`` elsewhere.
         timeout_s: How long a rank waits for another before the missing one is determined.
+
+    Raises:
+        InvalidInput: This machine has fewer GPUs than processes.
     """
-    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(choose_backend(backend), timeout=timedelta(seconds=timeout_s))
+
+
+def choose_backend(wanted: str | None) -> str:
+    """Return the backend wanted, or the default one; for NCCL, take this process's GPU."""
+    chosen = wanted or ("nccl" if torch.cuda.is_available() else "gloo")
+    if "nccl" in chosen:
+        take_gpu()
+    return chosen
 
 
 def end_process(code: int = 0) -> NoReturn:
@@ -171,12 +180,3 @@ def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
             f"but {count(ranks, 'rank')} started; start {wanted}, or plan for "
             f"{count(ranks, 'device')}"
         )
-
-
-def choose_device(model: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
-    """Return the model's device; for a meta device, the one its ranks' messages need."""
-    device = default_device(model)
-    if device.type != "meta":
-        return device
-    on_gpu = "nccl" in dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stagewright.runtime.ranks import device_queue
+from stagewright.runtime.ranks import device_placement
 from tests.nccl.launches import (
     Connect,
     DeviceSynchronise,
@@ -274,7 +274,7 @@ def synchronise_device(device: object = None) -> None:
 def queueing_device() -> Iterator[None]:
     """Take the CPU for a device that queues its work."""
     with (
-        mock.patch.object(device_queue, "QUEUEING", {"cuda", "cpu"}),
+        mock.patch.object(device_placement, "QUEUEING", {"cuda", "cpu"}),
         mock.patch.object(torch.cuda, "Event", RecordedEvent),
         mock.patch.object(torch.cuda, "synchronize", synchronise_device),
         mock.patch.object(torch.cuda, "current_stream", return_value=None),

@@ -1,0 +1,83 @@
+"""Choice of the device on which a rank works, and of what its process group can carry there."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+
+from ...capture.capture import default_device
+from ...core.errors import InvalidInput
+
+QUEUEING = {"cuda"}
+"""Device types that run work later than the host launches it; tests add the CPU's."""
+
+
+def queues_work(device: torch.device) -> bool:
+    """Return True if the host launches a device's work without waiting for it."""
+    return device.type in QUEUEING
+
+
+def take_gpu() -> None:
+    """Make the GPU with this process's ``LOCAL_RANK`` torch's current device.
+
+    NCCL takes the current device for what has none of its own, such as barriers and objects. Every
+    process would otherwise use the first GPU. Call it before the process group is created.
+
+    Raises:
+        InvalidInput: This machine has fewer GPUs than processes.
+    """
+    local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    # Some launchers show each process only its own GPU, which is then the first for all of them.
+    if gpus == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", "").isdigit():
+        local = 0
+    if local >= gpus:
+        raise InvalidInput(
+            f"process {local} of this machine has no GPU: torch finds {gpus}, numbered from 0; "
+            f"start at most {gpus} processes a machine (torchrun --nproc-per-node {gpus}), or run "
+            'on the CPU with init_process_group(backend="gloo")'
+        )
+    torch.cuda.set_device(local)
+
+
+def uses_nccl(group: dist.ProcessGroup | None) -> bool:
+    """Return True if a group carries tensors of GPUs over NCCL."""
+    found = group or dist.group.WORLD
+    assert found is not None, "there is no process group"
+    return "cuda:nccl" in distributed_c10d._world.pg_backend_config[found]
+
+
+def choose_device(
+    model: nn.Module, group: dist.ProcessGroup | None, wanted: torch.device | str | None = None
+) -> torch.device:
+    """Return the device of a rank's stages, on which its group can carry tensors.
+
+    Args:
+        model: With NCCL it may be on the CPU or on meta: its stages go to the current GPU.
+        group: The ranks' group; the default group if `None`.
+        wanted: The device asked for; `None` to choose one.
+
+    Raises:
+        InvalidInput: The group's backend cannot carry tensors of the device.
+    """
+    device = torch.device(wanted) if wanted is not None else default_device(model)
+    if device.type != "cuda" and uses_nccl(group):
+        if wanted is not None:
+            raise InvalidInput(
+                f"NCCL carries tensors of GPUs only, and device= is {wanted}; leave it out, or "
+                'call init_process_group(backend="gloo")'
+            )
+        return torch.device("cuda", torch.cuda.current_device())
+    if device.type == "meta":
+        return torch.device("cpu")
+    if device.type == "cuda":
+        if not uses_nccl(group):
+            raise InvalidInput(
+                f"the stages would run on {device}, whose tensors gloo does not carry between "
+                'stages; call init_process_group(backend="nccl"), or pass device="cpu"'
+            )
+        return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+    return device

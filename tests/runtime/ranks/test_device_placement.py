@@ -1,0 +1,107 @@
+"""Every process works on its own GPU, and its backend can carry what it computes."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+
+from stagewright.core.errors import InvalidInput
+from stagewright.runtime import elastic
+from stagewright.runtime.distributed import init_process_group
+from stagewright.runtime.ranks.device_placement import choose_device
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Calls to torch on a machine with two GPUs, of which the second is taken at first."""
+    found = mock.Mock()
+    found.is_available.return_value, found.device_count.return_value = True, 2
+    found.current_device.return_value = 1
+    for name in ("is_available", "device_count", "current_device", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, getattr(found, name))
+    monkeypatch.setattr(dist, "init_process_group", found.init_process_group)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return found
+
+
+def order(calls):
+    wanted = ("set_device", "init_process_group")
+    return [(name, args[0]) for name, args, _ in calls.mock_calls if name in wanted]
+
+
+def test_the_gpu_of_the_local_rank_is_taken_before_the_group_is_made(calls, monkeypatch):
+    """Every process came to the first GPU."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    init_process_group()
+    assert order(calls) == [("set_device", 1), ("init_process_group", "nccl")]
+
+
+def test_a_restarted_job_takes_them_too(calls, monkeypatch):
+    named = {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}
+    named |= {"MASTER_PORT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(elastic, "TCPStore", mock.Mock())
+    monkeypatch.setattr(elastic, "PrefixStore", mock.Mock())
+    elastic.join()
+    assert order(calls) == [("set_device", 1), ("init_process_group", "nccl")]
+
+
+def test_gloo_takes_no_gpu(calls, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    init_process_group(backend="gloo")
+    assert order(calls) == [("init_process_group", "gloo")]
+
+
+def test_more_processes_than_gpus_are_refused(calls, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(InvalidInput, match=r"process 2 .* torch finds 2.*--nproc-per-node 2"):
+        init_process_group()
+    assert order(calls) == []
+
+
+def test_a_process_that_sees_its_own_gpu_alone_takes_it(calls, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    calls.device_count.return_value = 1
+    init_process_group()
+    assert order(calls) == [("set_device", 0), ("init_process_group", "nccl")]
+
+
+@pytest.fixture(params=["gloo", "nccl"])
+def backend(request, monkeypatch):
+    """A process group of the backend, as far as torch's records go."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    configured = distributed_c10d._world.pg_backend_config
+    configured[dist.group.WORLD] = "cuda:nccl" if request.param == "nccl" else "cpu:gloo,cuda:gloo"
+    yield request.param
+    dist.destroy_process_group()
+
+
+GPU = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_that_is_on_no_gpu_goes_where_its_messages_can(backend, calls, device):
+    """NCCL met a model on the CPU when weights were compared."""
+    model = nn.Linear(2, 2, device=device)
+    wanted = GPU if backend == "nccl" else torch.device("cpu")
+    assert choose_device(model, None) == wanted
+
+
+def test_a_device_that_the_backend_cannot_serve_is_refused(backend, calls):
+    model = nn.Linear(2, 2)
+    if backend == "nccl":
+        assert choose_device(model, None, "cuda") == GPU
+        assert choose_device(model, None, "cuda:0") == torch.device("cuda", 0)
+        with pytest.raises(InvalidInput, match=r"device= is cpu; leave it out"):
+            choose_device(model, None, "cpu")
+    else:
+        assert choose_device(model, None, "cpu") == torch.device("cpu")
+        with pytest.raises(InvalidInput, match=r'gloo .*backend="nccl"'):
+            choose_device(model, None, "cuda:0")
