@@ -167,8 +167,9 @@ class P2PChannels:
             self._sending.popleft()
         for tensor in tensors:
             channel = self._channels[self._rank, receiver]
-            work = dist.isend(tensor, self._global_ranks[receiver], group=channel)
-            self._sending.append((work, tensor))
+            carried = _as_carried(tensor)
+            work = dist.isend(carried, self._global_ranks[receiver], group=channel)
+            self._sending.append((work, carried))
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
         """Return a message's tensors once it has arrived."""
@@ -199,7 +200,7 @@ class P2PChannels:
             torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
             for spec in message.tensors
         ]
-        works = [dist.irecv(tensor, source, group=channel) for tensor in tensors]
+        works = [dist.irecv(_as_carried(tensor), source, group=channel) for tensor in tensors]
         return _PostedReceive(message, tensors, [work.wait for work in works if work is not None])
 
 
@@ -213,6 +214,18 @@ class _PostedReceive:
         for wait in self.waits:
             wait()
         return self.tensors
+
+
+NCCL_DTYPES = {
+    torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+}  # fmt: skip
+"""Dtypes that NCCL carries in every version that torch 2.11 is built with."""
+
+
+def _as_carried(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor, or a view of its bytes if NCCL does not know its dtype."""
+    return tensor if tensor.dtype in NCCL_DTYPES else tensor.view(-1).view(torch.uint8)
 
 
 def check_message(message: Message, tensors: Sequence[Tensor]) -> None:

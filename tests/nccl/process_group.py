@@ -147,6 +147,7 @@ class MannersGroup(dist.ProcessGroup):
         # Each pair of a group has a communicator and a stream, made at its first message.
         queue = (f"group {self.group_name}", f"pair {pair[0]}-{pair[1]}")
         LOG.connect(queue, pair)
+        _check_dtypes(tensors)
         sender, receiver = (mine, theirs) if sends else (theirs, mine)
         shape = "x".join(map(str, tensors[0].shape))
         what = f"message {sender} to {receiver} of {shape} {tensors[0].dtype}"
@@ -179,6 +180,17 @@ class MannersGroup(dist.ProcessGroup):
         return self._launched(number, inner, blocks=True)
 
 
+def _check_dtypes(values: Any) -> None:
+    """Refuse what ProcessGroupNCCL has no type for, as it does."""
+    if isinstance(values, torch.Tensor) and values.dtype in (
+        torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn,
+        torch.float8_e5m2, torch.complex64, torch.complex128,
+    ):  # fmt: skip
+        raise RuntimeError(f"Input tensor data type is not supported for NCCL: {values.dtype}")
+    for value in values if isinstance(values, list | tuple) else ():
+        _check_dtypes(value)
+
+
 def _count(values: Any) -> int:
     if isinstance(values, torch.Tensor):
         return values.numel()
@@ -187,6 +199,7 @@ def _count(values: Any) -> int:
 
 def _add_collective(name: str) -> None:
     def run(self: MannersGroup, *arguments: Any, **options: Any) -> LaunchedWork:
+        _check_dtypes(arguments)
         number = self._collective(name.strip("_"), max(map(_count, arguments)))
         return self._launched(number, getattr(self._inner, name)(*arguments, **options))
 

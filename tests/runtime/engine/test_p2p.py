@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
@@ -104,3 +105,28 @@ def test_the_nearest_stage_comes_first():
     ]
     assert stages(messages_sent_by(Action.model_validate("3B0"), SKIPS)) == [(3, 2), (3, 1), (3, 0)]
     assert stages(messages_received_by(Action.model_validate("1B0"), SKIPS)) == [(2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+def test_dtypes_that_nccl_does_not_know_travel_as_bytes(monkeypatch, dtype, shape):
+    """NCCL refused them in the first step."""
+    spec = TensorSpec(name="h", shape=shape, dtype=str(dtype).removeprefix("torch."))
+    message = Message(TensorRoute(0, 1, (spec,)), False, 0)
+    sent = []
+    monkeypatch.setattr(dist, "isend", lambda tensor, *args, **kwargs: sent.append(tensor))
+    tensor = torch.ones(shape).to(dtype)
+    P2PChannels(0, {(0, 1): None}, [0, 1], torch.device("cpu")).send(message, 1, [tensor])
+    assert sent[0].dtype == torch.uint8
+
+    def receive(room, *args, **kwargs):
+        assert room.dtype == torch.uint8
+        room.copy_(sent[0])
+
+    monkeypatch.setattr(dist, "irecv", receive)
+    receiver = P2PChannels(1, {(0, 1): None}, [0, 1], torch.device("cpu"))
+    receiver.begin([[message], []])
+    (found,) = receiver.receive(message, 0)
+    assert found.shape == shape
+    assert found.dtype == dtype
+    assert torch.equal(found.to(torch.complex64), tensor.to(torch.complex64))
