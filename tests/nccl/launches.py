@@ -190,11 +190,11 @@ def _describe_cycle(ranks: Sequence[_Rank]) -> Iterator[str]:
     rank: int | None = next(each.rank for each in ranks if not each.is_done)
     seen: list[int] = []
     lines: list[str] = []
-    while rank is not None and rank not in seen:
+    while rank is not None and rank not in seen and not ranks[rank].is_done:
         seen.append(rank)
         words, rank = _find_wait(ranks[seen[-1]], ranks)
         lines.append(f"rank {seen[-1]}: {words}")
-    if rank is None:
+    if rank not in seen:
         yield "no rank can go on, and not because of each other:"
         yield from lines
     else:

@@ -1,0 +1,84 @@
+"""The replay finds what NCCL's order would block, and says who waits for whom."""
+
+import pytest
+
+from tests.nccl.launches import (
+    Connect,
+    DeviceSynchronise,
+    HostRead,
+    Launch,
+    StreamWait,
+    find_deadlock,
+)
+
+UP, DOWN = ("up", "pair 0-1"), ("down", "pair 0-1")
+
+
+def message(sender, queue):
+    return Launch(queue, (0, 1), f"message from {sender}", sender)
+
+
+def total(queue=("all",), ranks=(0, 1), what="sum"):
+    return Launch(queue, ranks, what)
+
+
+READ = HostRead("a value")
+
+
+def test_messages_of_two_ways_pass_each_other():
+    logs = [
+        [message(0, UP), message(1, DOWN), StreamWait(1), READ],
+        [message(1, DOWN), message(0, UP), StreamWait(1), READ],
+    ]
+    assert find_deadlock(logs) is None
+
+
+def test_two_ranks_that_send_first_on_one_stream_are_shown_as_a_circle():
+    logs = [
+        [message(0, UP), message(1, UP), StreamWait(1)],
+        [message(1, UP), message(0, UP), StreamWait(1)],
+    ]
+    assert find_deadlock(logs) == (
+        "ranks wait for each other in a circle:\n"
+        "rank 0: the host has launched everything; message from 1, behind message from 0, on up "
+        "pair 0-1, waits for rank 1\n"
+        "rank 1: the host has launched everything; message from 0, behind message from 1, on up "
+        "pair 0-1, waits for rank 0"
+    )
+
+
+def test_what_is_launched_before_a_stream_waits_frees_the_other_rank():
+    """Hosts run ahead of their streams, which keep what was launched behind a wait."""
+    theirs = [message(0, UP), StreamWait(0), message(1, DOWN), READ]
+    assert find_deadlock([[message(1, DOWN), StreamWait(0), message(0, UP), READ], theirs])
+    assert not find_deadlock([[message(1, DOWN), message(0, UP), StreamWait(0), READ], theirs])
+
+
+@pytest.mark.parametrize(
+    ("entry", "stuck"), [(READ, False), (DeviceSynchronise(), True)], ids=["read", "synchronise"]
+)
+def test_a_device_waits_for_receives_that_its_values_do_not_need(entry, stuck):
+    """Each rank waits for its device, and so for a message that the other sends afterwards."""
+    logs = [
+        [message(1, DOWN), entry, message(0, UP)],
+        [message(0, UP), entry, message(1, DOWN)],
+    ]
+    assert (find_deadlock(logs) is not None) == stuck
+
+
+def test_collectives_must_come_in_one_order():
+    first, second = total(what="first"), total(what="second")
+    assert find_deadlock([[first, second], [first, second]]) is None
+    assert "waits for rank 1" in find_deadlock([[first, second], [second, first]])
+
+
+def test_a_communicator_made_at_first_use_waits_for_all_its_members():
+    one, two = Connect(("one",), (0, 1)), Connect(("two",), (0, 1))
+    assert find_deadlock([[one, two], [one, two]]) is None
+    found = find_deadlock([[one, two], [two, one]])
+    assert "rank 0: the host waits (connecting one) for rank 1" in found
+
+
+def test_a_partner_that_never_comes_is_no_circle():
+    found = find_deadlock([[message(0, UP)], []])
+    assert found.startswith("no rank can go on, and not because of each other:")
