@@ -112,6 +112,9 @@ class MannersGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._inner = dist.ProcessGroupGloo(store, rank, size, timeout)
+        # What torch's C++ starts itself (DDP's buckets, FSDP's shards) goes past the log: torch
+        # orders those on streams of its own.
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._inner)
         self._aborted = threading.Event()
         self._name = "0"
 
@@ -179,6 +182,25 @@ class MannersGroup(dist.ProcessGroup):
         inner = self._inner.barrier(opts)
         return self._launched(number, inner, blocks=True)
 
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> _AllWorks:
+        pairs = zip(outputs, inputs, strict=True)
+        return _AllWorks([self._allgather_base(*pair, opts) for pair in pairs])  # type: ignore
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> _AllWorks:
+        pairs = zip(outputs, inputs, strict=True)
+        return _AllWorks([self._reduce_scatter_base(*pair, opts) for pair in pairs])  # type: ignore
+
+
+class _AllWorks(dist._Work):
+    """Several operations as one: gloo has no coalesced ones."""
+
+    def __init__(self, works: Sequence[LaunchedWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return all([work.wait() for work in self._works])
+
 
 def _check_dtypes(values: Any) -> None:
     """Refuse what ProcessGroupNCCL has no type for, as it does."""
@@ -200,7 +222,9 @@ def _count(values: Any) -> int:
 def _add_collective(name: str) -> None:
     def run(self: MannersGroup, *arguments: Any, **options: Any) -> LaunchedWork:
         _check_dtypes(arguments)
-        number = self._collective(name.strip("_"), max(map(_count, arguments)))
+        # The root of a gather or scatter passes more tensors than the others.
+        elements = 0 if name in ("gather", "scatter") else max(map(_count, arguments))
+        number = self._collective(name.strip("_"), elements)
         return self._launched(number, getattr(self._inner, name)(*arguments, **options))
 
     setattr(MannersGroup, name, run)
@@ -211,14 +235,12 @@ for _name in (
     "allreduce_coalesced",
     "allgather",
     "_allgather_base",
-    "allgather_into_tensor_coalesced",
     "broadcast",
     "gather",
     "scatter",
     "reduce",
     "reduce_scatter",
     "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
     "alltoall",
     "alltoall_base",
 ):

@@ -8,11 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
+from unittest import mock
 
 from stagewright.profiler.links.launch_local import free_port
+
+MANNERS = "NCCL_MANNERS"
+"""Of the environment: the folder to which ranks write what they launch."""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -54,6 +59,17 @@ def run_worker(executable: Path | str, module: str, *arguments: str, timeout_s: 
     done = run_python(executable, "-m", module, *arguments, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def run_as_on_nccl(executable: Path | str, module: str, *arguments: str, timeout_s: float) -> str:
+    """What a worker printed, whose ranks launch nothing that could wait for ever on NCCL."""
+    from tests.nccl.process_group import find_deadlocks  # imports torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        with mock.patch.dict(os.environ, {MANNERS: folder}):
+            printed = run_worker(executable, module, *arguments, timeout_s=timeout_s)
+        assert find_deadlocks(Path(folder)) == []
+    return printed
 
 
 def fork_ranks(count: int, run: Callable[[], None], words: str | None = None) -> list[int]:
@@ -98,7 +114,7 @@ def _fork(environment: dict[str, str], run: Callable[[], None], words: str | Non
 
 def _manners() -> contextlib.AbstractContextManager[None]:
     """Run as on NCCL if the environment names a folder for what ranks launch."""
-    if not (folder := os.environ.get("NCCL_MANNERS")):
+    if not (folder := os.environ.get(MANNERS)):
         return contextlib.nullcontext()
     from tests.nccl.process_group import emulated  # imports torch
 

@@ -9,7 +9,7 @@ from torch import nn
 from stagewright import LossScale, Pipeline, Training, Weights, build
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.checkpoint.save import save_checkpoint
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 from tests.torch_models import make_batch, make_case, make_plan
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
@@ -24,7 +24,7 @@ def results(tmp_path_factory, forking_executable):
     gpt2 = make_case("gpt2", seed=5).model.double()
     safetensors.save_model(gpt2, folder / "gpt2.safetensors")
     save_checkpoint(folder / "unet", make_case("unet", seed=5).model.double(), step=1)
-    run_worker(forking_executable, "tests.runtime.build_worker", str(folder), timeout_s=120)
+    run_as_on_nccl(forking_executable, "tests.runtime.build_worker", str(folder), timeout_s=120)
     lines = [
         json.loads(line)
         for rank in range(2)

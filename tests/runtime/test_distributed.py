@@ -8,8 +8,7 @@ from stagewright.core.plan.plan import Plan
 from stagewright.core.plan.timeline import Timeline
 from stagewright.runtime.compare import compare
 from stagewright.schedules.plan_schedule import schedule_of
-from tests.nccl.process_group import find_deadlocks
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
 
@@ -76,11 +75,9 @@ def results(request, tmp_path_factory, forking_executable):
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("equality")
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NCCL_MANNERS", str(folder))
-        worker = "tests.runtime.equality_worker"
-        run_worker(forking_executable, worker, str(folder), str(ranks), timeout_s=240)
-    assert find_deadlocks(folder) == []
+    run_as_on_nccl(
+        forking_executable, "tests.runtime.equality_worker", str(folder), str(ranks), timeout_s=240
+    )
     found = [
         json.loads(line)
         for rank in range(ranks)

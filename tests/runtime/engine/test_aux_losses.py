@@ -27,7 +27,7 @@ from tests.runtime.aux_losses_worker import (
     plan_of,
     unsplit,
 )
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl, run_worker
 
 DECLARED = {"*.aux": WEIGHT}
 EXACT = 1e-12
@@ -90,7 +90,7 @@ def test_processes_compute_what_the_model_computes(
         "balance": [2, 3], "replicas": replicas, "recompute": recompute, "strategy": strategy
     }  # fmt: skip
     words = json.dumps(variant)
-    found = run_worker(
+    found = run_as_on_nccl(
         forking_executable, "tests.runtime.aux_losses_worker", "3", words, timeout_s=100
     )
     lines = [json.loads(line) for line in found.splitlines()]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 
@@ -72,7 +72,9 @@ def results(folder, forking_executable):
         for ranks, found in VARIANTS.items()
     }
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    run_worker(forking_executable, "tests.runtime.strategies_worker", str(folder), timeout_s=180)
+    run_as_on_nccl(
+        forking_executable, "tests.runtime.strategies_worker", str(folder), timeout_s=180
+    )
     found = [
         json.loads(line)
         for path in sorted(folder.glob("*-*.jsonl"))

@@ -9,7 +9,7 @@ from torch import nn
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.replicas.sync_batchnorm import check_no_sync_batch_norm, check_synchronised
 from stagewright.schedules.make_schedule import make_schedule
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 
 EXACT = 1e-9
 
@@ -17,7 +17,9 @@ EXACT = 1e-9
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, forking_executable):
     folder = tmp_path_factory.mktemp("synchronised")
-    run_worker(forking_executable, "tests.runtime.synchronised_worker", str(folder), timeout_s=120)
+    run_as_on_nccl(
+        forking_executable, "tests.runtime.synchronised_worker", str(folder), timeout_s=120
+    )
     return [
         entry
         for rank in range(2)
