@@ -4,7 +4,8 @@ Every route is asked, with data that fits and data that does not, with what earl
 and with changed examples (`fuzzing/hooks.py`). The server is a process with a database of its own;
 measurements and estimates are made up (`fuzzing/stand_in.py`), so that requests are what takes the
 time. Checked of each answer: no 5xx, documented, with the schema, content type and headers that
-the document promises; what does not fit is refused with a reason; without the token, nothing.
+the document promises; what does not fit is refused with a reason; without the token, nothing; and
+none later than its deadline and 2 s. The server's own process never has more than 600 MiB.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.fuzzing.server import Running, served  # noqa: E402
+from scripts.fuzzing.server import DEADLINE_S, Running, served  # noqa: E402
+from scripts.limits import Watched  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parent / "fuzzing"
 MAX_ROUNDS = 8
@@ -59,7 +61,7 @@ def main() -> int:
         log = server.log.read_text()
         if options.log:
             options.log.write_text(log)
-    return report(counts, failed, log, alive, seed, time.monotonic() - begin)
+    return report(counts, failed, log, alive, seed, time.monotonic() - begin, server.watched)
 
 
 def fuzz(
@@ -88,6 +90,7 @@ def fuzz(
                 "PYTHONPATH": str(ROOT),
                 "SCHEMATHESIS_HOOKS": str(FOLDER / "hooks.py"),
                 "STAGEWRIGHT_FUZZ_COUNTS": str(counts_file),
+                "STAGEWRIGHT_FUZZ_DEADLINE_S": str(DEADLINE_S),
             },
         )  # fmt: skip
         if counts_file.exists():
@@ -100,7 +103,13 @@ def fuzz(
 
 
 def report(
-    counts: Counter[str], failed: bool, log: str, alive: bool, seed: int, took_s: float
+    counts: Counter[str],
+    failed: bool,
+    log: str,
+    alive: bool,
+    seed: int,
+    took_s: float,
+    memory: Watched,
 ) -> int:
     """Print what was asked and answered; 1 if something did not hold."""
     statuses: Counter[str] = Counter()
@@ -113,6 +122,7 @@ def report(
         told = ", ".join(f"{status}: {number}" for status, number in sorted(found.items()))
         print(f"{label:45} {found.total():6}  {told}")
     broken = sum(number for status, number in statuses.items() if status >= "500")
+    print(f"memory: {memory.told()}")
     tracebacks = log.count("Traceback (most recent call last)")
     print(
         f"{counts.total()} requests to {len(operations)} operations in {took_s:.0f} s, "
@@ -122,7 +132,10 @@ def report(
         print("the server ended")
     if statuses["429"]:
         print(f"{statuses['429']} requests were one too many, so they tried nothing")
-    held = alive and not (failed or broken or tracebacks or statuses["429"])
+    wrongs = memory.wrongs()
+    for wrong in wrongs:
+        print(wrong)
+    held = alive and not (failed or broken or tracebacks or statuses["429"] or wrongs)
     return int(not held)
 
 

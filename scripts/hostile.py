@@ -2,8 +2,9 @@
 
 The corpus is made by `hostility/`: nothing is fetched, and no file of it is kept. Held against
 the server after each attack: nothing of it ran, nothing was written but the database, the answer
-is a 4xx that says why (or what the attack says is right), and everybody else is still answered;
-and at the end, the most memory that the server and its children had.
+is a 4xx that says why (or what the attack says is right), no answer came later than its deadline
+and 2 s, and everybody else is still answered; and at the end, the most memory that the server's
+own process and its children had.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.hostility.attack import Attack, Reply, wrong_with
 from scripts.hostility.corpus import corpus
-from scripts.hostility.server import CHILD_BYTES, SERVER_BYTES, Scene, attacked
+from scripts.hostility.server import CHILD_BYTES, Scene, attacked
 
 OVERSHOOT = 1.5
 """A child may have more than its limit for the moment until somebody looks."""
@@ -61,11 +62,7 @@ def besieged(chosen: Sequence[Attack]) -> list[str]:
         )
     counts = Counter(attack.group for attack in chosen)
     print(f"{len(chosen)} attacks: {', '.join(f'{n} {group}' for group, n in counts.items())}")
-    print(
-        f"memory: server {scene.watched.server_bytes / 2**20:.0f} MiB "
-        f"(limit {SERVER_BYTES / 2**20:.0f}), children {scene.watched.children_bytes / 2**20:.0f} "
-        f"MiB (limit {CHILD_BYTES / 2**20:.0f} each)\n"
-    )
+    print(f"memory: {scene.watched.told()} (limit {CHILD_BYTES / 2**20:.0f} MiB each)\n")
     return wrongs
 
 
@@ -83,6 +80,10 @@ def left_wrong(scene: Scene) -> str:
     """Return what an attack did to the server or around it; empty if nothing."""
     if scene.process.poll() is not None:
         return f"the server ended with {scene.process.returncode}"
+    if late := scene.target.late:
+        told = "; ".join(late)
+        late.clear()
+        return told
     traces = scene.found()
     if traces:
         return f"left {', '.join(traces)}"
@@ -92,9 +93,7 @@ def left_wrong(scene: Scene) -> str:
 
 def memory_wrongs(scene: Scene) -> list[str]:
     """Return what had more memory than it may."""
-    wrongs = []
-    if scene.watched.server_bytes > SERVER_BYTES:
-        wrongs.append(f"memory: the server had {scene.watched.server_bytes} bytes")
+    wrongs = scene.watched.wrongs()
     if scene.watched.children_bytes > OVERSHOOT * CHILD_BYTES:
         wrongs.append(f"memory: children had {scene.watched.children_bytes} bytes")
     return wrongs

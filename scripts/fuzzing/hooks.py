@@ -21,6 +21,10 @@ import schemathesis
 from schemathesis.core.failures import Failure
 
 from scripts.fuzzing.mutate import changed
+from scripts.limits import deadline_of, lateness
+
+DEADLINE_VARIABLE = "STAGEWRIGHT_FUZZ_DEADLINE_S"
+"""The server's own deadline."""
 
 COUNTS_VARIABLE = "STAGEWRIGHT_FUZZ_COUNTS"
 """Where to write how many requests each operation had, by status."""
@@ -56,6 +60,14 @@ def refusal_says_why(ctx: Any, response: Any, case: Any) -> None:
             title="Refusal without a reason",
             message=f"{what} with {sent!r}: {response.text[:300]}",
         )
+
+
+@schemathesis.check
+def answered_in_time(ctx: Any, response: Any, case: Any) -> None:
+    """No answer begins later than its deadline allows; one that streams ends with its job."""
+    deadline_s = deadline_of(case.body, float(os.environ[DEADLINE_VARIABLE]))
+    if line := lateness(case.operation.label, response.elapsed, deadline_s):
+        raise Failure(operation=case.operation.label, title="Late answer", message=line)
 
 
 @schemathesis.hook

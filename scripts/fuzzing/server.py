@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.limits import Watched, watched
 from stagewright.api.auth import authenticate as guessing
 from stagewright.api.http.examples import example_profile
 from stagewright.api.server import run
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 TOKEN = "token-of-this-run"
 DEADLINE_S = 10.0
-"""For a search. No generated request comes near it; one that did would fail the run."""
+"""For a search; hooks.answered_in_time holds every answer to it, or to the request's own."""
 
 WRONG_AT_ONCE = 10**6
 """Wrong tokens: each route is tried with one, and they all come from one address."""
@@ -37,12 +38,14 @@ class Running:
         url: Where.
         token: May do everything.
         log: What it says to people.
+        watched: Its memory.
         process: Ended by `served`.
     """
 
     url: str
     token: str
     log: Path
+    watched: Watched
     process: subprocess.Popen[str]
 
 
@@ -61,7 +64,8 @@ def served(folder: Path) -> Iterator[Running]:
             announced = json.loads(process.stdout.readline() or "{}")
             if "url" not in announced:
                 raise SystemExit(f"the server did not start:\n{log.read_text()}")
-            yield Running(announced["url"], TOKEN, log, process)
+            with watched(process.pid) as seen:
+                yield Running(announced["url"], TOKEN, log, seen, process)
         finally:
             process.terminate()
             process.wait(timeout=30)

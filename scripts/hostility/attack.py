@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.limits import deadline_of, lateness
+from stagewright.api.model_sources.pt2_upload import LIMITS
+from stagewright.api.settings.settings import ServerSettings
+
 REFUSED = frozenset(range(400, 500))
 JSON = "application/json"
 ARCHIVE = "application/octet-stream"
+PLAN_DEADLINE_S = ServerSettings().plan_deadline_s
+GIVEN_UP_S = 20.0
+"""After a late answer's time: an attack that waits no longer says so itself."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Target:
         markers: A folder in which code that ran would leave a file.
         token: The operator's.
         other_token: Of a key in another project.
+        late: A line for each answer that `ask` had later than its deadline allows.
     """
 
     host: str
@@ -56,6 +65,7 @@ class Target:
     token: str
     other_token: str
     markers: Path
+    late: list[str] = field(default_factory=list)
 
     def ask(
         self,
@@ -66,10 +76,13 @@ class Target:
         kind: str = JSON,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
     ) -> Reply:
-        """One ordinary request."""
+        """Send one ordinary request, and note if its answer is late."""
+        deadline_s = deadline_for(body, kind)
+        timeout_s = timeout_s or deadline_s + GIVEN_UP_S
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        begin = time.monotonic()
         sent = {"Authorization": f"Bearer {token or self.token}"}
         if body is not None:
             sent["Content-Type"] = kind
@@ -78,10 +91,12 @@ class Target:
             answer = connection.getresponse()
             told = {name.lower(): value for name, value in answer.getheaders()}
             return Reply(answer.status, told.get("content-type", ""), answer.read(), told)
-        except (ConnectionError, http.client.HTTPException):
+        except (ConnectionError, TimeoutError, http.client.HTTPException):
             return Reply(0)
         finally:
             connection.close()
+            if line := lateness(f"{method} {path}", time.monotonic() - begin, deadline_s):
+                self.late.append(line)
 
     def post(self, path: str, value: Any, **options: Any) -> Reply:
         return self.ask("POST", path, json.dumps(value).encode(), **options)
@@ -107,6 +122,17 @@ class Attack:
     words: str = ""
     is_plain: bool = False
     is_heavy: bool = False
+
+
+def deadline_for(body: bytes | None, kind: str) -> float:
+    """Return how long a request may take: an upload, one with a deadline of its own, any other."""
+    if kind == ARCHIVE:
+        return LIMITS.deadline_s
+    try:
+        own = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        own = None
+    return deadline_of(own, PLAN_DEADLINE_S)
 
 
 def wrong_with(attack: Attack, reply: Reply) -> str:

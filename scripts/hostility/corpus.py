@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import archives, bodies, history, wire
+from . import archives, bodies, history, holding, wire
 from .attack import Attack
+
+PARTS = (bodies, archives, wire, history, holding)
 
 
 def corpus() -> Iterator[Attack]:
     """Every attack, those that start children last."""
-    found = [attack for part in (bodies, archives, wire, history) for attack in part.attacks()]
+    found = [attack for part in PARTS for attack in part.attacks()]
     yield from sorted(found, key=lambda attack: attack.is_heavy)

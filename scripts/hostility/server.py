@@ -9,13 +9,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.api.sandbox.limits import descendants, memory_bytes
+from scripts.limits import Watched, watched
 from stagewright.api.server import run
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.store import Store
@@ -27,29 +26,8 @@ TOKEN = "token-under-attack"
 CHILD_BYTES = 2**30
 """Given to each child; watched 20 times a second, so more for a moment."""
 
-SERVER_BYTES = 600 * 2**20
-LOOKED_AT_S = 0.05
 OUTSIDE = ("/tmp/stagewright-outside", "/outside", "/tmp/outside", "/tmp/ran", "/ran")
 """Where names in the corpus lead."""
-
-
-@dataclass
-class Watched:
-    """The most that was seen.
-
-    Attributes:
-        server_bytes: Of the server itself, files included.
-        children_bytes: Of all it started together.
-    """
-
-    server_bytes: int = 0
-    children_bytes: int = 0
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def watch(self, pid: int) -> None:
-        while not self.stop.wait(LOOKED_AT_S):
-            self.server_bytes = max(self.server_bytes, _peak(pid))
-            self.children_bytes = max(self.children_bytes, memory_bytes(descendants(pid)[1:]))
 
 
 @dataclass(frozen=True)
@@ -101,8 +79,6 @@ def attacked(folder: Path) -> Iterator[Scene]:
             [sys.executable, "-m", "scripts.hostility.server", str(database)],
             stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=folder / "data",
         )  # fmt: skip
-        watched = Watched()
-        watcher = threading.Thread(target=watched.watch, args=(process.pid,), daemon=True)
         try:
             assert process.stdout is not None
             with process.stdout:
@@ -111,22 +87,13 @@ def attacked(folder: Path) -> Iterator[Scene]:
                 raise SystemExit(
                     f"the server did not start:\n{(folder / 'data/server.log').read_text()}"
                 )
-            watcher.start()
             port = int(announced["url"].rpartition(":")[2])
             target = Target("127.0.0.1", port, TOKEN, other.secret, folder / "markers")
-            yield Scene(target, folder, watched, process)
+            with watched(process.pid) as seen:
+                yield Scene(target, folder, seen, process)
         finally:
-            watched.stop.set()
             process.terminate()
             process.wait(timeout=30)
-
-
-def _peak(pid: int) -> int:
-    with suppress(OSError), open(f"/proc/{pid}/status") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    return 0
 
 
 if __name__ == "__main__":

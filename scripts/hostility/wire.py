@@ -15,6 +15,9 @@ SAYS_WITHIN_S = 0.5
 CLOSES_WITHIN_S = 5.0
 QUIET_S = 0.1
 CLOSED = 0
+HUNG = 598
+"""A status that no attack allows: neither answered nor closed in time."""
+
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[^\r\n]*\r\n")
 
 
@@ -36,17 +39,20 @@ def exchange(target: Target, raw: bytes) -> Reply:
 
 def _read(line: socket.socket) -> Reply:
     """Return the worst of its answers: bytes that were smuggled in get one of their own."""
-    said = b""
+    said, is_closed = b"", False
     for wait_s in (SAYS_WITHIN_S, CLOSES_WITHIN_S):
         line.settimeout(wait_s)
         with suppress(OSError):
             while piece := line.recv(65536):
                 said += piece
                 line.settimeout(QUIET_S)
+            is_closed = True
         if said:
             break
         with suppress(OSError):  # it waits for more, and there is none
             line.shutdown(socket.SHUT_WR)
+    if not (said or is_closed):
+        return Reply(HUNG, body=b"neither answered nor closed")
     statuses = [int(status) for status in _STATUS.findall(said)]
     worst = max(statuses, key=lambda status: status not in REFUSED, default=CLOSED)
     head, _, body = said.partition(b"\r\n\r\n")

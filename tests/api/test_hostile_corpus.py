@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +17,25 @@ import pytest
 from scripts.hostile import left_wrong, memory_wrongs
 from scripts.hostility import server as hostile_server
 from scripts.hostility.archives import Touches, poison
-from scripts.hostility.attack import Attack, Reply, wrong_with
+from scripts.hostility.attack import Attack, Reply, Target, wrong_with
 from scripts.hostility.corpus import corpus
 from scripts.hostility.server import Scene, attacked
+from scripts.hostility.wire import exchange
 
 GROUPS = (
     "json", "number", "graph", "text", "kind", "code", "pickle", "bomb", "name", "archive",
     "operator", "program", "bounds", "host", "framing", "line", "header", "project", "again",
+    "stream", "upload",
 )  # fmt: skip
 ATTACKS_OF_A_GROUP = 8
 """`make hostile` sends all."""
 
-TOO_LONG_FOR_THE_SUITE = ("50,002 operations", "20,002 layers", "a huge length")
+TOO_LONG_FOR_THE_SUITE = (
+    "50,002 operations",
+    "20,002 layers",
+    "a huge length",
+    "sign-ins without end",
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,7 +51,7 @@ def attacks() -> list[Attack]:
     return [
         attack
         for attack in corpus()
-        if not attack.is_heavy and attack.name not in TOO_LONG_FOR_THE_SUITE
+        if not (attack.is_heavy or attack.name in TOO_LONG_FOR_THE_SUITE)
     ]
 
 
@@ -101,8 +109,48 @@ def test_a_file_where_none_should_be_is_seen(scene, place):
 
 
 def test_memory_is_seen(scene, monkeypatch):
-    monkeypatch.setattr("scripts.hostile.SERVER_BYTES", 2**20)
+    monkeypatch.setattr("scripts.limits.SERVER_BYTES", 2**20)
     assert "the server had" in memory_wrongs(scene)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "late_s", "words"),
+    [
+        (b'{"deadline_s": 0.5}', -0.5, "POST /v1/plans took 0.0 s; its deadline is 0.5 s"),
+        (b"{}", -20.0, "POST /v1/plans took 0.0 s; its deadline is 20 s"),
+        (b"{}", 2.0, ""),
+    ],
+)
+def test_a_late_answer_is_seen(scene, monkeypatch, body, late_s, words):
+    """By the request's own deadline where it has one, else by the server's."""
+    monkeypatch.setattr("scripts.limits.LATE_S", late_s)
+    scene.target.ask("POST", "/v1/plans", body)
+    assert left_wrong(scene).startswith(words)
+    assert words or not left_wrong(scene)
+    scene.target.late.clear()
+
+
+def test_a_server_that_hangs_is_seen(monkeypatch):
+    """Neither an answer nor the end of the connection: it passed for a closed one."""
+    monkeypatch.setattr("scripts.hostility.wire.CLOSES_WITHIN_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        target = Target("127.0.0.1", hanging.getsockname()[1], "", "", Path())
+        reply = exchange(target, b"GET / HTTP/1.1\r\n\r\n")
+    assert "answered 598" in wrong_with(ATTACK, reply)
+
+
+@pytest.mark.parametrize(
+    ("attack", "bound", "words"),
+    [
+        ("300 streams of 15 keys", "MAX_STREAMS", "streams were open at once"),
+        ("40 bodies cut off, of 4 keys", "KEY_BYTES", "bodies were held at once"),
+    ],
+)
+def test_more_held_than_the_bound_is_seen(scene, attacks, monkeypatch, attack, bound, words):
+    """As if the server allowed more than it says: the attack is told a bound below the real one."""
+    monkeypatch.setattr(f"scripts.hostility.holding.{bound}", 100)
+    (one,) = (found for found in attacks if found.name == attack)
+    assert words in wrong_with(one, one.send(scene.target))
 
 
 def test_names_that_lead_out_are_looked_for_where_they_lead(scene, monkeypatch, tmp_path):
