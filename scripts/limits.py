@@ -63,16 +63,20 @@ class Watched:
             f"its children together {_mib(self.children_bytes)}"
         )
 
+    def _look(self, pid: int) -> None:
+        self.server_bytes = max(self.server_bytes, _peak(pid))
+        self.children_bytes = max(self.children_bytes, memory_bytes(descendants(pid)[1:]))
+
     def _watch(self, pid: int, stop: threading.Event) -> None:
         while not stop.wait(LOOKED_AT_S):
-            self.server_bytes = max(self.server_bytes, _peak(pid))
-            self.children_bytes = max(self.children_bytes, memory_bytes(descendants(pid)[1:]))
+            self._look(pid)
 
 
 @contextmanager
 def watched(pid: int) -> Iterator[Watched]:
     """Watch the memory of a server to the end of the block."""
     seen, stop = Watched(), threading.Event()
+    seen._look(pid)
     watcher = threading.Thread(target=seen._watch, args=(pid, stop), daemon=True)
     watcher.start()
     try:
