@@ -59,7 +59,7 @@ def main() -> int:
     """0 if everything held."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=20_000, help="read in this process")
-    parser.add_argument("--served", type=int, default=2500, help="of those, sent to a server")
+    parser.add_argument("--served", type=int, default=2000, help="of those, sent to a server")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     begin = time.monotonic()
