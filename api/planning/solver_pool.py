@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.errors import DeadlineExceeded, InvalidInput
+from ...core.errors import InvalidInput
 from ..errors import SolverEnded
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
-from .solver_process import MAX_BYTES, Call, SolverProcess, start_executor
+from .solver_process import MAX_BYTES, Call, SolverProcess, start_executor, too_late
 
 R = TypeVar("R")
 
@@ -275,14 +275,6 @@ class Solver:
         if self._compiler is None:
             self._compiler = KernelCompiler()
         return start_executor(self._compiler.done)
-
-
-def too_late(deadline_s: float) -> DeadlineExceeded:
-    """Return the error of work that was killed after its deadline."""
-    return DeadlineExceeded(
-        f"nothing was found within {deadline_s:g} s, and the work was ended; ask for less, allow "
-        "more time, or plan with the library"
-    )
 
 
 def name_of(work: Callable[..., Any]) -> str:

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar
 
+from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
 from ...planner import numba_cache
 from ...schedules import numba_jit as jit
@@ -107,7 +108,7 @@ class SolverProcess:
     async def begin(
         self, work: Callable[..., R], until_s: float, deadline_s: float, *, is_timed: bool = True
     ) -> Call[R]:
-        """Begin a function; starting the process and importing takes none of its time.
+        """Begin a function, once the process has started and has imported it.
 
         Args:
             work: The function, or a `functools.partial` of one.
@@ -115,17 +116,19 @@ class SolverProcess:
             deadline_s: The longest time it may take, from its beginning.
             is_timed: Whether the function is given the seconds that it may take.
 
-        Raises: SolverEnded.
+        Raises:
+            DeadlineExceeded: The process took all of the time to start; it goes on starting.
+            SolverEnded: It ended.
         """
-        began_s = time.monotonic()
         function: Any = work.func if isinstance(work, partial) else work
         imported = self.warm_up(function)
         if not self.is_warm(function):
-            warming = Call(asyncio.wrap_future(imported), math.inf)
-            if await self.wait(warming, None):
-                self.take(warming)
+            warming = Call(asyncio.wrap_future(imported), until_s)
+            if not await self.wait(warming, None if until_s == math.inf else warming.left_s):
+                raise too_late(deadline_s)
+            self.take(warming)
         now_s = time.monotonic()
-        ends_s = min(until_s + (now_s - began_s), now_s + deadline_s)
+        ends_s = min(until_s, now_s + deadline_s)
         given = [max(0.0, ends_s - now_s)] if is_timed else []
         return Call(asyncio.wrap_future(self.prepare().submit(work, *given)), ends_s)
 
@@ -240,3 +243,11 @@ def _prepare(compiled: ctypes.c_byte) -> None:
         # A search that compiled for itself would take twenty seconds for that, and be killed.
         jit.postpone()
         threading.Thread(target=load, daemon=True).start()
+
+
+def too_late(deadline_s: float) -> DeadlineExceeded:
+    """Return the error of work that was killed after its deadline."""
+    return DeadlineExceeded(
+        f"nothing was found within {deadline_s:g} s, and the work was ended; ask for less, allow "
+        "more time, or plan with the library"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from concurrent.futures import Future
 from functools import partial
 from multiprocessing import active_children
 
@@ -13,7 +14,7 @@ import pytest
 from stagewright.api.http.examples import example_graph
 from stagewright.api.planning import solver_pool
 from stagewright.api.planning.solver_pool import NUM_SPARES, Solver
-from stagewright.api.planning.solver_process import LONG_NICENESS
+from stagewright.api.planning.solver_process import LONG_NICENESS, SolverProcess
 from stagewright.core.errors import DeadlineExceeded
 from tests.api.late_search import overrun, ready, sleep_through, take_all, take_all_of
 
@@ -51,6 +52,23 @@ def test_a_search_that_ignores_its_deadline_is_killed_at_it(play):
         assert time.monotonic() - began < 1.0 + 0.5 + 3 * 0.3 + 2.0
         assert solver.num_running == solver.num_waiting == 0
         assert await solver.search(partial(sleep_through, 0.0), 5.0) > 0
+
+    play(main)
+
+
+def test_a_process_that_is_long_in_starting_is_not_waited_for_beyond_the_deadline(
+    play, monkeypatch
+):
+    """On a server just started, 1 s asked for took 6 s."""
+
+    async def main(solver):
+        with monkeypatch.context() as patch:
+            patch.setattr(SolverProcess, "warm_up", lambda self, function: Future())
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match="nothing was found within 1 s"):
+                await asyncio.wait_for(solver.search(partial(sleep_through, 0.0), 1.0), 20)
+            assert time.monotonic() - began < 1.0 + 2.0
+        assert await solver.search(partial(sleep_through, 0.0), 20.0) > 0
 
     play(main)
 
