@@ -64,6 +64,7 @@ def test_a_process_that_is_long_in_starting_is_not_waited_for_beyond_the_deadlin
     async def main(solver):
         with monkeypatch.context() as patch:
             patch.setattr(SolverProcess, "warm_up", lambda self, function: Future())
+            patch.setattr(SolverProcess, "is_warm", lambda self, function: False)
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded, match="nothing was found within 1 s"):
                 await asyncio.wait_for(solver.search(partial(sleep_through, 0.0), 1.0), 20)
