@@ -62,7 +62,7 @@ class ChangedBuffers:
             (owner, name)
             for owner in module.modules()
             if not isinstance(owner, _NormBase)
-            for name in owner._buffers
+            for name in owner._buffers.keys()  # noqa: SIM118 (a ScriptModule's has no iterator)
         ]
         self._known: set[Place] | None = None
 

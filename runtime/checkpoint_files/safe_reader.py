@@ -10,6 +10,7 @@ from __future__ import annotations
 import pathlib
 import pickle
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,25 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]
+        if (module, name) == ("builtins", "getattr"):
+            return _member_of
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
-        raise InvalidInput(
-            f"the checkpoint's index refers to {module}.{name}, which a checkpoint of tensors "
-            "never does; it was not written by save_checkpoint, and none of its code was run"
-        )
+        raise _refused(f"{module}.{name}")
+
+
+def _member_of(kind: Any, name: Any) -> Enum:
+    """Return a member of an enumeration, which Python 3.11.2 pickles as a call of ``getattr``."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind[name]
+    raise _refused(f"{name} of {kind}")
+
+
+def _refused(what: str) -> InvalidInput:
+    return InvalidInput(
+        f"the checkpoint's index refers to {what}, which a checkpoint of tensors never does; it was "
+        "not written by save_checkpoint, and none of its code was run"
+    )
 
 
 def _check_index(path: Path, index: Any) -> None:

@@ -242,7 +242,7 @@ def test_an_estimate_counts_towards_the_deadline_of_its_request(make_client, chi
         f"import os, sys, time; sys.stdin.read(); open({str(alive)!r}, 'w').write(str(os.getpid()))"
         "; time.sleep(100)"
     )
-    client = make_client(estimate_command=child(program))
+    client = make_client(estimate_command=child(program), sandbox="off")  # it writes a file
     body = {"graph": example_graph(), "cluster": "2xH100", "deadline_s": 5}
     began = time.monotonic()
     answer = client.post("/v1/plans", json=body)

@@ -6,7 +6,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    Metadata,
+)
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.checkpoint.load import load_checkpoint
@@ -62,6 +66,25 @@ def test_of_torch_only_types_of_numbers_are_found(saved, name):
     code = f"c{module}\n{function}\n(S'x'\ntR.".encode()
     rewritten(saved, lambda _: code)
     with pytest.raises(InvalidInput, match=f"refers to torch.{name}, "):
+        load_checkpoint(saved, nn.Linear(2, 2))
+
+
+def test_members_of_enumerations_may_be_written_as_attributes(saved, monkeypatch):
+    """Python 3.11.2, which Debian 12 has, could not read the checkpoints that it had written."""
+
+    def reduce(self, protocol):
+        return getattr, (type(self), self.name)
+
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduce)
+    rewritten(saved, pickle.dumps)
+    assert b"getattr" in (saved / ".metadata").read_bytes()
+    load_checkpoint(saved, nn.Linear(2, 2))
+
+
+def test_no_other_attribute_is_found(saved):
+    code = f"cbuiltins\ngetattr\n(c{Metadata.__module__}\nMetadata\nS'__init__'\ntR.".encode()
+    rewritten(saved, lambda _: code)
+    with pytest.raises(InvalidInput, match=r"refers to __init__ of .*Metadata.*was run"):
         load_checkpoint(saved, nn.Linear(2, 2))
 
 
