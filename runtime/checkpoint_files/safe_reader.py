@@ -119,8 +119,8 @@ def _member_of(kind: Any, name: Any) -> Enum:
 
 def _refused(what: str) -> InvalidInput:
     return InvalidInput(
-        f"the checkpoint's index refers to {what}, which a checkpoint of tensors never does; it was "
-        "not written by save_checkpoint, and none of its code was run"
+        f"the checkpoint's index refers to {what}, which a checkpoint of tensors never does; it "
+        "was not written by save_checkpoint, and none of its code was run"
     )
 
 
