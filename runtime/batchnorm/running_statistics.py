@@ -72,7 +72,8 @@ class _NormLayer:
 
     Attributes:
         module: The layer, whose buffers hold only a micro-batch's share until the step ends.
-        begun: Running mean, running variance and count of batches before the step.
+        begun: Running mean, running variance and count of batches before the step, on the device:
+            reading the count would make the host wait for the stage.
         samples: Values per channel in the current micro-batch; for instance normalisation its
             instances.
         uses: Number of the layer's calls in the current forward.
@@ -80,7 +81,7 @@ class _NormLayer:
 
     name: str
     module: Any
-    begun: tuple[Tensor, Tensor, int]
+    begun: tuple[Tensor, Tensor, Tensor]
     samples: int = 0
     uses: int = 0
 
@@ -88,25 +89,25 @@ class _NormLayer:
     def of_instances(self) -> bool:
         return isinstance(self.module, _InstanceNorm)
 
-    def factor(self, count: int) -> float:
-        """Return the weight of the statistics of batch number ``count``.
+    def factor(self, count: Tensor) -> float | Tensor:
+        """Return the weight of the statistics of batches number ``count``.
 
         Without a momentum that is a cumulative average's weight; instance normalisation then does
         not move.
         """
         if self.module.momentum is not None:
             return float(self.module.momentum)
-        return 0.0 if self.of_instances else 1 / count
+        return 0.0 if self.of_instances else 1 / count.double()
 
-    def set(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def set(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Set the running statistics."""
         self.module.running_mean.data.copy_(mean)
         self.module.running_var.data.copy_(variance)
         self.set_count(count)
 
-    def set_count(self, count: int) -> None:
+    def set_count(self, count: Tensor) -> None:
         if self.module.num_batches_tracked is not None and not self.of_instances:
-            self.module.num_batches_tracked.data.fill_(count)
+            self.module.num_batches_tracked.data.copy_(count)
 
     def observe(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Count a call and its samples (a forward pre-hook)."""
@@ -144,6 +145,7 @@ class RunningStatistics:
         self._together = together
         self._norms: list[_NormLayer] = []
         self._shares: dict[int, Tensor] = {}
+        self._ran: dict[int, list[bool]] = {}
         self._gathered: tuple[list[Tensor], Pending] | None = None
 
     @property
@@ -154,7 +156,7 @@ class RunningStatistics:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._shares = {}
+        self._shares, self._ran = {}, {}
         self._norms = [
             _NormLayer(
                 name, norm, (norm.running_mean.clone(), norm.running_var.clone(), _count(norm))
@@ -183,6 +185,7 @@ class RunningStatistics:
         if self._norms:
             shares = [self._share(norm) for norm in self._norms]
             self._shares[microbatch] = torch.cat(shares)
+            self._ran[microbatch] = [norm.samples > 0 for norm in self._norms]
 
     def again(self, microbatch: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -194,10 +197,11 @@ class RunningStatistics:
         most = -(-self._num_microbatches // self._replicas)
         # Gathering needs equal shapes: replicas with fewer micro-batches send rows of zeros.
         width = sum(2 * norm.module.running_mean.numel() + 1 for norm in self._norms)
-        mine = torch.zeros(most, width, dtype=torch.float64)
+        device = self._norms[0].module.running_mean.device
+        mine = torch.zeros(most, width, dtype=torch.float64, device=device)
         for microbatch, share in self._shares.items():
             mine[microbatch // self._replicas] = share
-        self._gathered = self._together.gather(mine.to(self._norms[0].module.running_mean.device))
+        self._gathered = self._together.gather(mine)
 
     def finish(self) -> None:
         """Move the running statistics by all micro-batches of the step."""
@@ -206,16 +210,14 @@ class RunningStatistics:
         # Every replica replays the shares of all micro-batches in one order, so all end up equal to
         # the last bit.
         rows = self._all_shares()
-        at = 0
-        for norm in self._norms:
-            width = norm.module.running_mean.numel()
-            part = rows[:, at : at + 2 * width + 1]
-            at += 2 * width + 1
-            used = part[:, -1] > 0  # a share ends with its number of samples
-            if not used.any():  # the stage holds the layer but never calls it
+        widths = [norm.module.running_mean.numel() for norm in self._norms]
+        parts = rows.split([2 * width + 1 for width in widths], dim=1)
+        used = self._find_used(parts)
+        for norm, width, part, runs in zip(self._norms, widths, parts, used, strict=True):
+            if not any(runs):  # the stage holds the layer but never calls it
                 norm.set(*norm.begun)
                 continue
-            if not used.all():
+            if not all(runs):
                 raise InvalidInput(
                     f"{norm.name} runs in only some micro-batches of a step, so its running "
                     "statistics can be neither deferred nor shared by replicas: plan without "
@@ -223,6 +225,16 @@ class RunningStatistics:
                 )
             steps = 1 if self._policy == "deferred" else self._num_microbatches
             norm.set(*self._moved(norm, part, width), norm.begun[2] + steps)
+
+    def _find_used(self, parts: Sequence[Tensor]) -> list[list[bool]]:
+        """Return for each layer in which micro-batches it ran."""
+        if self._together is None:
+            runs = [self._ran[microbatch] for microbatch in range(self._num_microbatches)]
+            return [list(column) for column in zip(*runs, strict=True)]
+        # A share ends with its number of samples. What other replicas ran is on the device alone,
+        # so this is the one value that the host waits for.
+        found: list[list[bool]] = (torch.stack([part[:, -1] for part in parts]) > 0).tolist()
+        return found
 
     def _share(self, norm: _NormLayer) -> Tensor:
         module = norm.module
@@ -232,17 +244,17 @@ class RunningStatistics:
                 "can be neither deferred nor shared by replicas: plan without replicas of its "
                 "stage (max_replicas=1) and use batch_statistics='microbatch'"
             )
-        values = [module.running_mean, module.running_var, torch.tensor([float(norm.samples)])]
-        return torch.cat([value.detach().double().cpu() for value in values])
+        samples = torch.full((1,), float(norm.samples), device=module.running_mean.device)
+        values = [module.running_mean, module.running_var, samples]
+        return torch.cat([value.detach().double() for value in values])
 
     def _all_shares(self) -> Tensor:
         """Return the shares of all replicas, one row per micro-batch in their order."""
         if self._gathered is None:
             return torch.stack([self._shares[k] for k in range(self._num_microbatches)])
-        found, work = self._gathered
+        rows, work = self._gathered
         work.wait()
         self._gathered = None
-        rows = [part.cpu() for part in found]
         return torch.stack(
             [rows[k % self._replicas][k // self._replicas] for k in range(self._num_microbatches)]
         )
@@ -264,16 +276,17 @@ class RunningStatistics:
         return mean, variance
 
 
-def _pool_moments(norm: _NormLayer, rows: Tensor, width: int, count: int) -> Sequence[Tensor]:
+def _pool_moments(norm: _NormLayer, rows: Tensor, width: int, count: Tensor) -> Sequence[Tensor]:
     """Return mean and unbiased variance of the batch from the shares of its micro-batches."""
     # Each share is `factor * statistics`; dividing by the factor recovers the statistics.
-    factors = torch.tensor(
-        [norm.factor(count + number + 1) for number in range(len(rows))], dtype=torch.float64
-    )
+    factor = norm.factor(count + torch.arange(1, len(rows) + 1, device=count.device))
+    factors = factor if isinstance(factor, Tensor) else rows.new_full((len(rows),), factor)
     samples = rows[:, -1:]
     total = samples.sum()
     if norm.of_instances:
-        moments = rows[:, : 2 * width] / factors[:, None] if factors.all() else rows[:, : 2 * width]
+        moments = rows[:, : 2 * width]
+        if not (isinstance(factor, float) and factor == 0):
+            moments = moments / factors[:, None]
         weighted = (moments * samples).sum(0) / total
         return weighted[:width], weighted[width:]
     means = rows[:, :width] / factors[:, None]
@@ -291,8 +304,10 @@ def _layers_with_statistics(stage: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _count(norm: Any) -> int:
-    return 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)
+def _count(norm: Any) -> Tensor:
+    counted = norm.num_batches_tracked
+    found: Tensor = norm.running_mean.new_zeros(()) if counted is None else counted.clone()
+    return found
 
 
 def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> None:
