@@ -238,7 +238,8 @@ class DistributedPipeline(PipelineRank):
             self._check_no_input_gradients(args, kwargs)
             if self._has_last and target is None:
                 raise InvalidInput("the last stage computes the loss and needs target=")
-            targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
+            moved = self._last.move_target(target) if self._has_last else None
+            targets = split_target(moved, self.plan.num_microbatches) if self._has_last else []
         seed = self._dropout_seed
         # With a scale the caller expects overflows, and looks for them.
         checks = self.check_finite and loss_scale <= 1
@@ -315,11 +316,11 @@ class DistributedPipeline(PipelineRank):
                 args, kwargs = pad_samples((args, kwargs), size)
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is not None and self._has_loss:
-                number = self.plan.num_microbatches
+                number, moved = self.plan.num_microbatches, self._last.move_target(target)
                 if samples == size:
-                    targets = split_target(target, number)
+                    targets = split_target(moved, number)
                 else:
-                    targets = split_partial_target(target, number, self._first.microbatch_size)
+                    targets = split_partial_target(moved, number, self._first.microbatch_size)
         with self.during("an evaluation"):
             made, losses = self._executor.evaluate(inputs, targets)
             if not self._has_last:
@@ -424,10 +425,14 @@ class DistributedPipeline(PipelineRank):
     def _inputs(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
     ) -> list[tuple[Tensor, ...]]:
-        """Return the micro-batches, checked on every rank that was passed a batch."""
-        if 0 not in self.stages and not args and not kwargs:
+        """Return the micro-batches, checked on every rank that was passed a batch.
+
+        Only ranks of the first stage copy them to their device.
+        """
+        has_first = 0 in self.stages
+        if not has_first and not args and not kwargs:
             return []
-        return self._first.microbatches(args, kwargs)
+        return self._first.microbatches(args, kwargs, are_used=has_first)
 
 
 def _check_start(plan: Plan) -> None:

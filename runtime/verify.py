@@ -124,7 +124,7 @@ def verify(
         pieces, plan, schedule, loss=outputs.compute_loss_share, device=device, aux_losses=losses
     )
     inputs = BatchInputs(plan, structure, device).microbatches(*structure.split_call(batch))
-    targets = split_target(target, plan.num_microbatches)
+    targets = split_target(outputs.move_target(target), plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
     with preserve_model(model), torch.set_grad_enabled(trains):
         loss_fn = _with_aux_losses(whole, loss_fn, losses)

@@ -19,6 +19,7 @@ from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import count, list_some
+from ..ranks.device_placement import move_to_device
 from ..ranks.process_groups import RankSet
 from .loss_graph import LossGraphCheck
 from .microbatch import check_inputs, join_outputs, split_batch
@@ -126,9 +127,11 @@ class BatchOutputs:
             size = count_samples(outputs) or 0
             output, weight = trim_padding(output, size, target.samples), target.samples / target.of
             target = target.target
-        if self._device.type != "cpu":
-            target = map_tensors(lambda value: value.to(self._device), target)
         return check.run(lambda: as_scalar_loss(loss_fn(output, target)), outputs) * weight
+
+    def move_target(self, target: Any) -> Any:
+        """Return a whole batch's target on the device: moved once, not in every micro-batch."""
+        return map_tensors(lambda value: move_to_device(value, self._device), target)
 
     def reduce_loss(self, shares: Sequence[Tensor]) -> Tensor:
         """Add up the shares of all replicas to the batch's mean loss."""
@@ -204,9 +207,12 @@ class BatchInputs:
         return self.microbatch_size * self._plan.num_microbatches
 
     def microbatches(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, are_used: bool = True
     ) -> list[tuple[Tensor, ...]]:
-        """Check the batch and return the flat inputs of every micro-batch, on the device."""
+        """Check the batch and return the flat inputs of every micro-batch.
+
+        They are on the device if a stage here uses them.
+        """
         names = self._structure.argument_names
         if len(args) == len(names) + 1 and not kwargs:
             raise InvalidInput(
@@ -219,11 +225,10 @@ class BatchInputs:
         batches = split_batch(
             flat, self._plan.num_microbatches, self._plan.inputs, self._structure.names
         )
-        if self._device.type == "cpu":
+        if not are_used or self._device.type == "cpu":
             return batches
         return [
-            tuple(tensor.to(self._device, non_blocking=True) for tensor in batch)
-            for batch in batches
+            tuple(move_to_device(tensor, self._device) for tensor in batch) for batch in batches
         ]
 
     def _check(self, flat: tuple[Tensor, ...]) -> None:

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
 from ...capture.capture import default_device
@@ -19,6 +19,17 @@ QUEUEING = {"cuda"}
 def queues_work(device: torch.device) -> bool:
     """Return True if the host launches a device's work without waiting for it."""
     return device.type in QUEUEING
+
+
+def move_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; the host does not wait for a copy to a GPU.
+
+    Only from pinned memory is such a copy asynchronous. torch keeps that memory until it is done.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device, non_blocking=True)
+    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+    return pinned.to(device, non_blocking=True)
 
 
 def take_gpu() -> None:
