@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stagewright.runtime.ranks import device_placement
+from stagewright.runtime.engine import p2p
+from stagewright.runtime.ranks import device_placement, process_groups
 from tests.nccl.launches import (
     Connect,
     DeviceSynchronise,
@@ -36,6 +37,17 @@ from tests.nccl.launches import (
 )
 
 BACKEND = "manners"
+
+BOUND = "NCCL_MANNERS_BOUND"
+"""Of the environment: ranks are bound to their devices (``init_process_group(device_id=...)``)."""
+
+
+def is_bound() -> bool:
+    """Return True for the order of ranks that are bound to devices.
+
+    A group's communicator is then made with it, and all its messages share one stream.
+    """
+    return BOUND in os.environ
 
 
 class LaunchLog:
@@ -147,9 +159,11 @@ class MannersGroup(dist.ProcessGroup):
         ranks = self._ranks()
         mine, theirs = ranks[self.rank()], ranks[peer]
         pair = (min(mine, theirs), max(mine, theirs))
-        # Each pair of a group has a communicator and a stream, made at its first message.
-        queue = (f"group {self.group_name}", f"pair {pair[0]}-{pair[1]}")
-        LOG.connect(queue, pair)
+        queue: Queue = (f"group {self.group_name}",)
+        if not is_bound():
+            # Each pair of a group has a communicator and a stream, made at its first message.
+            queue += (f"pair {pair[0]}-{pair[1]}",)
+            LOG.connect(queue, pair)
         _check_dtypes(tensors)
         sender, receiver = (mine, theirs) if sends else (theirs, mine)
         shape = "x".join(map(str, tensors[0].shape))
@@ -159,7 +173,8 @@ class MannersGroup(dist.ProcessGroup):
     def _collective(self, name: str, number_of_elements: int) -> int:
         ranks = tuple(self._ranks())
         queue = (f"group {self.group_name}",)
-        LOG.connect(queue, ranks)
+        if not is_bound():
+            LOG.connect(queue, ranks)
         return LOG.launch(Launch(queue, ranks, f"{name} of {number_of_elements} elements"))
 
     def _launched(self, number: int, inner: Any, *, blocks: bool = False) -> LaunchedWork:
@@ -331,7 +346,9 @@ def emulated(folder: Path) -> Iterator[None]:
 
     dist.init_process_group = init_process_group
     try:
-        with recorded_host(), queueing_device():
+        with recorded_host(), queueing_device(), contextlib.ExitStack() as stack:
+            for module in (process_groups, p2p):
+                stack.enter_context(mock.patch.object(module, "is_bound_to_devices", is_bound))
             yield
     finally:
         dist.init_process_group = start

@@ -61,12 +61,19 @@ def run_worker(executable: Path | str, module: str, *arguments: str, timeout_s: 
     return done.stdout
 
 
-def run_as_on_nccl(executable: Path | str, module: str, *arguments: str, timeout_s: float) -> str:
+def run_as_on_nccl(
+    executable: Path | str,
+    module: str,
+    *arguments: str,
+    timeout_s: float,
+    is_bound: bool = False,
+) -> str:
     """What a worker printed, whose ranks launch nothing that could wait for ever on NCCL."""
-    from tests.nccl.process_group import find_deadlocks  # imports torch
+    from tests.nccl.process_group import BOUND, find_deadlocks  # imports torch
 
     with tempfile.TemporaryDirectory() as folder:
-        with mock.patch.dict(os.environ, {MANNERS: folder}):
+        environment = {MANNERS: folder} | ({BOUND: "1"} if is_bound else {})
+        with mock.patch.dict(os.environ, environment):
             printed = run_worker(executable, module, *arguments, timeout_s=timeout_s)
         assert find_deadlocks(Path(folder)) == []
     return printed

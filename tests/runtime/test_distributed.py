@@ -65,19 +65,23 @@ ON_FOUR = [
     {"model": "gpt2", "schedule": "zbv", "stages": 4, "chunks": 2, "replicas": [2] * 4},
     {"model": "unet", "schedule": "interleaved_1f1b", "stages": 8, "chunks": 2},
 ]
-CASES = {"2 ranks": (2, ON_TWO), "3 ranks": (3, ON_THREE), "4 ranks": (4, ON_FOUR)}
+CASES = {
+    "2 ranks": (2, ON_TWO, False),
+    "2 bound ranks": (2, ON_TWO, True),
+    "3 ranks": (3, ON_THREE, False),
+    "4 ranks": (4, ON_FOUR, False),
+}
 
 
 @pytest.fixture(scope="module", params=CASES)
 def results(request, tmp_path_factory, forking_executable):
     """Every rank's account of every variant, from one run."""
-    ranks, variants = CASES[request.param]
+    ranks, variants, is_bound = CASES[request.param]
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("equality")
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    run_as_on_nccl(
-        forking_executable, "tests.runtime.equality_worker", str(folder), str(ranks), timeout_s=240
-    )
+    arguments = ("tests.runtime.equality_worker", str(folder), str(ranks))
+    run_as_on_nccl(forking_executable, *arguments, timeout_s=240, is_bound=is_bound)
     found = [
         json.loads(line)
         for rank in range(ranks)
