@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field
 
 from ...core.document import Record
 from ...core.errors import InvalidInput
+from ...core.service.documents import Title
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
 from ..auth.access import KEYS, CurrentPrincipal
 from ..auth.scopes import Scope
@@ -46,7 +47,7 @@ class KeyRequest(Record):
     """
 
     project_id: str | None = Field(None, max_length=80)
-    name: str = Field(min_length=1, max_length=200)
+    name: Title
     scopes: tuple[Scope, ...] = Field(min_length=1, max_length=len(get_args(Scope)))
     quotas: Quotas = Quotas()
     expires_at: AwareDatetime | None = None

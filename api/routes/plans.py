@@ -19,7 +19,7 @@ from starlette.types import Receive
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
-from ...core.service.documents import PlanLabels, PlanList, PlanSummary, StoredPlan
+from ...core.service.documents import LabelRequest, PlanList, PlanSummary, StoredPlan
 from ..auth.access import CurrentPrincipal
 from ..http.examples import (
     COMPARISON_EXAMPLES,
@@ -231,7 +231,7 @@ async def get_plan(
 def label_plan(
     store: TheStore,
     plan_id: str,
-    labels: Annotated[PlanLabels, Body(openapi_examples=LABEL_EXAMPLES)],
+    labels: Annotated[LabelRequest, Body(openapi_examples=LABEL_EXAMPLES)],
     principal: CurrentPrincipal,
 ) -> PlanSummary:
     """Name a plan, tag it or note something about it; labels not given stay as they are."""

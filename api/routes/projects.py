@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Body, Response
-from pydantic import Field
 
 from ...core.document import Record
+from ...core.service.documents import Title
 from ...core.service.keys import Project, ProjectList
 from ..auth.access import PROJECTS, CurrentPrincipal
 from ..http.examples import PROJECT_EXAMPLES
@@ -19,7 +19,7 @@ router = strict_router(PROJECTS, "keys")
 class ProjectRequest(Record):
     """A request for a new project, by a name that no other has."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Title
 
 
 @router.post("", status_code=201)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from math import isfinite
 from typing import Annotated, Literal, Self
+from unicodedata import category
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..cluster.cluster import Cluster
 from ..document import Record, content_digest
@@ -20,6 +22,23 @@ Status = Literal["planned", "infeasible"]
 MAX_TAGS = 20
 Tag = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=50)]
 """A word; what ends it differs between languages, so no control character is allowed in it."""
+
+
+def _refuse_control_characters(text: str) -> str:
+    for position, character in enumerate(text):
+        if category(character) == "Cc":
+            raise PydanticCustomError(
+                "control_character",
+                "contains the control character U+{code} at position {position}; remove it",
+                {"code": f"{ord(character):04X}", "position": position},
+            )
+    return text
+
+
+Title = Annotated[
+    str, Field(min_length=1, max_length=200), AfterValidator(_refuse_control_characters)
+]
+"""A name that people choose: of a plan, a project, a key. Databases cannot store a NUL."""
 
 
 class Stored(Record):
@@ -41,6 +60,12 @@ class PlanLabels(Record):
     name: str | None = Field(None, min_length=1, max_length=200)
     tags: tuple[Tag, ...] = Field((), max_length=MAX_TAGS)
     notes: str | None = Field(None, max_length=4000)
+
+
+class LabelRequest(PlanLabels):
+    """New labels of a plan; what is stored may hold characters that are no longer accepted."""
+
+    name: Title | None = None
 
 
 class StoredProfile(Stored):

@@ -78,6 +78,7 @@ def test_labels_are_changed_one_by_one_and_found(client, planned):
     [
         ({"name": ""}, "/name"),
         ({"name": "x" * 201}, "/name"),
+        *(({"name": f"a{one}b"}, "/name") for one in "\0\n\x1b\x7f\x85"),
         ({"tags": ["two words"]}, "/tags/0"),
         ({"tags": ["x"] * 21}, "/tags"),
         *(({"tags": [f"a{one}b"]}, "/tags/0") for one in "\0\x1c\x1d\x1e\x1f\x7f\x85\u2028"),
@@ -89,6 +90,24 @@ def test_labels_are_bounded(client, planned, labels, pointer):
     answer = client.patch(f"/v1/plans/{planned['id']}", json=labels)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+@pytest.mark.parametrize("path", ["/v1/projects", "/v1/api-keys"])
+def test_a_control_character_in_a_name_is_refused_and_pointed_out(client, path):
+    """A NUL was stored as U+FFFD, and nothing said so."""
+    scopes = {"scopes": ["read"]} if path == "/v1/api-keys" else {}
+    answer = client.post(path, json={"name": "team\0a", **scopes})
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "/name"
+    words = "contains the control character U+0000 at position 4; remove it"
+    assert error["detail"] == words
+
+
+def test_names_of_earlier_releases_can_still_be_read(client, planned):
+    documents = client.app.state.store.documents
+    documents.label_plan("project_default", planned["id"], {"name": "two\nlines"})
+    assert client.get(f"/v1/plans/{planned['id']}").json()["name"] == "two\nlines"
 
 
 def test_projects_are_made_with_the_servers_token_and_get_their_first_key(client, make_client):
