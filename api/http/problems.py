@@ -223,7 +223,7 @@ def _detail(error: StagewrightError) -> str:
     if isinstance(error, StoreUnavailable):
         # The message may hold the database's address, which goes to the log alone.
         _log.error("%s", error)
-        return "The database does not answer. Retry a little later."
+        return "The database does not answer, or refuses to write. Retry a little later."
     return str(error)
 
 

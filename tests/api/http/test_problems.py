@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from stagewright.api.http.examples import measure_example
 from stagewright.api.store.errors import StoreUnavailable
@@ -308,3 +310,24 @@ def test_where_a_database_is_that_does_not_answer_is_for_the_log_alone(make_clie
     assert body["type"].endswith(":database-unreachable")
     assert "secret" not in response.text
     assert "secret-host" in caplog.text
+
+
+def test_a_full_disk_is_a_503_and_what_is_stored_stays_readable(
+    make_client, profile, tmp_path: Path, caplog
+):
+    """A file that has reached its greatest number of pages is to SQLite as a full disk is."""
+    store = Store(tmp_path / "store.db")
+    client = make_client(store=store)
+    kept = client.post("/v1/profiles", json=profile).headers["Location"]
+    engine = store._database.engine
+    event.listen(engine, "checkout", lambda driver, *_: driver.execute("PRAGMA max_page_count = 1"))
+    profile["layers"][0]["layer"]["module_fqns"] = [f"{n}{'m' * 400}" for n in range(1000)]
+    response = client.post("/v1/profiles", json=profile)
+    body = problem(response, 503)
+    assert body["type"].endswith(":database-unreachable")
+    assert "refuses to write" in body["detail"]
+    assert "database or disk is full" not in response.text
+    assert "database or disk is full" in caplog.text
+    assert response.headers["Retry-After"]
+    assert client.get(kept).status_code == 200
+    assert len(client.get("/v1/profiles").json()["profiles"]) == 1
