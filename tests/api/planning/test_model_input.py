@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 
 import pytest
 
 from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.sandbox.limits import descendants
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.client.model_sources import describe_model
 from stagewright.core.cluster.cluster import Cluster
@@ -50,6 +54,31 @@ def test_shorthand_is_estimated_as_the_client_asks_for_it(estimating, model):
 def test_a_published_model_has_the_tokens_of_its_training(estimating):
     sample = describe_model("gpt3-175b")["sample"]
     assert sample["inputs"]["input_ids"]["shape"] == [1, 2048]
+
+
+def test_a_real_estimate_is_killed_at_the_requests_own_deadline(make_client):
+    """Loading torch alone takes the child longer than what is asked for."""
+    client = make_client(sandbox="off")
+    before, seen = set(descendants(os.getpid())), set()
+    is_answered = threading.Event()
+
+    def watch():
+        while not is_answered.wait(0.05):
+            seen.update(descendants(os.getpid()))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    began_s = time.monotonic()
+    body = {"model": "gpt2-xl", "cluster": "2xH100", "deadline_s": 0.5}
+    answer = client.post("/v1/plans", json=body)
+    took_s = time.monotonic() - began_s
+    is_answered.set()
+    watching.join()
+    assert answer.status_code == 422, answer.text
+    assert "no estimate within 0.5 s" in answer.json()["detail"]
+    assert took_s < 0.5 + 10.0
+    assert seen - before, "a child was started"
+    assert not set(descendants(os.getpid())) & (seen - before), "and is gone"
 
 
 @pytest.mark.parametrize("asked", [{}, {"deadline_s": 15}], ids=["the server's", "its own"])
