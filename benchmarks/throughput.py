@@ -28,15 +28,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from tables import markdown_table, write_between_marks
-from torch import Tensor, fx, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch_schedule import TorchPipeline
 
 from stagewright.capture.capture import trace
-from stagewright.capture.captured import Captured
-from stagewright.capture.program.program import value_of
-from stagewright.capture.sample import tensor_spec
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
@@ -44,15 +39,13 @@ from stagewright.core.models.families import (
     ResNetConfig,
     ResNetSpec,
 )
-from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.profiler.links.launch_local import free_port
 from stagewright.profiler.machine.memory import keep_freed_memory
 from stagewright.profiler.models.families import build_loss, build_model, training_batch
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.engine.batch_io import BatchOutputs, LossFunction
-from stagewright.runtime.partition.cut import cut_for_plan
 
 ALLOWED = 0.98
 RANKS = 2
@@ -117,8 +110,8 @@ def _pairs(name: str, pairs: int, rank: int) -> list[tuple[float, float]]:
     options = PlanOptions(num_microbatches=MICROBATCHES)
     plan = plan_from_balance(profile, Cluster.uniform(RANKS), options, [half, len(layers) - half])
     loss_fn = build_loss(spec)
-    pipelines: dict[str, TorchAlone | DistributedPipeline] = {
-        "torch": TorchAlone(copy.deepcopy(model), plan, loss_fn, rank),
+    pipelines: dict[str, TorchPipeline | DistributedPipeline] = {
+        "torch": TorchPipeline(copy.deepcopy(model), plan, loss_fn, rank),
         "stagewright": DistributedPipeline(copy.deepcopy(model), plan, loss_fn=loss_fn),
     }
     inputs, target = training_batch(spec, plan.inputs, MICROBATCHES, seed=1)
@@ -132,57 +125,6 @@ def _pairs(name: str, pairs: int, rank: int) -> list[tuple[float, float]]:
             dist.barrier()
             times[engine].append(time.perf_counter() - began)
     return list(zip(times["torch"][2:], times["stagewright"][2:], strict=True))
-
-
-class TorchAlone:
-    """This rank's stage under torch's schedule."""
-
-    def __init__(self, model: nn.Module, plan: Plan, loss_fn: LossFunction, rank: int) -> None:
-        pieces = cut_for_plan(model, plan, direct=False)
-        cpu = torch.device("cpu")
-        last = BatchOutputs(pieces.captured, loss_fn, MICROBATCHES, cpu, (RANKS - 1,), None)
-        cut = pieces.boundaries[0].tensors
-        stage = PipelineStage(
-            pieces.stages[rank],
-            rank,
-            RANKS,
-            cpu,
-            input_args=_metadata(cut if rank else plan.inputs),
-            output_args=_metadata(cut if rank == 0 else _output_specs(pieces.captured)),
-        )
-        self._is_first = rank == 0
-        theirs = set(pieces.stages[1 - rank].parameters())
-        self._tied = [weight for weight in pieces.stages[rank].parameters() if weight in theirs]
-        self._schedule = Schedule1F1B(
-            stage, MICROBATCHES, loss_fn=last.compute_loss_share, scale_grads=False
-        )
-
-    def step(self, *batch: Tensor, target: Any) -> None:
-        """Forward and backward of one batch."""
-        if self._is_first:
-            self._schedule.step(*batch)
-        else:
-            self._schedule.step(target=target, losses=[], return_outputs=False)
-        for weight in self._tied:
-            dist.all_reduce(weight.grad)
-
-
-def _output_specs(captured: Captured) -> tuple[TensorSpec, ...]:
-    return tuple(
-        tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
-        for node in captured.program.flat_outputs
-        if isinstance(node, fx.Node)
-    )
-
-
-def _metadata(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.empty(
-            spec.shape, dtype=getattr(torch, spec.dtype), device="meta",
-            requires_grad=spec.requires_grad,
-        )
-        for spec in specs
-    )  # fmt: skip
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:

@@ -1,93 +1,10 @@
-"""The models of the GPU check, in plain torch: no other package has to be on the machine.
-
-Sizes are those of the published models; ``small`` keeps the shape of each and shrinks every size,
-to try the check where there is no GPU.
-"""
+"""Transformers: GPT-2, BERT, Llama and ViT."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from stagewright.core.models.families import ResNetConfig
-from stagewright.profiler.models.resnet import ResNet
-
-
-@dataclass(frozen=True)
-class Studied:
-    """A model, one micro-batch by name, what the loss is taken against, and the loss."""
-
-    model: nn.Module
-    sample: dict[str, Tensor]
-    target: Tensor
-    loss_fn: Callable[[Tensor, Tensor], Tensor]
-
-
-def gpt2_medium(small: bool) -> Studied:
-    """GPT-2 with 24 blocks of width 1,024 (Radford et al. 2019, table 2): 355 million weights."""
-    blocks, width, heads, vocabulary, tokens, batch = (
-        (6, 64, 4, 256, 64, 2) if small else (24, 1024, 16, 50257, 1024, 4)
-    )
-    model = GPT2(blocks=blocks, width=width, heads=heads, vocabulary=vocabulary, tokens=tokens)
-    return _language(model, vocabulary, batch, tokens)
-
-
-def llama_1b(small: bool) -> Studied:
-    """Return the sizes of Llama 3.2 1B, as in its published configuration: 1.2 billion weights."""
-    model = (
-        Llama(blocks=6, width=64, heads=4, key_heads=2, inner=192, vocabulary=256)
-        if small
-        else Llama(blocks=16, width=2048, heads=32, key_heads=8, inner=8192, vocabulary=128256)
-    )
-    return _language(model, 256, 2, 64) if small else _language(model, 128256, 1, 2048)
-
-
-def resnet50(small: bool) -> Studied:
-    """ResNet-50 (He et al. 2016) on 32 images of 224 by 224."""
-    width, size, batch, classes = (8, 64, 4, 10) if small else (64, 224, 32, 1000)
-    model = ResNet(ResNetConfig(depth=50, width=width, num_classes=classes))
-    return _images(model, "x", batch, size, classes)
-
-
-def vit_large(small: bool) -> Studied:
-    """ViT-L/16 (Dosovitskiy et al. 2021, table 1) on 32 images of 224 by 224."""
-    blocks, width, heads, size, patch, batch, classes = (
-        (6, 64, 4, 32, 8, 2, 10) if small else (24, 1024, 16, 224, 16, 32, 1000)
-    )
-    model = ViT(
-        blocks=blocks, width=width, heads=heads, size=size, patch=patch, num_classes=classes
-    )
-    return _images(model, "images", batch, size, classes)
-
-
-MODELS: dict[str, Callable[[bool], Studied]] = {
-    "gpt2-medium": gpt2_medium,
-    "resnet50": resnet50,
-    "llama-1b": llama_1b,
-    "vit-large": vit_large,
-}
-
-
-def _language(model: nn.Module, vocabulary: int, batch: int, tokens: int) -> Studied:
-    sample = torch.randint(0, vocabulary, (batch, tokens))
-    return Studied(model, {"tokens": sample}, sample, _next_token)
-
-
-def _images(model: nn.Module, name: str, batch: int, size: int, classes: int) -> Studied:
-    images = torch.randn(batch, 3, size, size)
-    return Studied(model, {name: images}, torch.randint(0, classes, (batch,)), _classes)
-
-
-def _next_token(logits: Tensor, tokens: Tensor) -> Tensor:
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def _classes(scores: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(scores, labels)
 
 
 class Attention(nn.Module):
@@ -149,6 +66,48 @@ class GPT2(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class BertBlock(nn.Module):
+    """Norms behind the sums, as in the original transformer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, causal=False, dropout=0.1)
+        self.norm_attention = nn.LayerNorm(width)
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.norm_feed = nn.LayerNorm(width)
+        self.drop_attention, self.drop_feed = nn.Dropout(0.1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm_attention(x + self.drop_attention(self.attention(x)))
+        y: Tensor = self.norm_feed(x + self.drop_feed(self.feed(x)))
+        return y
+
+
+class Bert(nn.Module):
+    """Encoder with the head of the masked language model, tied to the embedding."""
+
+    def __init__(
+        self, *, blocks: int, width: int, heads: int, vocabulary: int, tokens: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.zeros(tokens, width))
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(BertBlock(width, heads) for _ in range(blocks))
+        self.turn = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.head = nn.Linear(width, vocabulary)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.drop(self.norm(self.embedding(tokens) + self.positions))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.turn(x))
         return logits
 
 

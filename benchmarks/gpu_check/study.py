@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.activation_memory import measured_peak  # noqa: E402
-from benchmarks.gpu_models import MODELS, Studied  # noqa: E402
+from benchmarks.gpu_check.models.registry import MODELS, Studied  # noqa: E402
 from benchmarks.stage_runs import ModelRun, Place, StageRunner, places  # noqa: E402
 from stagewright.core.cluster.cluster import Cluster  # noqa: E402
 from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
@@ -181,13 +181,25 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="the same shape, every size shrunk")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of repeats")
     parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
+    parser.add_argument("--profiles", type=Path, required=True, help="folder for the profile")
+    given, _ = parser.parse_known_args()
     if given.device == "cpu":
         keep_freed_memory()
         torch.set_num_threads(1)
     found = study(given.model, torch.device(given.device), given.budget, small=given.small)
+    size = "-small" if given.small else ""
+    name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+    file = given.profiles / f"{given.model}{size}-{_plain(name)}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found.pop("profile"), separators=(",", ":")), encoding="utf-8")
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0
+
+
+def _plain(name: str) -> str:
+    """Return a device's name as part of a file's."""
+    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
+    return "-".join(word for word in words if word != "nvidia")
 
 
 if __name__ == "__main__":

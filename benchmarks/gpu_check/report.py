@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-MODEL_NAMES = ("gpt2-medium", "resnet50", "llama-1b", "vit-large")
-"""What the check is about; less than all of them does not pass it."""
+from benchmarks.gpu_check.order import MODEL, MODEL_NAMES, STAGES
+from benchmarks.gpu_check.records import Record, Setting
+
+STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 LIMIT = 0.05
 """Largest median error of stage times, and of stage peaks."""
@@ -30,21 +33,41 @@ def stages(models: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from found.get("stages", ())
 
 
+def make_report(setting: Setting, records: dict[str, Record]) -> dict[str, Any]:
+    """Put together what the stages found."""
+    models = [
+        records[name].result if records[name].settles else {"model": model, "error": record.error}
+        for model in MODEL_NAMES
+        if (record := records.get(name := MODEL + model)) is not None
+    ]
+    tests = records.get("marked-tests")
+    return {
+        **asdict(setting),
+        "stages": [
+            {"stage": name, "status": record.status, "s": record.elapsed_s, "error": record.error}
+            for name, record in records.items()
+        ],
+        "results": {
+            name: record.result for name, record in records.items() if not name.startswith(MODEL)
+        },
+        "tests": tests.result if tests and "passed" in tests.result else None,
+        "models": models,
+        "median_errors": medians(models),
+    }
+
+
 def faults(report: dict[str, Any]) -> list[str]:
     """Return what keeps the check from passing.
 
     On the CPU the errors themselves are none: tiny models on a shared machine say nothing of them.
     """
     found = [
-        f"{model['model']}: {model['error']}" for model in report["models"] if "error" in model
+        f"{stage['stage']}: {stage['error']}"
+        for stage in report["stages"]
+        if stage["status"] in ("failed", "over its limit")
     ]
-    tests = report["tests"]
-    if tests is not None and tests["failed"]:
-        found.append(f"{tests['failed']} gpu tests failed")
     if report["device"] == "cpu":
         return found
-    if tests is not None and not tests["passed"]:
-        found.append("no gpu test ran")
     for name in ("stage_time", "stage_memory"):
         error = report["median_errors"][name]
         if error is not None and error > LIMIT:
@@ -53,26 +76,30 @@ def faults(report: dict[str, Any]) -> list[str]:
 
 
 def missing(report: dict[str, Any]) -> list[str]:
-    """Models of the check that were not measured, in this run or in one before it."""
-    measured = {model["model"] for model in report["models"] if "error" not in model}
-    return [name for name in MODEL_NAMES if name not in measured]
+    """Return the stages that neither this run nor one before it came to the end of."""
+    ended = {stage["stage"] for stage in report["stages"] if stage["status"] != "cut off"}
+    return [name for name in STAGE_NAMES if name not in ended]
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """One sentence; that it passed is said of the whole check alone."""
+    """Return one sentence; that it passed is said of the whole check alone."""
     problems = faults(report)
     if problems:
         return "Not passed: " + "; ".join(problems) + "."
-    lacking = missing(report)
-    if lacking:
+    lacking = [
+        f"{stage['stage']} ({stage['error']})"
+        for stage in report["stages"]
+        if stage["status"] == "lacking"
+    ]
+    left = [*missing(report), *lacking]
+    if left:
+        passed = len(STAGE_NAMES) - len(left)
         return (
-            f"Incomplete: {len(MODEL_NAMES) - len(lacking)} of {len(MODEL_NAMES)} models measured, "
-            f"nothing wrong with these; not measured: {', '.join(lacking)}."
+            f"Incomplete: {passed} of {len(STAGE_NAMES)} stages passed, nothing wrong with these; "
+            f"not run: {', '.join(left)}."
         )
-    if report["tests"] is None:
-        return "Incomplete: nothing wrong with the models; the tests marked `gpu` were left out."
     if report["small"]:
-        return "Passed with tiny configurations, which say nothing of the models themselves."
+        return "Passed with tiny models, which say nothing of the real ones."
     if report["device"] == "cpu":
         return "Ran to its end on the CPU, where errors are shown and not judged."
     return "Passed."
@@ -88,7 +115,13 @@ def page(report: dict[str, Any]) -> str:
         + ". Every stage ran alone on the values it really receives, in bf16; memory is the peak "
         "of a step by 1F1B, without optimizer state.",
         "",
-        _tests(report["tests"]),
+        "| stage | | s | what it found |",
+        "|---|---|---|---|",
+        *(
+            f"| {stage['stage']} | {stage['status']} | {stage['s']:.0f} "
+            f"| {stage['error'] or _words(report['results'].get(stage['stage'], {}))} |"
+            for stage in report["stages"]
+        ),
         "",
         "| | median error |",
         "|---|---|",
@@ -135,13 +168,21 @@ def _model(found: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _tests(tests: dict[str, int] | None) -> str:
-    if tests is None:
-        return "The tests marked `gpu` were left out."
-    return (
-        f"Tests marked `gpu`: {tests['passed']} passed, {tests['failed']} failed, "
-        f"{tests['skipped']} skipped."
-    )
+def _words(result: dict[str, Any]) -> str:
+    """Return what a stage that is no model's found, in a few words."""
+    found = [str(result["words"])] if "words" in result else []
+    if "throughput_ratio" in result:
+        found.append(f"{result['throughput_ratio']:.2f} times the throughput of torch's 1F1B")
+    if "ended_s" in result:
+        found.append(f"the others ended {result['ended_s']:.1f} s after the kill")
+    if "recorded_s" in result:
+        found.append(f"step {_ms(result['wall_s'])}, recorded {_ms(result['recorded_s'])}")
+    if "passed" in result:
+        counts = (result[key] for key in ("passed", "failed", "skipped"))
+        found.append("{} passed, {} failed, {} skipped".format(*counts))
+    if "rows" in result:
+        found.append(f"{len(result['rows'])} operations timed")
+    return "; ".join(found)
 
 
 def _median(values: list[float]) -> float | None:
