@@ -20,21 +20,13 @@ class MeasuredError:
 
 
 # written by benchmarks/estimate.py
-CPU_UNCALIBRATED = MeasuredError(
-    1.275,
-    "6 models on one CPU",
-)
-CPU_CALIBRATED = MeasuredError(
-    0.189,
-    "6 models on one CPU",
-)
+CPU_UNCALIBRATED = MeasuredError(1.275, "6 models on one CPU")
+CPU_CALIBRATED = MeasuredError(0.189, "6 models on one CPU")
 GPU_UNCALIBRATED = MeasuredError(
-    0.451,
-    "4 convolutional nets in float32 on a V100 (published with PipeDream)",
+    0.451, "4 convolutional nets in float32 on a V100 (published with PipeDream)"
 )
 GPU_CALIBRATED = MeasuredError(
-    0.370,
-    "4 convolutional nets in float32 on a V100 (published with PipeDream)",
+    0.370, "4 convolutional nets in float32 on a V100 (published with PipeDream)"
 )
 # end of what is written
 

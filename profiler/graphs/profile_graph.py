@@ -24,8 +24,8 @@ from ..layers.layer_run import LayerRun, bytes_of, layer_runs
 from ..layers.memory_run import memory_run
 from ..layers.precision import as_in_training, forward_context
 from ..machine.clock import Clock
-from ..machine.conditions import busy_neighbours, threads, watched_clocks
-from ..machine.memory import free_memory_bytes
+from ..machine.conditions import busy_neighbours, threads, watched
+from ..machine.memory import ON_CUDA, free_memory_bytes
 from ..machine.provenance import check_device, provenance
 from ..measure.compile_layers import compile_layers
 from ..measure.session import Measuring, WholeModel
@@ -145,7 +145,7 @@ def profile_graph(
         left_bytes = min(_check_fits(run, device, held) for run in chosen)
         inputs = BoundaryValues(rebuilt, runs, device, generator, left_bytes)
         found: dict[int, MeasuredLayer] = {}
-        with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
+        with busy_neighbours(options.busy_neighbours), watched(device) as clocks:
             for done, (run, members) in enumerate(zip(chosen, groups, strict=True)):
                 progress(done, len(groups), run.name)
                 # Again, without the inputs, which are there by now: free memory changes.
@@ -155,7 +155,8 @@ def profile_graph(
                 found |= dict.fromkeys(members, measured)
         progress(len(groups), len(groups), "all layers")
     layers = [found[index] for index in range(len(runs))]
-    return _document(rebuilt, runs, classes, layers, provenance(device, options, clocks.clocks()))
+    where, notes = provenance(device, options, clocks.clocks()), (NOTE, *clocks.notes)
+    return _document(rebuilt, runs, classes, layers, where, notes)
 
 
 def _groups(
@@ -172,7 +173,8 @@ def _check_fits(run: LayerRun, device: torch.device, held: Sequence[fx.Node] = (
 
     Values ``held`` have yet to be made and are there beside it.
     """
-    if device.type == "cuda":
+    if device.type in ON_CUDA:
+        torch.cuda.empty_cache()  # what earlier layers left in it is free
         available: int | None = torch.cuda.mem_get_info(device)[0]
     else:
         available = free_memory_bytes()
@@ -195,6 +197,7 @@ def _document(
     classes: Sequence[str],
     found: Sequence[MeasuredLayer],
     provenance: Provenance,
+    notes: tuple[str, ...],
 ) -> Profile:
     graph, resident = rebuilt.graph, rebuilt.resident
     values = {n: value_of(n) for run in runs for n in run.writes if n is not None}
@@ -219,5 +222,5 @@ def _document(
         layers=layers,
         storages=storage_table(runs, [entry.kept for entry in found], resident),
         provenance=provenance,
-        notes=(*graph.notes, NOTE),
+        notes=(*graph.notes, *notes),
     )

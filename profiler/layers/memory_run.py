@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.program.program import storage_key, tensors_of
+from ...core.units import format_bytes
+from ..machine.memory import ON_CUDA
 from .layer_run import LayerRun, Values, detached, mapped
 from .precision import Context
 from .saved_storages import GraphWatch, Storage, StorageTable
@@ -26,7 +28,7 @@ class PeakMemory(TorchDispatchMode):
 
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device if device is not None and device.type == "cuda" else None
+        self._device = device if device is not None and device.type in ON_CUDA else None
         self._live: dict[int, Storage] = {}
         self._peak_bytes = 0
         self._start_bytes = self._reset()
@@ -69,9 +71,19 @@ class PeakMemory(TorchDispatchMode):
         self._reset()
         return self._peak_bytes
 
+    def notes(self) -> tuple[str, ...]:
+        """Return the most that CUDA's allocator took and reserved, to hold what it took."""
+        if self._device is None:
+            return ()
+        taken = format_bytes(torch.cuda.max_memory_allocated(self._device))
+        reserved = format_bytes(torch.cuda.max_memory_reserved(self._device))
+        return (f"the timed passes had {taken} allocated at most, and {reserved} reserved",)
+
     def _reset(self) -> int:
         if self._device is None:
             return 0
+        # A cached block up to 1 MiB larger than asked for is handed out, and counted, whole.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         return torch.cuda.memory_allocated(self._device)
 
@@ -105,9 +117,19 @@ class MemoryRun:
 
 
 def memory_run(
-    run: LayerRun, values: Values, table: StorageTable, device: torch.device, context: Context
+    run: LayerRun,
+    values: Values,
+    table: StorageTable,
+    device: torch.device,
+    context: Context,
+    *,
+    warm_up: bool = True,
 ) -> MemoryRun:
     """Run a layer on the values it receives in the model; its gradients must exist already."""
+    if warm_up and device.type in ON_CUDA:
+        # What the first use of a kernel allocates is not the layer's: cuBLAS's workspaces, one for
+        # each thread that issues work, which stay, and those that cuDNN tries algorithms with.
+        memory_run(run, values, table, device, context, warm_up=False)
     leaves = run.leaves(values)
     given, made = _given(run, leaves, table)
     peak = PeakMemory(device)

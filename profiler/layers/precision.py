@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
 from ...core.errors import InvalidInput
 from ...core.requests.requests import ProfilingOptions
+from ..machine.memory import ON_CUDA
 
 Context = Callable[[], AbstractContextManager[object]]
 
@@ -40,14 +42,18 @@ def forward_context(
 
 @contextmanager
 def as_in_training(device: torch.device) -> Iterator[None]:
-    """Turn gradients on and autocast off in the block, whatever the caller has set."""
+    """Turn gradients on and autocast off, and make the device current, whatever the caller set."""
     if torch.is_inference_mode_enabled():
         raise InvalidInput(
             "a model cannot be profiled in inference mode, which has no backward; call it outside "
             "of torch.inference_mode()"
         )
-    off: AbstractContextManager[object] = nullcontext()
-    if torch.amp.is_autocast_available(device.type):
-        off = torch.autocast(device.type, enabled=False)
-    with torch.enable_grad(), off:
+    with torch.enable_grad(), ExitStack() as settings:
+        if torch.amp.is_autocast_available(device.type):
+            settings.enter_context(torch.autocast(device.type, enabled=False))
+        if device.type in ON_CUDA:
+            if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+                reason = "with CUDA_LAUNCH_BLOCKING each kernel is waited for: times are wrong"
+                raise InvalidInput(f"{reason}; unset it", field="/profiling/device")
+            settings.enter_context(torch.cuda.device(device))
         yield

@@ -12,7 +12,7 @@ from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.sample import CallStructure
 from ...core.errors import CaptureError, OutOfMemory, StagewrightError, first_line
-from ..machine.memory import device_bytes, is_out_of_memory
+from ..machine.memory import device_bytes, free_after, is_out_of_memory
 from .error_attribution import blamed, out_of_memory
 from .first_run import first_run
 from .layer_run import LayerRun, layer_runs
@@ -37,6 +37,7 @@ def traced(
         if not is_out_of_memory(error):
             raise
         failed = error
+    free_after(failed)  # or the first layer of all would run out of memory
     _name_the_layer(model, structure, flat, context, tracing, failed)
 
 

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ...core.errors import InvalidInput, RankFailed, first_line
 from ...core.rank_heartbeats import Heartbeats
-from ..machine.memory import host_memory_bytes
+from ..machine.memory import host_memory_bytes, is_out_of_memory
 from .records import LinkOptions, RankDevice
 
 GRACE_S = 5.0
@@ -92,17 +92,15 @@ class RankGroup:
             dist.destroy_process_group()
 
     def describe(self) -> RankDevice:
-        is_gpu = self.device.type == "cuda"
+        card = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         return RankDevice(
             host=socket.gethostname(),
             group_rank=_number("GROUP_RANK"),
             local_rank=_local_rank(),
             local_ranks=_number("LOCAL_WORLD_SIZE"),
             device=str(self.device),
-            kind=torch.cuda.get_device_name(self.device) if is_gpu else "cpu",
-            memory_bytes=torch.cuda.get_device_properties(self.device).total_memory
-            if is_gpu
-            else host_memory_bytes(),
+            kind=card.name if card else "cpu",
+            memory_bytes=card.total_memory if card else host_memory_bytes(),
         )
 
     @contextlib.contextmanager
@@ -123,7 +121,7 @@ class RankGroup:
             yield
         except (RuntimeError, OSError) as error:  # torch.distributed's own are of these
             timer.cancel()
-            if isinstance(error, torch.cuda.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             text = too_long if _is_timeout(error) else f"{who}: {first_line(error)}. {ADVICE}"
             lost = self._lost()
@@ -224,6 +222,8 @@ def _device(wanted: str | None) -> torch.device:
     if wanted == "cpu" or (wanted is None and not count):
         return torch.device("cpu")
     local = _local_rank()
+    if count == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", "").isdigit():
+        local = 0  # some launchers show each process its own GPU alone
     if local >= count:
         raise InvalidInput(
             f"rank {_required('RANK')} would need cuda:{local}, but its machine has {count} CUDA "

@@ -9,6 +9,7 @@ from statistics import quantiles
 import torch
 
 from ...core.profile.profile import Timing
+from .memory import ON_CUDA
 
 SLEEP_CYCLES_PER_S = 2.0e9
 """Clock cycles in a second of `Clock.head_start`; a slower GPU merely sleeps longer."""
@@ -20,7 +21,7 @@ class Mark:
 
     Attributes:
         host_s: The host's wall clock.
-        event: The point in the current CUDA stream; `None` where the host does the work itself.
+        event: The point in the device's CUDA stream; `None` where the host does the work itself.
         worked_s: Processor time of this process up to then; `None` where waiting counts too.
     """
 
@@ -32,15 +33,15 @@ class Mark:
 class Clock:
     """Timer that marks points in a device's work and measures between them.
 
-    On CUDA a mark is an event in the current stream: nothing is synchronised until `seconds`
-    is asked for. On the CPU it is the wall clock, but no more than the processor time this process
-    used: slices of time that other programs took are not the model's, unless cores are ``shared``
-    on purpose. (Several threads use more processor time than the wall clock shows, so theirs is the
-    wall clock alone.)
+    On CUDA a mark is an event in that device's stream, current or not: nothing is synchronised
+    until `seconds` is asked for. On the CPU it is the wall clock, but no more than the processor
+    time this process used: slices of time that other programs took are not the model's, unless
+    cores are ``shared`` on purpose. (Several threads use more processor time than the wall clock
+    shows, so theirs is the wall clock alone.)
     """
 
     def __init__(self, device: torch.device, *, shared: bool = False) -> None:
-        self.cuda, self._shared = device.type == "cuda", shared
+        self.cuda, self._device, self._shared = device.type in ON_CUDA, device, shared
 
     def mark(self) -> Mark:
         """Record a point in time for `seconds`."""
@@ -48,7 +49,7 @@ class Clock:
             worked_s = None if self._shared else time.process_time()
             return Mark(time.perf_counter(), worked_s=worked_s)
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return Mark(time.perf_counter(), event)
 
     def seconds(self, start: Mark, end: Mark) -> float:
@@ -66,7 +67,7 @@ class Clock:
     def settle(self) -> None:
         """Wait until the device is idle, so that no earlier work runs into the next mark."""
         if self.cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
 
     def head_start(self, seconds: float) -> None:
         """Keep the device busy for a while, so that the host can issue work in advance.
@@ -75,7 +76,8 @@ class Clock:
         run than to launch.
         """
         if self.cuda and seconds > 0:
-            torch.cuda._sleep(int(seconds * SLEEP_CYCLES_PER_S))
+            with torch.cuda.device(self._device):
+                torch.cuda._sleep(int(seconds * SLEEP_CYCLES_PER_S))
 
 
 def timing(samples_s: list[float]) -> Timing:

@@ -6,12 +6,14 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from ...core.errors import first_line
 from ...core.profile.profile import Clocks
+from .memory import ON_CUDA, free_after, is_out_of_memory
 
 
 @contextmanager
@@ -64,6 +66,10 @@ From nvml.h, "NvmlClocksThrottleReasons", as pynvml names them.
 """
 
 
+NVML_CLOCK_SM = 1
+"""NVML's number of the multiprocessors' clock."""
+
+
 class ClockWatch:
     """Monitor of a GPU's clock and throttling; all stays unknown on the CPU or without NVML."""
 
@@ -71,14 +77,17 @@ class ClockWatch:
         self._device = device
         self._clocks_mhz: list[int] = []
         self._throttled_by: set[str] = set()
+        self.notes: tuple[str, ...] = ()
 
     def read(self) -> None:
         """Read everything, at the start and at the end."""
-        if self._device.type == "cuda":
-            # The multiprocessors' clock through torch, which asks NVML; without, nothing is known.
-            with suppress(Exception):
-                self._clocks_mhz.append(int(torch.cuda.clock_rate(self._device)))
-            self._throttled_by.update(self._reasons())
+        if self._device.type not in ON_CUDA:
+            return
+        try:
+            self._read_nvml(importlib.import_module("pynvml"))
+        except Exception as error:  # noqa: BLE001 - a missing library, an old driver, no rights
+            what = "the GPU's clock, and whether it was throttled, could not be read by NVML"
+            self.notes = (f"{what}: {first_line(error)}",)
 
     def clocks(self) -> Clocks | None:
         """Return the clocks read, or `None` if none could be read."""
@@ -88,25 +97,31 @@ class ClockWatch:
         throttled_by = tuple(sorted(self._throttled_by))
         return Clocks(before_mhz=before_mhz, after_mhz=after_mhz, throttled_by=throttled_by)
 
-    def _reasons(self) -> Iterator[str]:
+    def _read_nvml(self, nvml: Any) -> None:
+        nvml.nvmlInit()
+        # By UUID: NVML counts GPUs by bus, CUDA the fastest first.
+        uuid = torch.cuda.get_device_properties(self._device).uuid
         try:
-            nvml: Any = importlib.import_module("pynvml")
-            nvml.nvmlInit()
-            handle = nvml.nvmlDeviceGetHandleByUUID(
-                f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
-            )
-            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        except Exception:  # noqa: BLE001 - without NVML there is nothing to report
-            return
-        for constant, reason in REASONS.items():
-            if bits & getattr(nvml, constant, 0):
-                yield reason
+            card = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except nvml.NVMLError:  # a slice of a card (MIG) has its own UUID, and the card's clock
+            part = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+            card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
+        self._clocks_mhz.append(int(nvml.nvmlDeviceGetClockInfo(card, NVML_CLOCK_SM)))
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)
+        self._throttled_by.update(
+            reason for constant, reason in REASONS.items() if bits & getattr(nvml, constant, 0)
+        )
 
 
 @contextmanager
-def watched_clocks(device: torch.device) -> Iterator[ClockWatch]:
-    """Watch the clocks over a block, read at its start and end."""
+def watched(device: torch.device) -> Iterator[ClockWatch]:
+    """Watch a device over a block: clocks at both ends, and memory, freed if it runs out."""
     watch = ClockWatch(device)
     watch.read()
-    yield watch
+    try:
+        yield watch
+    except Exception as error:
+        if is_out_of_memory(error):
+            free_after(error)
+        raise
     watch.read()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +59,8 @@ def keep_freed_memory() -> bool:
     return all(mallopt(name, value) for name, value in settings)
 
 
-CPU_ALLOCATOR = "DefaultCPUAllocator"
-"""Opens the message of torch's CPU allocator, whose error has no class of its own."""
+NO_CLASS = r"DefaultCPUAllocator|CUDA error: out of memory|'out of memory'|_ALLOC(ATION)?_FAILED"
+"""In messages for lack of memory that have no class of their own: torch, NCCL, cuBLAS, cuDNN."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,7 +69,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
     return any(
         isinstance(cause, kinds)
-        or (isinstance(cause, RuntimeError) and CPU_ALLOCATOR in str(cause))
+        or (isinstance(cause, RuntimeError) and re.search(NO_CLASS, str(cause)) is not None)
         for cause in causes(error)
     )
 
@@ -76,9 +79,21 @@ def device_bytes(error: BaseException) -> int | None:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    if not any(isinstance(cause, torch.OutOfMemoryError) for cause in causes(error)):
-        return None
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    for cause in causes(error):
+        if isinstance(cause, torch.OutOfMemoryError):
+            # The message names the device, which need not be the current one.
+            named = re.search(r"GPU (\d+)", str(cause))
+            device = int(named[1]) if named else torch.cuda.current_device()
+            return int(torch.cuda.get_device_properties(device).total_memory)
+    return None
+
+
+def free_after(error: BaseException) -> None:
+    """Free the tensors of failed calls, whose frames the traceback keeps, and CUDA's cache."""
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)
+    gc.collect()
+    sys.modules["torch"].cuda.empty_cache()
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -88,10 +103,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
+ON_CUDA = {"cuda"}
+"""Types of device that are measured through torch.cuda; tests add the CPU's."""
+
+
 BLOCK_BYTES = 512
 """torch's CUDA allocator rounds every request up to a multiple of this."""
 
 
 def allocated_bytes(size_bytes: int, device: Any) -> int:
     """Return the bytes a tensor takes on a device: whole blocks on CUDA, its size elsewhere."""
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES if device.type == "cuda" else size_bytes
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES if device.type in ON_CUDA else size_bytes

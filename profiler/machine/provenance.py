@@ -11,6 +11,7 @@ import torch
 from ...core.errors import InvalidInput
 from ...core.profile.profile import Clocks, Provenance, Tf32
 from ...core.requests.requests import ProfilingOptions
+from .memory import ON_CUDA
 
 
 def check_device(device: str) -> str:
@@ -36,6 +37,7 @@ def provenance(
     device: torch.device, options: ProfilingOptions, clocks: Clocks | None = None
 ) -> Provenance:
     """Describe the device and software of this measurement."""
+    on_cuda = device.type in ON_CUDA
     return Provenance(
         device=str(device),
         device_name=device_name(device),
@@ -44,16 +46,16 @@ def provenance(
         num_threads=torch.get_num_threads() if options.num_threads is None else options.num_threads,
         busy_neighbours=options.busy_neighbours,
         autocast=options.autocast,
-        tf32=_tf32(device),
+        tf32=_tf32() if on_cuda else None,
         compiled=options.compile,
-        cuda_version=torch.version.cuda or "" if device.type == "cuda" else "",
-        driver=_driver(device),
+        cuda_version=torch.version.cuda or "" if on_cuda else "",
+        driver=_driver() if on_cuda else "",
         clocks=clocks,
     )
 
 
 def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
+    if device.type in ON_CUDA:
         return torch.cuda.get_device_name(device)
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -64,10 +66,8 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _tf32(device: torch.device) -> Tf32 | None:
+def _tf32() -> Tf32:
     """Return which float32 operations run in tf32 with torch's settings on this GPU."""
-    if device.type != "cuda":
-        return None
     # The newer of torch's two settings: it can be read whichever of them was written.
     products = torch.backends.cuda.matmul.fp32_precision == "tf32"
     convolutions = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
@@ -76,12 +76,9 @@ def _tf32(device: torch.device) -> Tf32 | None:
     return "convolutions" if convolutions else "off"
 
 
-def _driver(device: torch.device) -> str:
+def _driver() -> str:
     """Version of the kernel's NVIDIA driver; empty if it does not say."""
-    if device.type != "cuda":
-        return ""
     try:
-        text = Path("/sys/module/nvidia/version").read_text(encoding="utf-8")
+        return Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-    return text.strip()

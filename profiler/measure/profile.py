@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.layer_run import layer_runs
 from ..layers.loss_layer import Loss, LossFunction, notes_on_numbers
+from ..layers.memory_run import PeakMemory
 from ..layers.precision import Context, as_in_training, forward_context
 from ..layers.trace_model import make_gradients, traced
 from ..machine.clock import Clock
-from ..machine.conditions import busy_neighbours, threads, watched_clocks
+from ..machine.conditions import busy_neighbours, threads, watched
+from ..machine.memory import ON_CUDA
 from ..machine.provenance import provenance
 from .compile_layers import NOTE, compile_layers
 from .session import Measuring, WholeModel, eager_call
@@ -88,7 +91,7 @@ def measure_profile(
     """Measure as `profile` does; return also the seconds of the passes over layers."""
     device = default_device(model)
     with as_in_training(device):
-        _check_device(device, options.device)
+        _check_device(model, device, options.device)
         structure, flat = read_sample(model, sample)
         flat = tuple(tensor.detach().to(device) for tensor in flat)
         loss = None if loss_fn is None else Loss(loss_fn, target, device)
@@ -97,9 +100,10 @@ def measure_profile(
         with threads(options.num_threads), preserve_model(model, training=training):
             tracing = forward_context(options, device, cached=False)
             captured = traced(model, structure, flat, context, tracing)
-            with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
+            with busy_neighbours(options.busy_neighbours), watched(device) as clocks:
                 found, layers_s = _measure(captured, flat, loss, options, context, progress)
         where = provenance(device, options, clocks.clocks())
+        found = replace(found, notes=(*found.notes, *clocks.notes))
         return build_profile(found, spec, where), layers_s
 
 
@@ -135,16 +139,21 @@ def _measure(
     call = None if options.compile else eager_call(captured, loss)
     whole = WholeModel(call, runs, flat, clock, context)
     measuring = Measuring(passes, whole, groups, samples, [run.name for run in runs], progress)
+    peak = PeakMemory(flat[0].device)
     measuring.run(options.budget_s, split=not options.compile)
-    notes += (NOTE,) if options.compile else ()
+    notes += (*peak.notes(), *([NOTE] if options.compile else []))
     found = Measurements(
         captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda
     )
     return found, measuring.layers_s
 
 
-def _check_device(device: torch.device, wanted: str | None) -> None:
-    if wanted is not None and torch.device(wanted).type != device.type:
+def _check_device(model: nn.Module, device: torch.device, wanted: str | None) -> None:
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if len(gpus := sorted(str(place) for place in places if place.type in ON_CUDA)) > 1:
+        raise InvalidInput(f"the model is on {' and '.join(gpus)}; move it to one of them")
+    asked = device if wanted is None else torch.device(wanted)
+    if asked.type != device.type or asked.index not in (None, device.index):
         raise InvalidInput(
             f"the model is on {device}, but the options ask for {wanted}; "
             f"move it with model.to({wanted!r})",

@@ -32,6 +32,7 @@ class Samples:
 
     device_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
     dispatch_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
+    least_dispatch_s: dict[Phase, float] = field(default_factory=dict)
 
     def total_s(self) -> list[float]:
         """Return forward plus backward of each repeat that has both."""
@@ -78,7 +79,6 @@ class Passes:
         # The last layer that reads a value: after it the pass lets go of the value, as a real
         # step would, so that memory in use and caches are those of training.
         self._last_read = {node: index for index, run in enumerate(runs) for node in run.reads}
-        self._issued_s: dict[tuple[int, Phase], float] = {}
         self._spans: list[_Span] = []
 
     def run(
@@ -104,9 +104,10 @@ class Passes:
         # queue between layers in the middle of the pass.
         for span in self._spans:
             dispatch_s = span.end.host_s - span.start.host_s
-            self._issued_s[span.index, span.phase] = dispatch_s
+            samples = self._samples[span.index]
+            least_s = samples.least_dispatch_s.get(span.phase, dispatch_s)
+            samples.least_dispatch_s[span.phase] = min(least_s, dispatch_s)
             if keep:
-                samples = self._samples[span.index]
                 samples.device_s[span.phase].append(self._clock.seconds(span.start, span.end))
                 samples.dispatch_s[span.phase].append(dispatch_s)
         self._spans.clear()
@@ -171,10 +172,13 @@ class Passes:
     @contextmanager
     def _timed(self, index: int, phase: Phase) -> Iterator[None]:
         """Time a phase from an idle device to the end of its work."""
-        # An idle device first, then a sleep as long as issuing took last time: the host runs
-        # ahead of the device, so launch latency does not show between the kernels.
+        # An idle device first, then a sleep as long as issuing takes (a phase not run yet takes
+        # about as long as the others): the host runs ahead of the device, so launch latency does
+        # not show between the kernels. The least, since a layer that waits for the device waits
+        # for the sleep, too: sleeping as long as issuing took last time would grow without end.
         self._clock.settle()
-        self._clock.head_start(self._issued_s.get((index, phase), 0.0))
+        least_s = self._samples[index].least_dispatch_s
+        self._clock.head_start(least_s.get(phase, max(least_s.values(), default=0.0)))
         start = self._clock.mark()
         yield
         self._spans.append(_Span(index, phase, start, self._clock.mark()))

@@ -4,48 +4,46 @@ import pytest
 import torch
 
 from stagewright.profiler.machine.clock import SLEEP_CYCLES_PER_S, Clock
+from tests.profiler.cuda_stub import TICK_S, CudaStub
 
-GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
-
-
-class Event:
-    """Of a device that has done a millisecond's work between any two events."""
-
-    made = 0
-
-    def __init__(self, *, enable_timing):
-        assert enable_timing
-        self.number, self.reached = None, False
-
-    def record(self):
-        Event.made += 1
-        self.number = Event.made
-
-    def synchronize(self):
-        self.reached = True
-
-    def elapsed_time(self, other):
-        assert other.reached
-        return float(other.number - self.number)
+FIRST, SECOND, CPU = torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")
 
 
-def test_a_gpus_clock_waits_only_when_it_is_read(monkeypatch):
-    waited, slept = [], []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
-    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
-    clock = Clock(GPU)
+@pytest.fixture
+def stub(monkeypatch):
+    return CudaStub().install(monkeypatch)
+
+
+@pytest.mark.parametrize("device", [FIRST, SECOND], ids=str)
+def test_a_gpus_clock_waits_only_when_it_is_read(stub, device):
+    """On the second GPU, with the first current, all of it was done to the first."""
+    stub.cards[device.index].stream = "side"
+    clock = Clock(device)
     clock.settle()
     clock.head_start(0.001)
     start = clock.mark()
     end = clock.mark()
-    assert waited == [1]
-    assert slept == [int(0.001 * SLEEP_CYCLES_PER_S)]
-    assert not start.event.reached
-    assert not end.event.reached
-    assert clock.seconds(start, end) == pytest.approx(0.001)
-    assert end.event.reached
+    done = [
+        ("synchronize", device.index),
+        ("sleep", device.index, int(0.001 * SLEEP_CYCLES_PER_S)),
+        ("record", device.index, "side"),
+        ("record", device.index, "side"),
+    ]
+    assert stub.calls == done
+    assert clock.seconds(start, end) == pytest.approx(TICK_S)
+    assert stub.calls == [*done, ("wait", device.index), ("read", device.index)]
+    assert stub.current == 0
     assert 0 <= end.host_s - start.host_s < 60
+
+
+def test_events_are_not_read_before_the_device_has_reached_them(stub):
+    """The stub's own refusal, on which the test above depends."""
+    clock = Clock(FIRST)
+    start, end = clock.mark(), clock.mark()
+    with pytest.raises(RuntimeError, match="must be completed"):
+        start.event.elapsed_time(end.event)
+    with pytest.raises(RuntimeError, match="same device"):
+        start.event.elapsed_time(Clock(SECOND).mark().event)
 
 
 def test_a_cpus_clock_needs_no_head_start(monkeypatch):

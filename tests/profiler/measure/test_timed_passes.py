@@ -12,7 +12,7 @@ from stagewright.profiler.layers.first_run import first_run
 from stagewright.profiler.layers.layer_run import layer_runs
 from stagewright.profiler.layers.loss_layer import Loss
 from stagewright.profiler.layers.trace_model import make_gradients
-from stagewright.profiler.machine.clock import Clock
+from stagewright.profiler.machine.clock import Clock, Mark
 from stagewright.profiler.measure.timed_passes import Passes, Samples
 from tests.torch_models import call, make_case
 
@@ -143,3 +143,69 @@ def test_what_takes_long_is_charged_to_its_layer_and_direction():
     passes.run(range(3), split=True)
     assert [layer.device_s["backward_input"] for layer in samples] == [[0], [8], [32]]
     assert [layer.device_s["backward_weight"] for layer in samples] == [[2], [8], [32]]
+
+
+class Issuing(Clock):
+    """A clock of a device that works on its own; issuing a layer's work takes the host 2 s."""
+
+    def __init__(self):
+        super().__init__(CPU)
+        self.now_s, self.asked_s = 0.0, []
+
+    def mark(self):
+        return Mark(self.now_s)
+
+    def head_start(self, seconds):
+        self.asked_s.append(seconds)
+
+
+class Issued(nn.Module):
+    """A layer that is issued; if it ``waits``, then for the device, which is slow to wake up."""
+
+    def __init__(self, clock, *, waits=False):
+        super().__init__()
+
+        def issue():
+            clock.now_s += 2 + (1.4 * clock.asked_s[-1] if waits and clock.asked_s else 0)
+
+        self.issue = issue
+
+    def forward(self, x):
+        self.issue()
+        return x * 2
+
+
+def issued_passes(clock, *layers):
+    passes, samples = passes_over(nn.Sequential(*layers), (torch.randn(3, 4),), None, None)
+    passes._clock = clock
+    return passes, samples
+
+
+def test_a_head_start_does_not_grow_where_the_host_waits_for_the_device():
+    """It was as long as issuing had taken last time, head start included: 1, 2.4, 4.4 times..."""
+    clock = Issuing()
+    passes, samples = issued_passes(clock, nn.Linear(4, 4), Issued(clock, waits=True))
+    for _ in range(5):
+        passes.run([1])
+    forwards_s = clock.asked_s[::2]
+    assert forwards_s == [0, 2, 2, 2, 2]
+    assert samples[1].dispatch_s["forward"] == pytest.approx([2, 4.8, 4.8, 4.8, 4.8])
+
+
+def test_layers_of_a_class_share_their_head_start():
+    """Of equal layers each pass takes another one, which had none: its time was of launching."""
+    clock = Issuing()
+    passes, samples = issued_passes(clock, Issued(clock), nn.Linear(4, 4))
+    passes._samples = [samples[0], samples[0]]
+    passes.run([0], keep=False)
+    passes.run([1])
+    assert clock.asked_s == [0, 0, 2, 0]
+
+
+def test_a_phase_that_was_not_run_yet_has_a_head_start_too():
+    """The pass that warms up takes gradients in two goes, so the first whole backward had none."""
+    clock = Issuing()
+    passes, _ = issued_passes(clock, nn.Linear(4, 4), Issued(clock))
+    passes.run([1], split=True, keep=False)
+    passes.run([1])
+    assert clock.asked_s[-1] == 2
