@@ -58,12 +58,12 @@ class ChangedBuffers:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (owner, name)
-            for owner in module.modules()
-            if not isinstance(owner, _NormBase)
-            for name in owner._buffers.keys()  # noqa: SIM118 (a ScriptModule's has no iterator)
-        ]
+        self._places: list[Place] = []
+        self._statistics: list[Place] = []
+        for owner in module.modules():
+            found = self._statistics if isinstance(owner, _NormBase) else self._places
+            # A ScriptModule's buffers have no iterator.
+            found += [(owner, name) for name in owner._buffers.keys()]  # noqa: SIM118
         self._known: set[Place] | None = None
 
     @contextmanager
@@ -90,6 +90,29 @@ class ChangedBuffers:
                 found[place] = was.value_before(place, now)
         self._known = (known or set()) | found.keys()
 
+    @contextmanager
+    def use_copies(self, values: BufferValues) -> Iterator[None]:
+        """Run a recorded forward again inside, on copies of what it found in changed buffers.
+
+        Restoring values afterwards would not do: batch normalisation updates running statistics
+        without increasing their version counters, so changes go unnoticed; and writing to a tensor
+        that autograd has saved makes backward fail. Buffers that no forward changes are used as
+        they are.
+        """
+        held = [(*place, place[0]._buffers[place[1]]) for place in (*values, *self._statistics)]
+        copies: dict[Tensor, Tensor] = {}
+        try:
+            for owner, name, buffer in held:
+                source = values.get((owner, name), buffer)
+                # By identity: a buffer that two modules share must stay shared.
+                if source is not None and source not in copies:
+                    copies[source] = source.clone()
+                owner._buffers[name] = None if source is None else copies[source]
+            yield
+        finally:
+            for owner, name, buffer in held:
+                owner._buffers[name] = buffer
+
     def _look(self, place: Place, copies: dict[int, Tensor], *, copies_value: bool) -> _Before:
         owner, name = place
         buffer = owner._buffers[name]
@@ -97,29 +120,3 @@ class ChangedBuffers:
             return _Before(None, 0, None)
         value = copies.setdefault(id(buffer), buffer.clone()) if copies_value else None
         return _Before(buffer, buffer._version, value)
-
-
-@contextmanager
-def use_buffer_copies(module: nn.Module, values: BufferValues | None = None) -> Iterator[None]:
-    """Let the module work on copies of its buffers, or of the given values, inside the block.
-
-    Restoring values afterwards would not do: batch normalisation updates running statistics
-    without increasing their version counters, so changes go unnoticed; and writing to a tensor
-    that autograd has saved makes backward fail.
-    """
-    values = values or {}
-    held = [
-        (part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
-    ]
-    copies: dict[Tensor, Tensor] = {}
-    try:
-        for part, name, buffer in held:
-            source = values.get((part, name), buffer)
-            # By identity: a buffer that two modules share must stay shared.
-            if source is not None and source not in copies:
-                copies[source] = source.clone()
-            part._buffers[name] = None if source is None else copies[source]
-        yield
-    finally:
-        for part, name, buffer in held:
-            part._buffers[name] = buffer

@@ -164,12 +164,15 @@ class DistributedPipeline(PipelineRank):
             }  # fmt: skip
             facts = list_facts(model, self.graph, plan, self.schedule, options)
             check_consistency(self._detector, facts, plan.content_id())
+            self._start_watching()
             self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
             self._trains = loss_fn is not None and plan.schedule != "forward_only"
             losses = find_aux_losses(pieces, aux_losses) if self._trains else []
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
             self._assemble(pieces, chosen, loss_fn, batch_statistics, losses)
+            if self._watcher is not None:
+                dist.barrier(self._group)  # NCCL connects ranks at their first operation
             self._snapshot = ModelSnapshot(pieces.captured)
             undo.pop_all()
 
@@ -273,6 +276,7 @@ class DistributedPipeline(PipelineRank):
 
     def _raise_if_non_finite(self, inputs: Sequence[Sequence[Tensor]]) -> None:
         check = self._executor.finite_check
+        self._detector.set_activity("the wait for the end of the step")
         if check is None or (found := check.find(inputs)) is None:
             return
         what, is_received = found

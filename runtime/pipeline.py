@@ -258,7 +258,9 @@ class Pipeline(nn.Module):
             zip(self.stages, places, self._checkpoint, strict=True)
         ):
             aux = self._aux[index] if self.training else None
-            function = partial(_run_stage, stage, place.device, key if self.training else None, aux)
+            copies = _TiedCopies(stage, place.device)
+            drawn = key if self.training else None
+            function = partial(_run_stage, stage, copies, place.device, drawn, aux)
             if self._changes_input and not found:
                 function = partial(_run_on_copies, function)
             checkpointed = recomputed[mode] if self.training else 0
@@ -343,8 +345,34 @@ def _rebuild(
     return made
 
 
+class _TiedCopies:
+    """Copies of a stage's weights that live on other devices, made once a forward.
+
+    A tied weight lives on its first stage's device. With copies it stays a single parameter, and
+    autograd sends their gradients back to it.
+    """
+
+    def __init__(self, stage: Segment, device: torch.device | None) -> None:
+        self._stage, self._device = stage, device
+        self._trains = torch.is_grad_enabled()
+        self._made: dict[str, Tensor] | None = None
+
+    def get(self) -> dict[str, Tensor]:
+        """Return the copies by name, made on the current stream when first asked for."""
+        if self._made is None:
+            # Also for a first run that keeps no graph: its recomputation needs that of the copy.
+            with torch.set_grad_enabled(self._trains):
+                self._made = {
+                    name: parameter.to(self._device)
+                    for name, parameter in self._stage.named_parameters()
+                    if self._device is not None and parameter.device != self._device
+                }
+        return self._made
+
+
 def _run_stage(
     stage: Segment,
+    copies: _TiedCopies,
     device: torch.device | None,
     key: tuple[int, int] | None,
     aux: AuxLossReader | None,
@@ -352,19 +380,13 @@ def _run_stage(
     inputs: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     """Run a stage, with keyed dropout if there is a seed and step; its own losses come last."""
-    elsewhere = {
-        name: parameter.to(device)
-        for name, parameter in stage.named_parameters()
-        if device is not None and parameter.device != device
-    }
+    elsewhere = copies.get()
     with ExitStack() as stack:
         if key is not None:
             seed, step = key
             stack.enter_context(
                 keyed(stage, seed=seed, step=step, microbatch=microbatch, device=device)
             )
-        # A tied weight lives on its first stage's device. Copies for this call keep it a single
-        # parameter, and autograd sends their gradients back to it.
         run = (
             partial(torch.func.functional_call, stage, elsewhere, inputs)
             if elsewhere

@@ -16,6 +16,9 @@ from ..checkpoint_files.rank_agreement import RankAgreement
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
 
+CHECKPOINT_PATIENCE = 10.0
+"""Writing takes minutes where steps take seconds; a rank that dies is noticed at once anyway."""
+
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Prefixes that ``torch.compile`` and activation checkpointing add to names."""
 
@@ -48,7 +51,7 @@ class CheckpointTarget:
         """Name a lost rank in an error of what is done inside, if the model is a pipeline's."""
         with ExitStack() as stack:
             if isinstance(self.model, DistributedPipeline):
-                stack.enter_context(self.model.during(doing))
+                stack.enter_context(self.model.during(doing, patience=CHECKPOINT_PATIENCE))
                 # NCCL sends pickled objects through the current device, which need not be this
                 # rank's.
                 if self.model.device.type == "cuda":

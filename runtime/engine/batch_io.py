@@ -19,7 +19,7 @@ from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import count, list_some
-from ..ranks.device_placement import move_to_device
+from ..ranks.device_placement import move_to_device, queues_work
 from ..ranks.process_groups import RankSet
 from .loss_graph import LossGraphCheck
 from .microbatch import check_inputs, join_outputs, split_batch
@@ -225,7 +225,7 @@ class BatchInputs:
         batches = split_batch(
             flat, self._plan.num_microbatches, self._plan.inputs, self._structure.names
         )
-        if not are_used or self._device.type == "cpu":
+        if not are_used or not queues_work(self._device):
             return batches
         return [
             tuple(move_to_device(tensor, self._device) for tensor in batch) for batch in batches

@@ -20,7 +20,10 @@ from ..ranks.process_groups import ProcessGroups, is_bound_to_devices
 
 POSTED_AHEAD = 2
 """Receives posted per channel before an action needs them: one message travels while another waits
-to be used. More would take memory that the plan does not count."""
+to be used. More would take memory that the plan does not count. On a GPU a posted receive starts
+when the work launched before it is done, so the second one is what lets a message travel during the
+action before the one that reads it. Waiting, it takes a few of the GPU's multiprocessors; those
+behind it in the channel take none."""
 
 
 RoutesOf = Callable[[int], Sequence[TensorRoute]]
@@ -118,9 +121,19 @@ class MessageTransport(Protocol):
 class P2PChannels:
     """One rank's channels over ``torch.distributed``, one per ordered pair of ranks.
 
-    Both ends of a channel work through its messages in the sender's order, as NCCL requires.
-    Senders never wait for a message to be taken. Therefore no order of work that a `Schedule`
-    allows can end in a deadlock.
+    Both ends of a channel work through its messages in the sender's order, as NCCL requires, on a
+    stream of its own. Senders never wait for a message to be taken. Therefore no order of work that
+    a `Schedule` allows can end in a deadlock, also where hosts only launch work and devices wait.
+
+    For suppose that some actions never run. In a schedule every action comes after those that are
+    earlier on its rank and those that send what it reads, without circles, so one of the actions
+    that never run comes after finished ones only. What it reads was sent, and so was everything
+    earlier in those channels, by earlier actions of the same ranks. The host has posted the
+    receives, because it waits for nothing before the end of the step; and they wait only for
+    actions that were launched before them, which are finished. So the messages arrive and the
+    action runs. Collectives between replicas are launched after an action, in one order on all
+    ranks (`deadlock_check`). This needs what `device_placement.prepare_cuda` sets, and channels
+    that are connected before the first step. ``tests/nccl`` replays the order of every schedule.
 
     ``channels`` are those this rank is an end of; ``global_ranks`` holds the rank in the default
     group of each rank of the pipeline.

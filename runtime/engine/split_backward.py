@@ -23,6 +23,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ...capture.torch_defects import NEEDS_INPUT_GRADIENT
+from ...core.errors import InvalidInput
+
+COMPILED = "CompiledFunctionBackward"
+"""Its kernels may overwrite what a second run would read (torch's donated buffers)."""
 
 
 @dataclass
@@ -61,6 +65,12 @@ class SplitBackward:
     def run_input_part(self) -> None:
         """Accumulate gradients of inputs, and of weights reached from several places."""
         order = _topological_order(edge.node for edge in self._roots)
+        if any(node.name() == COMPILED for node in order):
+            raise InvalidInput(
+                "torch.compile makes the backward of what it compiles one operation, which cannot "
+                "be split into gradients of inputs and of weights; plan with a schedule that does "
+                "not split backwards, such as 1f1b or interleaved_1f1b, or do not compile"
+            )
         ends = {get_gradient_edge(leaf).node for leaf in self._inputs}
         spine = _find_spine(ends, order)
         beside = _weights_beside(spine, ends, order)

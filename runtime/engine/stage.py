@@ -15,7 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
-from ..changed_buffers import BufferValues, ChangedBuffers, use_buffer_copies
+from ..changed_buffers import BufferValues, ChangedBuffers
 from ..random_state import RandomState, replay_random_state
 from .aux_losses import AuxLossReader
 from .keyed_dropout import keyed_dropout
@@ -147,7 +147,7 @@ class StageRunner:
             return
         with (
             replay_random_state(kept.random, self._device),
-            use_buffer_copies(self.module, kept.buffers),
+            self._changed.use_copies(kept.buffers),
             self.statistics.again(microbatch) if self.statistics else nullcontext(),
             autocast_to(self._device, self._autocast),
         ):

@@ -22,6 +22,7 @@ from ..engine.rank_facts import list_facts
 from ..partition.cut import CutModel, cut_for_plan
 from ..partition.rank_module import build_rank_module
 from ..ranks.consistency import check_consistency
+from ..ranks.device_placement import choose_device, uses_nccl
 from ..ranks.failure_detection import ConnectionEnded, FailureDetector
 from ..ranks.process_groups import (
     ProcessGroups,
@@ -61,7 +62,8 @@ class DistributedInferencePipeline:
     Args:
         model: The model the plan was made for, the same on every rank.
         plan: As for `InferencePipeline`.
-        device: Device of this rank's stages; `None` leaves them where the model is.
+        device: Device of this rank's stages. `None` leaves them where the model is; with NCCL, a
+            model on the CPU goes to the current GPU.
         group: The ranks, in order; the default group if `None`. Its timeout limits how long
             rank 0 waits for a result before it finds out which rank is lost.
         sample: As for `InferencePipeline`.
@@ -109,7 +111,7 @@ class DistributedInferencePipeline:
                 check_world(self.schedule, group)
                 num_workers = sum(map(len, self.schedule.stage_ranks))
                 limit = resolve_max_in_flight(max_in_flight, num_workers)
-                self.device = torch.device(device) if device is not None else default_device(model)
+                self.device = _choose_device(model, device, group)
                 cut_model = cut_for_plan(model, plan, sample)
                 graph = cut_model.captured.graph
                 check_stateful_replicas(
@@ -250,3 +252,12 @@ class DistributedInferencePipeline:
         if self._dispatcher is not None:
             self._dispatcher.fail(self._failure)
         self._worker.dismissed.set()
+
+
+def _choose_device(
+    model: nn.Module, wanted: torch.device | str | None, group: dist.ProcessGroup | None
+) -> torch.device:
+    # Requests travel through the CPU; only the initial weights use the ranks' own backend.
+    if uses_nccl(group):
+        return choose_device(model, group, wanted)
+    return torch.device(wanted) if wanted is not None else default_device(model)

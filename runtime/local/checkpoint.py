@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from ...core.errors import InvalidInput
-from ..changed_buffers import ChangedBuffers, use_buffer_copies
+from ..changed_buffers import ChangedBuffers
 from ..random_state import RandomState
 from .checkpoint_state import set_flag
 from .dependency import first_differentiable
@@ -200,7 +200,7 @@ class Recomputation:
         with (
             self._modes.activate(),
             restore_generators(self._generators, self._device),
-            use_buffer_copies(self._module, self._buffers),
+            self._changed_buffers.use_copies(self._buffers),
             set_flag("recomputing"),
         ):
             outputs = self._function(leaves)

@@ -12,6 +12,8 @@ from torch.distributed import distributed_c10d
 from ...capture.capture import default_device
 from ...core.errors import InvalidInput
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
 QUEUEING = {"cuda"}
 """Device types that run work later than the host launches it; tests add the CPU's."""
 
@@ -30,6 +32,38 @@ def move_to_device(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.to(device, non_blocking=True)
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
     return pinned.to(device, non_blocking=True)
+
+
+def prepare_cuda() -> None:
+    """Set what CUDA reads when it starts, unless the caller's environment does.
+
+    Operations of NCCL occupy the GPU until their peer takes part, and that peer may be waiting for
+    work that this process has yet to launch. Two of CUDA's habits would let such an operation hold
+    that work up. Loading a kernel when it is first launched may wait until the GPU is idle, so all
+    are loaded at the start (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#lazy-loading).
+    And streams that share one of the connections to the GPU wait for each other's launches; there
+    are 8 by default, and a rank has a stream for its own work, two for every peer and one for every
+    group of replicas.
+
+    The allocator is the third: out of memory, it waits for the GPU before it frees blocks. The
+    plan's reserve is there to keep it from that; where it happens all the same, no rank can go on,
+    and all end with `RankFailed` after the group's timeout.
+
+    Raises:
+        InvalidInput: ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1, as other frameworks ask for.
+    """
+    _check_connections()
+    if not torch.cuda.is_initialized():  # later it has no effect
+        os.environ.setdefault(CONNECTIONS, "32")
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
+def _check_connections() -> None:
+    if os.environ.get(CONNECTIONS) == "1":
+        raise InvalidInput(
+            f"{CONNECTIONS} is 1, so that a receive for which no sender is ready would hold up "
+            "the work that the sender waits for; unset it"
+        )
 
 
 def take_gpu() -> None:
@@ -61,6 +95,11 @@ def uses_nccl(group: dist.ProcessGroup | None) -> bool:
     return "cuda:nccl" in distributed_c10d._world.pg_backend_config[found]
 
 
+def waits_on_device(group: dist.ProcessGroup | None) -> bool:
+    """Return True if a device waits for a group's operations, and not the host that starts them."""
+    return queues_work(torch.device("cuda" if uses_nccl(group) else "cpu"))
+
+
 def choose_device(
     model: nn.Module, group: dist.ProcessGroup | None, wanted: torch.device | str | None = None
 ) -> torch.device:
@@ -74,6 +113,8 @@ def choose_device(
     Raises:
         InvalidInput: The group's backend cannot carry tensors of the device.
     """
+    if uses_nccl(group):
+        _check_connections()
     device = torch.device(wanted) if wanted is not None else default_device(model)
     if device.type != "cuda" and uses_nccl(group):
         if wanted is not None:

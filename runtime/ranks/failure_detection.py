@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,6 +42,12 @@ class FailureDetector:
         """Whether it is finding out which rank failed, which takes a few seconds."""
         self.has_failed = False
         """Whether an error ended this rank's communication."""
+        self.was_aborted = False
+        """Whether communicators were aborted, so that tensors may hold garbage."""
+        self.patience = 1.0
+        """Factor on the longest time at one activity."""
+        self._uses = 0
+        self._activity_began_s = time.monotonic()
         # Keys of one pipeline must not be taken for those of another on the same store: they hold
         # the group's name, and a count of the detectors made for it, which ranks make in step.
         name = f"stagewright-watch/{group.group_name if group else 'default'}"
@@ -63,12 +70,25 @@ class FailureDetector:
 
     def set_activity(self, activity: str) -> None:
         """Set what this rank does next, for its own errors and those of other ranks."""
+        if self.was_aborted:
+            return  # what it was at when it lost the others says more
         self._beats.activity = activity
+        self._activity_began_s = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        """Return the time this rank has been at one activity; 0 outside of communication."""
+        return time.monotonic() - self._activity_began_s if self._uses else 0.0
 
     @property
     def has_verdict(self) -> bool:
         """Return True once any rank has found out which one failed."""
         return self._beats.verdict is not None
+
+    @property
+    def has_lost_store(self) -> bool:
+        """Return True once the store, through which ranks hear of each other, is gone."""
+        return self._beats.has_lost_store
 
     def finish(self) -> None:
         """Let the other ranks finish, too, unless one has failed; then `close`."""
@@ -90,18 +110,28 @@ class FailureDetector:
         Raises:
             RankFailed: Communication failed; the message names the rank that failed first.
         """
+        self._uses += 1
         try:
+            self._check_not_aborted()
             yield
+            self._check_not_aborted()
         except RankFailed:
             self.has_failed = True
             raise
         except Exception as error:
             self.has_failed = True
-            if not is_transport_error(error):
+            # Garbage in tensors may have raised anything, a `NonFinite` for example.
+            if not (self.was_aborted or is_transport_error(error)):
                 self._beats.leave_word(f"raised {_describe(error)}")
                 self._note_place(error)
                 raise
             raise self.diagnose(error) from error
+        finally:
+            self._uses -= 1
+
+    def _check_not_aborted(self) -> None:
+        if self.was_aborted:
+            raise ConnectionEnded("communication was aborted")
 
     def announce_end(self, error: BaseException) -> None:
         """Tell the other ranks the error that ends this one, unless they know of it."""
@@ -161,16 +191,24 @@ class FailureDetector:
 
         Takes a few seconds, see `Heartbeats.find_out`.
         """
-        self.is_diagnosing = True
-        try:
-            verdict = self._beats.find_out()
-        finally:
-            self.is_diagnosing = False
+        verdict = self.find_out()
         return RankFailed(
             f"{verdict.what}; rank {self.rank} was at {self.current_activity} "
             f"({first_line(error)}). {RESTART}",
             ranks=verdict.ranks,
         )
+
+    def find_out(self) -> FailureVerdict:
+        """Determine which rank failed first; see `Heartbeats.find_out`."""
+        self.is_diagnosing = True
+        try:
+            return self._beats.find_out()
+        finally:
+            self.is_diagnosing = False
+
+    def find_silent_ranks(self) -> None:
+        """Reach a verdict if a rank's heartbeat has stopped, and none if all are alive."""
+        self._beats.find_silent()
 
 
 def _describe(error: BaseException) -> str:

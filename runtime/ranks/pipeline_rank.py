@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Self
 
 import torch
@@ -11,11 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from ...core.errors import RankFailed
 from ...core.plan.schedule import Schedule
 from ...core.units import count
+from .communicator_watcher import CommunicatorWatcher
 from .consistency import Facts, check_consistency
+from .device_placement import waits_on_device
 from .failure_detection import FailureDetector
-from .process_groups import ProcessGroups
+from .process_groups import ProcessGroups, group_timeout
 
 
 class PipelineRank:
@@ -38,10 +41,11 @@ class PipelineRank:
         self.rank = self._ranks.rank
         store = distributed_c10d._get_default_store()
         self._detector = FailureDetector(store, self.rank, self._ranks.size, group)
+        self._watcher: CommunicatorWatcher | None = None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """Return the ranks' group; `None` for the default group."""
+        """Return a group of the pipeline's ranks; `None` for the default group."""
         return self._group
 
     @property
@@ -91,7 +95,13 @@ class PipelineRank:
         block does. After an error the groups are kept: destroying them, or exiting normally, may
         wait for ranks that are gone; see `end_process`.
         """
+        if self._watcher is not None and not self._detector.has_failed:
+            # A process that ended now would take along what its GPU still has to send. Ranks that
+            # are gone by now have taken what they needed.
+            with suppress(RankFailed), self.during("the wait for the device"):
+                torch.cuda.synchronize(self.device)
         self._detector.finish()
+        self._stop_watching()
         if not self._detector.has_failed:
             self._ranks.close()
 
@@ -103,12 +113,34 @@ class PipelineRank:
             self.close()
         else:
             self._detector.announce_end(error)
+            self._stop_watching()
             self._detector.close()
 
+    def _start_watching(self) -> None:
+        """Watch for lost ranks on NCCL; called on every rank, before it creates groups."""
+        if self._ranks.size == 1 or not waits_on_device(self._group):
+            return
+        timeout = group_timeout(self._group) or distributed_c10d.default_pg_timeout
+        # The pipeline's own, since the watcher must not abort a group that others use.
+        self._group = self._ranks.create_group_of_all()
+        self._watcher = CommunicatorWatcher(
+            self._detector, timeout.total_seconds(), self._ranks.abort
+        )
+
+    def _stop_watching(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+
     @contextmanager
-    def during(self, activity: str) -> Iterator[None]:
-        """Raise failures of communication inside as `RankFailed`, with this rank's activity."""
+    def during(self, activity: str, *, patience: float = 1.0) -> Iterator[None]:
+        """Raise failures of communication inside as `RankFailed`, with this rank's activity.
+
+        On NCCL the activity may take ``patience`` times the group's timeout: there one limit stands
+        for both the waits and a rank's own work between them.
+        """
         self._detector.set_activity(activity)
+        self._detector.patience = patience
         with self._detector.explain_errors():
             yield
+        self._detector.patience = 1.0
         self._detector.set_activity(f"its own work after {count(self.steps, 'step')}")

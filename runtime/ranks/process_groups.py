@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -17,7 +20,9 @@ from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.units import count
 from ...schedules.plan_schedule import schedule_of
-from .device_placement import take_gpu, uses_nccl
+from .device_placement import prepare_cuda, take_gpu, uses_nccl
+
+ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 RankSet = tuple[int, ...]
 """Ranks of a pipeline, ascending."""
@@ -38,7 +43,7 @@ class ProcessGroups:
             for rank in range(self.size)
         ]
         self._created: list[dist.ProcessGroup] = []
-        self._counts_are_equal = group is None
+        self._number: int | None = None
 
     def create_group_of_all(self, backend: str | None = None) -> dist.ProcessGroup:
         """Create another group of all ranks, on the pipeline's backend unless one is given."""
@@ -62,6 +67,16 @@ class ProcessGroups:
             if dist.is_initialized():
                 dist.destroy_process_group(created)
 
+    def abort(self) -> None:
+        """Abort the groups created here, so that streams stop waiting; their results are garbage.
+
+        Each in a thread of its own: one abort may wait until another communicator's operations
+        have ended (https://github.com/pytorch/pytorch/issues/119797).
+        """
+        threads = [threading.Thread(target=group.abort, daemon=True) for group in self._created]
+        for thread in threads:
+            thread.start()
+
     def _create(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
         """Create a group; return `None` on a rank outside it."""
         if self._group is not None and backend is None and is_bound_to_devices():
@@ -70,41 +85,79 @@ class ProcessGroups:
                 "for all ranks of the job to create each group; call init_process_group without "
                 "device_id"
             )
-        if not self._counts_are_equal:
-            self._equalise_counts()
+        number = 0 if self._group is None else self._next_number()  # by those outside, too
         if self._group is not None and self.rank not in ranks:
-            self._create_own()
             return None
-        created: dist.ProcessGroup = dist.new_group(
-            [self.global_ranks[rank] for rank in ranks],
-            timeout=group_timeout(self._group),
-            backend=backend,
-            # Ranks outside the pipeline make no such call, so members must not wait for them.
-            use_local_synchronization=self._group is not None,
-        )
+        with _watched_by_us(), _named(number):
+            created: dist.ProcessGroup = dist.new_group(
+                [self.global_ranks[rank] for rank in ranks],
+                timeout=group_timeout(self._group),
+                backend=backend,
+                # Ranks outside the pipeline make no such call, so members must not wait for them.
+                use_local_synchronization=self._group is not None,
+            )
         if self.rank not in ranks:
             return None
         self._created.append(created)
         return created
 
-    def _equalise_counts(self) -> None:
-        """Bring all ranks of the pipeline to an equal number of groups.
+    def _next_number(self) -> int:
+        """Return the next of the numbers that this pipeline's ranks count in step.
 
-        With ``use_local_synchronization`` torch derives a group's name from its ranks and from the
-        number of groups the process already has. Members whose numbers differ would look for each
-        other under different names until the timeout. So the counts are made equal once, and kept
-        equal: a rank outside a new group creates one of itself alone instead.
+        The first is above all that any of them has used in its life.
         """
-        self._counts_are_equal = True
-        own = len(distributed_c10d._world.pg_names)
-        counts = [own] * self.size
-        dist.all_gather_object(counts, own, group=self._group)
-        for _ in range(max(counts) - own):
-            self._create_own()
+        global _last_number
+        if self._number is None:
+            used = [_last_number] * self.size
+            dist.all_gather_object(used, _last_number, group=self._group)
+            self._number = max(used)
+        self._number += 1
+        _last_number = self._number
+        return self._number
 
-    def _create_own(self) -> None:
-        alone = [self.global_ranks[self.rank]]
-        self._created.append(dist.new_group(alone, backend="gloo", use_local_synchronization=True))
+
+_last_number = 0
+"""The highest number in the names of groups that this process took part in."""
+
+
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """Let torch name a group made inside by its ranks and a number.
+
+    With ``use_local_synchronization`` torch names it by its ranks and by how many groups the
+    process has. Members that have different numbers would look for each other under different
+    names. And after some were destroyed a name comes again, under which the store still has the
+    addresses of the destroyed group.
+    """
+
+    def hash_ranks(ranks: Sequence[int]) -> str:
+        return hashlib.sha1(f"{list(ranks)} {number}".encode(), usedforsecurity=False).hexdigest()
+
+    own = distributed_c10d._hash_ranks_to_str
+    distributed_c10d._hash_ranks_to_str = hash_ranks
+    try:
+        yield
+    finally:
+        distributed_c10d._hash_ranks_to_str = own
+
+
+@contextmanager
+def _watched_by_us() -> Iterator[None]:
+    """Keep torch from ending the process when an operation of a group made inside fails.
+
+    By default torch's own watchdog raises in a thread of its own, which ends the process before an
+    error can name the rank. `CommunicatorWatcher` does that work. torch reads the variable whenever
+    it makes a group; torchrun sets it.
+    """
+    before = os.environ.get(ERROR_HANDLING)
+    os.environ[ERROR_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ERROR_HANDLING]
+        else:
+            os.environ[ERROR_HANDLING] = before
 
 
 def is_bound_to_devices() -> bool:
@@ -147,6 +200,7 @@ def choose_backend(wanted: str | None) -> str:
     """Return the backend wanted, or the default one; for NCCL, take this process's GPU."""
     chosen = wanted or ("nccl" if torch.cuda.is_available() else "gloo")
     if "nccl" in chosen:
+        prepare_cuda()
         take_gpu()
     return chosen
 

@@ -66,7 +66,8 @@ class RpcPipeline:
         plan: The plan to follow.
         workers: Names of the processes, one per stage; a process may serve several stages.
         num_split: Micro-batches per batch; those of the plan if `None`.
-        devices: Device of each stage on its worker; the CPU if `None`.
+        devices: Device of each stage on its worker; the CPU if `None`. ``cuda`` without a number is
+            the GPU of the worker's ``LOCAL_RANK``.
         seed: Seed for the function that builds the model; this process's own seed if `None`.
         sample: See `runtime.partition.cut.cut_for_plan`.
         timeout_s: Longest silence of a worker.

@@ -23,6 +23,7 @@ from ...schedules.plan_schedule import schedule_of
 from ..engine.rank_facts import list_facts
 from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
 from ..ranks.consistency import Facts, compare_facts
+from ..ranks.device_placement import take_gpu
 from ..supported_plans import check_stateful_layers
 from .calls import call_safely, pickle_value, send
 from .liveness import LivenessCheck
@@ -188,4 +189,7 @@ def _create_server(cut_model: CutModel, index: int, device: str | None) -> Stage
         elif index in tied.stages:
             borrowed[number] = names
     place = None if device is None else torch.device(device)
+    if place is not None and place.type == "cuda" and place.index is None:
+        take_gpu()
+        place = torch.device("cuda", torch.cuda.current_device())
     return StageServer(stage, index, place, owned, borrowed)

@@ -67,12 +67,36 @@ class Connect:
     ranks: tuple[int, ...]
 
 
-Entry = Launch | StreamWait | HostRead | DeviceSynchronise | Connect
+@dataclass(frozen=True)
+class FirstUse:
+    """The host launches a kernel for the first time."""
+
+    what: str
 
 
-def find_deadlock(logs: Sequence[Sequence[Entry]]) -> str | None:
+Entry = Launch | StreamWait | HostRead | DeviceSynchronise | Connect | FirstUse
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """Settings of CUDA.
+
+    Attributes:
+        loads_lazily: A kernel is loaded when it is first used, for which the device must be idle.
+        has_one_connection: All streams share one queue to the device, so that nothing starts before
+            what was launched earlier has started.
+    """
+
+    loads_lazily: bool = False
+    has_one_connection: bool = False
+
+
+USUAL = Cuda()
+
+
+def find_deadlock(logs: Sequence[Sequence[Entry]], cuda: Cuda = USUAL) -> str | None:
     """Replay the logs of all ranks; return who waits for whom if they cannot all end."""
-    ranks = [_Rank(rank, log) for rank, log in enumerate(logs)]
+    ranks = [_Rank(rank, log, cuda) for rank, log in enumerate(logs)]
     while any([rank.advance(ranks) for rank in ranks]):  # a list: every rank takes its turn
         pass
     if all(rank.is_done for rank in ranks):
@@ -80,7 +104,7 @@ def find_deadlock(logs: Sequence[Sequence[Entry]]) -> str | None:
     return "\n".join(_describe_cycle(ranks))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Operation:
     launch: Launch
     number: int
@@ -93,6 +117,7 @@ class _Operation:
 class _Rank:
     rank: int
     log: Sequence[Entry]
+    cuda: Cuda
     position: int = 0
     launched: list[_Operation] = field(default_factory=list)
     compute: list[int] = field(default_factory=list)
@@ -100,6 +125,8 @@ class _Rank:
     computed: int = 0
     queues: dict[Queue, deque[_Operation]] = field(default_factory=dict)
     connects: dict[Connect, int] = field(default_factory=dict)
+    connection: deque[_Operation | int] = field(default_factory=deque)
+    """What has not started, in the order of the only connection; a number is an item of compute."""
 
     def __post_init__(self) -> None:
         places = enumerate(self.log)
@@ -128,8 +155,10 @@ class _Rank:
         if isinstance(entry, Launch):
             operation = _Operation(entry, len(self.launched), len(self.compute))
             self.launched.append(operation)
+            self.connection.append(operation)
             self.queues.setdefault(entry.queue, deque()).append(operation)
         elif isinstance(entry, StreamWait):
+            self.connection.append(len(self.compute))
             self.compute.append(entry.launch)
         return True
 
@@ -139,7 +168,10 @@ class _Rank:
         if isinstance(entry, HostRead):
             wanted = len(self.compute) if entry.waits is None else entry.waits
             return entry.what if self.computed < wanted else None
-        if isinstance(entry, DeviceSynchronise) and not self.is_idle:
+        synchronises = isinstance(entry, DeviceSynchronise) or (
+            isinstance(entry, FirstUse) and self.cuda.loads_lazily
+        )
+        if synchronises and not self.is_idle:
             return entry.what
         if isinstance(entry, Connect) and not all(
             ranks[member].has_reached(entry) for member in entry.ranks
@@ -157,13 +189,24 @@ class _Rank:
             return False
         if not self.launched[self.compute[self.computed]].is_done:
             return False
+        if not self._starts(self.computed):
+            return False
         self.computed += 1
+        return True
+
+    def _starts(self, item: _Operation | int) -> bool:
+        """Return True if an item whose stream is ready for it has started, or starts now."""
+        if not self.cuda.has_one_connection or item not in self.connection:
+            return True
+        if self.connection[0] != item:
+            return False
+        self.connection.popleft()
         return True
 
     def _step_queues(self, ranks: Sequence[_Rank]) -> bool:
         moved = False
-        for queue, waiting in self.queues.items():
-            if waiting and (operation := waiting[0]).computed_before <= self.computed:
+        for queue in self.queues:
+            if (operation := self.head(queue)) is not None:
                 others = [ranks[member].head(queue) for member in operation.launch.ranks]
                 if all(each is not None and _match(each, operation) for each in others):
                     for member in operation.launch.ranks:
@@ -176,7 +219,7 @@ class _Rank:
         waiting = self.queues.get(queue)
         if not waiting or waiting[0].computed_before > self.computed:
             return None
-        return waiting[0]
+        return waiting[0] if self._starts(waiting[0]) else None
 
 
 def _match(one: _Operation, other: _Operation) -> bool:

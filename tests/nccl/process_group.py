@@ -26,9 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stagewright.runtime.engine import p2p
 from stagewright.runtime.ranks import device_placement, process_groups
 from tests.nccl.launches import (
+    USUAL,
     Connect,
+    Cuda,
     DeviceSynchronise,
     Entry,
+    FirstUse,
     HostRead,
     Launch,
     Queue,
@@ -54,10 +57,14 @@ class LaunchLog:
     """What this rank's host did, in its order."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew; nothing may be under way."""
+        self._connected: set[Queue] = set()
         self.entries: list[Entry] = []
         self.launched = self.waits = 0
-        self._connected: set[Queue] = set()
-        self._lock = threading.Lock()
 
     def connect(self, communicator: Queue, ranks: Sequence[int]) -> None:
         """Record the first use of a communicator, at which its members wait for each other."""
@@ -102,13 +109,16 @@ class LaunchedWork(dist._Work):
         if self._blocks:
             LOG.add(HostRead("a barrier"))
         try:
-            self._inner.wait()
+            if self._inner is None:
+                self._lost()
+            else:
+                self._inner.wait()
         except RuntimeError:
             self._lost()
         return True
 
     def is_completed(self) -> bool:
-        return self._inner.is_completed()
+        return self._inner is not None and self._inner.is_completed()
 
     def get_future(self) -> Any:
         LOG.wait(self._number)  # its callbacks run behind the operation
@@ -177,7 +187,16 @@ class MannersGroup(dist.ProcessGroup):
             LOG.connect(queue, ranks)
         return LOG.launch(Launch(queue, ranks, f"{name} of {number_of_elements} elements"))
 
-    def _launched(self, number: int, inner: Any, *, blocks: bool = False) -> LaunchedWork:
+    def _launched(
+        self, number: int, start: Callable[[], Any], *, blocks: bool = False
+    ) -> LaunchedWork:
+        """Launch an operation, which fails on an aborted communicator, but not for a lost peer."""
+        if self._aborted.is_set():
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
+        try:
+            inner = start()
+        except RuntimeError:
+            inner = None
         return LaunchedWork(number, inner, self._hang, blocks=blocks)
 
     def _hang(self) -> None:
@@ -186,16 +205,15 @@ class MannersGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> LaunchedWork:
         number = self._message(tensors, peer, sends=True)
-        return self._launched(number, self._inner.send(tensors, peer, tag))
+        return self._launched(number, lambda: self._inner.send(tensors, peer, tag))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> LaunchedWork:
         number = self._message(tensors, peer, sends=False)
-        return self._launched(number, self._inner.recv(tensors, peer, tag))
+        return self._launched(number, lambda: self._inner.recv(tensors, peer, tag))
 
     def barrier(self, opts: Any) -> LaunchedWork:
         number = self._collective("barrier", 0)
-        inner = self._inner.barrier(opts)
-        return self._launched(number, inner, blocks=True)
+        return self._launched(number, lambda: self._inner.barrier(opts), blocks=True)
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> _AllWorks:
         pairs = zip(outputs, inputs, strict=True)
@@ -240,7 +258,8 @@ def _add_collective(name: str) -> None:
         # The root of a gather or scatter passes more tensors than the others.
         elements = 0 if name in ("gather", "scatter") else max(map(_count, arguments))
         number = self._collective(name.strip("_"), elements)
-        return self._launched(number, getattr(self._inner, name)(*arguments, **options))
+        launch = functools.partial(getattr(self._inner, name), *arguments, **options)
+        return self._launched(number, launch)
 
     setattr(MannersGroup, name, run)
 
@@ -269,11 +288,18 @@ def register() -> None:
 
 
 class _HostReads(TorchDispatchMode):
-    """Records reads of values by the host."""
+    """Records reads of values by the host, and the first use of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._used: set[str] = set()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function._schema.name not in self._used:
+            self._used.add(function._schema.name)
+            LOG.add(FirstUse(f"loading {function._schema.name}"))
         if function._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
             LOG.add(HostRead(function._schema.name))
         return function(*args, **(kwargs or {}))
@@ -333,11 +359,8 @@ def queueing_device() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def emulated(folder: Path) -> Iterator[None]:
-    """Make every process group one with NCCL's manners, and write this rank's log at the end.
-
-    The file's name begins with the port that the ranks of one start share.
-    """
+def manners() -> Iterator[None]:
+    """Make every process group one with NCCL's manners."""
     register()
     start = dist.init_process_group
 
@@ -352,16 +375,33 @@ def emulated(folder: Path) -> Iterator[None]:
             yield
     finally:
         dist.init_process_group = start
-        name = f"{os.environ['MASTER_PORT']}-{os.environ['RANK']}.pickle"
-        (folder / name).write_bytes(pickle.dumps(LOG.entries))
 
 
-def find_deadlocks(folder: Path) -> list[str]:
+@contextlib.contextmanager
+def emulated(folder: Path) -> Iterator[None]:
+    """Run as on NCCL, and write this rank's log at the end.
+
+    The file's name begins with the port that the ranks of one start share.
+    """
+    try:
+        with manners():
+            yield
+    finally:
+        write_log(folder, os.environ["MASTER_PORT"], int(os.environ["RANK"]))
+
+
+def write_log(folder: Path, start: str, rank: int) -> None:
+    """Write what this rank did since the start for `find_deadlocks`, and begin anew."""
+    (folder / f"{start}-{rank}.pickle").write_bytes(pickle.dumps(LOG.entries))
+    LOG.clear()
+
+
+def find_deadlocks(folder: Path, cuda: Cuda = USUAL) -> list[str]:
     """Replay all logs in a folder; return a description of each start that would not end."""
     starts: dict[str, dict[int, list[Entry]]] = {}
     for path in folder.glob("*.pickle"):
-        start, _, rank = path.stem.partition("-")
+        start, _, rank = path.stem.rpartition("-")
         starts.setdefault(start, {})[int(rank)] = pickle.loads(path.read_bytes())
     assert starts, "no rank left a log"
-    found = [find_deadlock([logs[rank] for rank in sorted(logs)]) for logs in starts.values()]
+    found = [find_deadlock([logs[rank] for rank in sorted(logs)], cuda) for logs in starts.values()]
     return [words for words in found if words is not None]

@@ -4,7 +4,9 @@ import pytest
 
 from tests.nccl.launches import (
     Connect,
+    Cuda,
     DeviceSynchronise,
+    FirstUse,
     HostRead,
     Launch,
     StreamWait,
@@ -82,3 +84,22 @@ def test_a_communicator_made_at_first_use_waits_for_all_its_members():
 def test_a_partner_that_never_comes_is_no_circle():
     found = find_deadlock([[message(0, UP)], []])
     assert found.startswith("no rank can go on, and not because of each other:")
+
+
+def test_a_kernel_loaded_at_first_use_waits_for_receives_posted_before():
+    """Each rank's first kernel makes what it sends, and the other waits for that."""
+    logs = [
+        [message(1, DOWN), FirstUse("mm"), message(0, UP), StreamWait(0)],
+        [message(0, UP), FirstUse("mm"), message(1, DOWN), StreamWait(0)],
+    ]
+    assert find_deadlock(logs) is None
+    assert "rank 0: the host waits (mm)" in find_deadlock(logs, Cuda(loads_lazily=True))
+
+
+def test_on_one_connection_a_second_receive_holds_up_the_work_behind_it():
+    two = [message(1, DOWN), message(1, DOWN)]
+    theirs = [message(0, UP), StreamWait(0), message(1, DOWN), message(1, DOWN)]
+    single = Cuda(has_one_connection=True)
+    assert find_deadlock([[*two, message(0, UP)], theirs]) is None
+    assert find_deadlock([[*two, message(0, UP)], theirs], single) is not None
+    assert find_deadlock([[message(0, UP), *two], theirs], single) is None

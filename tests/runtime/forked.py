@@ -46,6 +46,9 @@ def run_python(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()  # left open after a timeout, it would be a later test's warning
     sys.stderr.write(words)  # shown where a test fails
     return subprocess.CompletedProcess(arguments, process.returncode, output, words)
 

@@ -17,13 +17,18 @@ def one_rank() -> None:
     given = dist.new_group()
     if rank == 1:  # so that the ranks have made other numbers of groups before
         dist.new_group([1], use_local_synchronization=True)
-    groups = ProcessGroups(given)
-    found = {}
-    for ranks, group in groups.create_groups([(1, 2), (0, 1), (0, 2)]).items():
-        found[str(ranks)] = summed(rank, group)
-    found["everyone"] = summed(rank, groups.create_group_of_all())
-    groups.close()
-    print_line({"rank": rank, **found})
+    names = []
+    for _ in range(2):  # once more after all were destroyed
+        groups = ProcessGroups(given)
+        found = {}
+        for ranks, group in groups.create_groups([(1, 2), (0, 1), (0, 2)]).items():
+            found[str(ranks)] = summed(rank, group)
+            names.append(group.group_name)
+        everyone = groups.create_group_of_all()
+        found["everyone"] = summed(rank, everyone)
+        names.append(everyone.group_name)
+        groups.close()
+    print_line({"rank": rank, "names": len(set(names)), **found})
     dist.barrier()
     dist.destroy_process_group()
 

@@ -35,7 +35,7 @@ def test_hard_cells_are_equal(forking_executable):
 
 def test_nested_inputs_and_checkpointed_blocks_are_equal(forking_executable):
     only = "model=dict inputs,model=gradient checkpointing,schedule=1f1b,schedule=zbv,ranks=2"
-    words = ["--ours-only", "--only", only, "--time-limit", "60"]
+    words = ["--as-on-nccl", "--only", only, "--time-limit", "60"]
     done, rows = printed(forking_executable, "benchmarks/conformance.py", *words)
     assert [row["ours"] for row in rows] == ["equal"] * 4, rows
     assert done.returncode == 0, done.stderr[-3000:]

@@ -17,6 +17,7 @@ from stagewright.core.errors import Infeasible, InvalidInput, RankFailed
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.runtime import elastic
+from tests.runtime.forked import MANNERS
 
 STEPS, SAVE_EVERY, KILLED_AT = 120, 20, 30
 SIZE = 4 * 8
@@ -52,7 +53,12 @@ def unsplit_losses():
 
 
 @pytest.mark.distributed
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path, profile, forked_python):
+@pytest.mark.parametrize("manners", ["gloo", "as on NCCL"])
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
+    tmp_path, profile, forked_python, monkeypatch, manners
+):
+    if manners == "as on NCCL":
+        monkeypatch.setenv(MANNERS, str(tmp_path))
     profile.write(tmp_path / "profile.json")
     torchrun = ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     script = [

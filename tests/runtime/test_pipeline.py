@@ -10,6 +10,7 @@ from torch import nn
 
 from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.runtime import pipeline as pipeline_module
 from stagewright.runtime.build import build
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.inference.pipeline import InferencePipeline
@@ -424,3 +425,40 @@ def test_children_may_have_the_names_of_a_pipelines_own_attributes():
     assert (pipeline.plan, len(pipeline.stages), float(pipeline.aux_loss)) == (plan, 2, 0.0)
     twin = copy.deepcopy(pipeline)
     torch.testing.assert_close(twin(x), model(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_that_live_elsewhere_are_copied_once_a_forward(monkeypatch, mode):
+    """A tied weight was copied to its second stage's device for every micro-batch."""
+    made = []
+
+    class Copies(pipeline_module._TiedCopies):
+        """Takes every weight for one on another device."""
+
+        def get(self):
+            if self._made is None:
+                made.append(self._stage)
+                with torch.set_grad_enabled(self._trains):
+                    self._made = {n: p.clone() for n, p in self._stage.named_parameters()}
+            return self._made
+
+    monkeypatch.setattr(pipeline_module, "_TiedCopies", Copies)
+    model, plan = small()
+    expected = copy.deepcopy(model)
+    pipeline = Pipeline(model, recomputing(plan, mode, mode, mode))
+    x = torch.rand(8, 4).double()
+    pipeline(x).pow(2).mean().backward()
+    in_pieces(expected, x, 4).pow(2).mean().backward()
+    assert len(made) == len(set(map(id, made))) == 3
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_copy_made_in_a_run_without_a_graph_has_one_for_the_recomputation():
+    stage = nn.Linear(2, 2)
+    copies = pipeline_module._TiedCopies(stage, torch.device("meta"))
+    with torch.no_grad():
+        first = copies.get()
+    assert copies.get() is first
+    assert first["weight"].is_meta
+    assert first["weight"].requires_grad

@@ -54,6 +54,17 @@ def loaded(folder: Path) -> float:
     return value
 
 
+def loaded_at_once(folder: Path) -> float:
+    """What is loaded while a rank may still publish a step, and delete the one that is read."""
+    while True:
+        step = latest_step(folder)
+        try:
+            return loaded(folder)
+        except FileNotFoundError:
+            if latest_step(folder) == step:
+                raise
+
+
 def save(folder: Path, step: int, value: float, **options: Any) -> None:
     save_checkpoint(folder, model(value), step=step, extra={"value": value}, **options)
 
@@ -150,7 +161,7 @@ def random_deaths(root: Path, times: int) -> None:
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
             time.sleep(random.choice([0, 0.02]))
-        at_once = loaded(root / "run")  # while the others still notice
+        at_once = loaded_at_once(root / "run")  # while the others still notice
         codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
         print(json.dumps({"first": first, "at once": at_once, "found": loaded(root / "run"),
                           "codes": codes}))  # fmt: skip

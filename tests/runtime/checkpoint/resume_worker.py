@@ -1,4 +1,7 @@
-"""A run that is saved under one plan and goes on under the next, each rank a forked child."""
+"""A run that is saved under one plan and goes on under the next, each rank a forked child.
+
+Ranks launch as on NCCL, and write what they launched for each leg.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
+from tests.nccl.process_group import manners, write_log
+from tests.runtime.forked import MANNERS
 from tests.torch_models import SPECS, Case, traced_profile
 
 STEPS = 2
@@ -172,12 +177,13 @@ def run_leg(name: str, position: int, folder: Path, rank: int) -> dict[str, obje
 
 
 def run_legs(folder: Path, rank: int, names: list[str]) -> None:
-    with open(folder / f"{rank}.jsonl", "w", encoding="utf-8") as file:
+    with open(folder / f"{rank}.jsonl", "w", encoding="utf-8") as file, manners():
         for name in names:
             for position, (ranks, _, _) in enumerate(LEGS):
                 if rank < ranks:
                     file.write(json.dumps(run_leg(name, position, folder, rank)) + "\n")
                     file.flush()
+                    write_log(Path(os.environ[MANNERS]), f"{name}-{position}", rank)
 
 
 def main() -> None:

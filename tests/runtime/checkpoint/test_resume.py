@@ -9,7 +9,7 @@ import torch
 from stagewright.runtime.checkpoint.convert import convert_checkpoint
 from stagewright.runtime.checkpoint_files.step_folder import find_step
 from tests.runtime.checkpoint.resume_worker import LEGS, MICROBATCHES, STEPS
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -20,7 +20,7 @@ EXACT = 1e-12
 def folder(forking_executable, tmp_path_factory):
     """One run over all legs and both optimizers."""
     folder = tmp_path_factory.mktemp("resume")
-    run_worker(
+    run_as_on_nccl(
         forking_executable,
         "tests.runtime.checkpoint.resume_worker",
         str(folder),

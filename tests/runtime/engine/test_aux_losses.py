@@ -27,7 +27,7 @@ from tests.runtime.aux_losses_worker import (
     plan_of,
     unsplit,
 )
-from tests.runtime.forked import run_as_on_nccl, run_worker
+from tests.runtime.forked import MANNERS, run_as_on_nccl, run_worker
 
 DECLARED = {"*.aux": WEIGHT}
 EXACT = 1e-12
@@ -104,8 +104,13 @@ def test_processes_compute_what_the_model_computes(
 
 @pytest.mark.distributed
 @pytest.mark.timeout(120)
-def test_a_loss_that_is_nan_on_another_stage_than_the_last_is_refused(forking_executable):
+@pytest.mark.parametrize("manners", ["gloo", "as on NCCL"])
+def test_a_loss_that_is_nan_on_another_stage_than_the_last_is_refused(
+    forking_executable, monkeypatch, tmp_path, manners
+):
     """It reaches no other stage: neither outputs nor gradients that are sent hold it."""
+    if manners == "as on NCCL":  # where the other rank would wait for ever
+        monkeypatch.setenv(MANNERS, str(tmp_path))
     variant = {"balance": [2, 3], "is_poisoned": True}
     found = run_worker(
         forking_executable, "tests.runtime.aux_losses_worker", "2", json.dumps(variant),

@@ -1,9 +1,11 @@
 """A backward in two parts accumulates what one backward does, each weight in one of them."""
 
+import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from stagewright.core.errors import InvalidInput
 from stagewright.runtime.engine.split_backward import SplitBackward
 
 
@@ -142,3 +144,14 @@ def test_nothing_is_kept_after_both():
     del both
     gc.collect()
     assert watched() is None
+
+
+def test_a_compiled_stage_is_refused():
+    """Its second run read memory that the first had used again: gradients 30 times too large."""
+    stage = torch.compile(OneOutput(nn.Linear(2, 2)), backend="aot_eager")
+    x = torch.ones(1, 2, requires_grad=True)
+    (y,) = stage(x)
+    split = SplitBackward([get_gradient_edge(y)], [torch.ones_like(y)], [x])
+    with pytest.raises(InvalidInput, match=r"cannot be split .* such as 1f1b"):
+        split.run_input_part()
+    assert x.grad is None

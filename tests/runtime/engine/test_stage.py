@@ -117,3 +117,37 @@ def test_a_loss_that_changes_a_replicated_stage_s_buffer_is_refused(recomputed):
 
     with pytest.raises(InvalidInput, match=words):
         step()
+
+
+class Table(nn.Module):
+    """Reads a large constant and moves a small average."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.rand(3, 2))
+        self.register_buffer("mean", torch.zeros(()))
+        self.weight = nn.Parameter(torch.ones(2))
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((self.table.data_ptr(), self.mean.data_ptr()))
+        out = x * self.weight + self.table + self.mean
+        self.mean.add_(1)
+        return (out,)
+
+
+def test_a_recomputation_copies_only_the_buffers_that_change():
+    """Rotary tables and masks were copied for every micro-batch."""
+    module = Table()
+    spec = TensorSpec(name="x", shape=(3, 2), dtype="float32")
+    stage = StageRunner(module, [spec], [], lambda o, t: o[0].sum(), torch.device("cpu"))
+    stage.begin(trains=True)
+    for microbatch in range(2):
+        stage.forward(microbatch, [torch.ones(3, 2)], target=1, recomputed=True)
+    for microbatch in range(2):
+        stage.backward(microbatch, [])
+    tables, means = zip(*module.seen, strict=True)
+    assert len(module.seen) == 4
+    assert set(tables) == {module.table.data_ptr()}
+    assert module.mean.data_ptr() not in means[2:]
+    assert float(module.mean) == 2

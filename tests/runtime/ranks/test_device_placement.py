@@ -1,5 +1,6 @@
 """Every process works on its own GPU, and its backend can carry what it computes."""
 
+import os
 from unittest import mock
 
 import pytest
@@ -11,7 +12,9 @@ from torch.distributed import distributed_c10d
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime import elastic
 from stagewright.runtime.distributed import init_process_group
-from stagewright.runtime.ranks.device_placement import choose_device
+from stagewright.runtime.inference import distributed as distributed_inference
+from stagewright.runtime.ranks.device_placement import CONNECTIONS, choose_device
+from stagewright.runtime.rpc import stage_builder
 
 
 @pytest.fixture
@@ -23,7 +26,9 @@ def calls(monkeypatch):
     for name in ("is_available", "device_count", "current_device", "set_device"):
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     monkeypatch.setattr(dist, "init_process_group", found.init_process_group)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", CONNECTIONS, "CUDA_MODULE_LOADING"):
+        monkeypatch.setenv(name, "")  # put back at the end, whatever the test sets
+        monkeypatch.delenv(name)
     return found
 
 
@@ -37,6 +42,37 @@ def test_the_gpu_of_the_local_rank_is_taken_before_the_group_is_made(calls, monk
     monkeypatch.setenv("LOCAL_RANK", "1")
     init_process_group()
     assert order(calls) == [("set_device", 1), ("init_process_group", "nccl")]
+
+
+def test_cuda_starts_with_all_kernels_and_connections_enough(calls, monkeypatch):
+    """An operation that waits for its peer could hold up the work that the peer waits for."""
+    init_process_group()
+    assert os.environ[CONNECTIONS] == "32"
+    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+
+
+def test_the_caller_s_own_settings_of_cuda_stay(calls, monkeypatch):
+    monkeypatch.setenv(CONNECTIONS, "16")
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    init_process_group()
+    assert os.environ[CONNECTIONS] == "16"
+    assert os.environ["CUDA_MODULE_LOADING"] == "LAZY"
+
+
+def test_a_single_connection_is_refused(calls, monkeypatch):
+    monkeypatch.setenv(CONNECTIONS, "1")
+    with pytest.raises(InvalidInput, match=r"CUDA_DEVICE_MAX_CONNECTIONS is 1.*unset it"):
+        init_process_group()
+    assert order(calls) == []
+
+
+def test_a_single_connection_is_refused_whoever_made_the_group(backend, monkeypatch):
+    monkeypatch.setenv(CONNECTIONS, "1")
+    if backend == "gloo":
+        assert choose_device(nn.Linear(2, 2), None).type == "cpu"
+    else:
+        with pytest.raises(InvalidInput, match="CUDA_DEVICE_MAX_CONNECTIONS is 1"):
+            choose_device(nn.Linear(2, 2), None)
 
 
 def test_a_restarted_job_takes_them_too(calls, monkeypatch):
@@ -105,3 +141,24 @@ def test_a_device_that_the_backend_cannot_serve_is_refused(backend, calls):
         assert choose_device(model, None, "cpu") == torch.device("cpu")
         with pytest.raises(InvalidInput, match=r'gloo .*backend="nccl"'):
             choose_device(model, None, "cuda:0")
+
+
+def test_inference_follows_nccl_to_the_gpu_and_gloo_to_the_model(backend, calls):
+    """Weights on the CPU met NCCL when they were compared."""
+    found = distributed_inference._choose_device(nn.Linear(2, 2), None, None)
+    assert found == (GPU if backend == "nccl" else torch.device("cpu"))
+    assert distributed_inference._choose_device(nn.Linear(2, 2), GPU, None) == GPU
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"), [("cuda", GPU), ("cuda:0", torch.device("cuda", 0)), (None, None)]
+)
+def test_a_worker_of_rpc_takes_the_gpu_of_its_local_rank(calls, monkeypatch, device, wanted):
+    """``cuda`` was the first one in every process."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    made = mock.Mock()
+    monkeypatch.setattr(stage_builder, "StageServer", made)
+    stage = nn.Linear(2, 2)
+    stage_builder._create_server(mock.Mock(stages=[stage], tied=()), 0, device)
+    assert made.call_args.args[:3] == (stage, 0, wanted)
+    assert order(calls) == ([("set_device", 1)] if device == "cuda" else [])

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import MANNERS, run_worker
 from tests.torch_models import make_case, make_plan
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
@@ -25,17 +26,19 @@ SCENARIOS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def accounts(forking_executable, tmp_path_factory):
+@pytest.fixture(scope="module", params=["gloo", "as on NCCL"])
+def accounts(request, forking_executable, tmp_path_factory):
     """Exit code and last words of every rank but those that hang, by scenario and victim."""
     folder = tmp_path_factory.mktemp("doomed")
-    output = run_worker(
-        forking_executable,
-        "tests.runtime.doomed_worker",
-        str(folder),
-        json.dumps(SCENARIOS),
-        timeout_s=160,
-    )
+    manners = {} if request.param == "gloo" else {MANNERS: str(folder)}
+    with mock.patch.dict(os.environ, manners):
+        output = run_worker(
+            forking_executable,
+            "tests.runtime.doomed_worker",
+            str(folder),
+            json.dumps(SCENARIOS),
+            timeout_s=160,
+        )
     return {
         (ended["what"], ended["victim"]): {
             int(rank): (code, folder.joinpath(f"{ended['what']}-{ended['victim']}-{rank}.txt"))

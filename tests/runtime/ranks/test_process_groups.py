@@ -1,6 +1,7 @@
 """Groups made for a pipeline wait as long as the group they are made from."""
 
 import json
+import os
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.ranks import process_groups as groups_module
-from stagewright.runtime.ranks.process_groups import ProcessGroups, group_timeout
+from stagewright.runtime.ranks.process_groups import ERROR_HANDLING, ProcessGroups, group_timeout
 from tests.runtime.forked import run_worker
 
 
@@ -33,6 +34,29 @@ def test_new_groups_have_the_timeout_of_the_old(alone):
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("before", [None, "1"])
+def test_torch_does_not_end_the_process_for_groups_made_here(alone, monkeypatch, before):
+    """Its watchdog raises in a thread of its own, ahead of the error that names the lost rank."""
+    seen = []
+    create = dist.new_group
+
+    def new_group(*args, **options):
+        seen.append(os.environ[ERROR_HANDLING])
+        return create(*args, **options)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    if before is None:
+        monkeypatch.delenv(ERROR_HANDLING, raising=False)
+    else:
+        monkeypatch.setenv(ERROR_HANDLING, before)
+    groups = ProcessGroups(None)
+    groups.create_group_of_all()
+    groups.close()
+    assert seen == ["0"]
+    assert os.environ.get(ERROR_HANDLING) == before
+
+
+@pytest.mark.distributed
 def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
     """Members would split NCCL's communicator, for which it waits for all ranks there are."""
     given = ProcessGroups(dist.group.WORLD)
@@ -47,9 +71,13 @@ def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
 @pytest.mark.distributed
 @pytest.mark.timeout(120)
 def test_overlapping_sets_of_a_given_group_find_each_other(forking_executable):
-    """Names hold how many groups a rank has made, so that two ranks waited under two names."""
+    """torch's names hold how many groups a rank has, so that two ranks waited under two names.
+
+    And they came again for later groups, which found the addresses of those that were destroyed.
+    """
     output = run_worker(forking_executable, "tests.runtime.groups_worker", timeout_s=110)
     told = {found.pop("rank"): found for found in map(json.loads, output.splitlines())}
+    assert [found.pop("names") for found in told.values()] == [6, 6, 6]
     assert told[0] == {"(0, 1)": 11, "(0, 2)": 101, "everyone": 111}
     assert told[1] == {"(0, 1)": 11, "(1, 2)": 110, "everyone": 111}
     assert told[2] == {"(0, 2)": 101, "(1, 2)": 110, "everyone": 111}

@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
 
 def test_two_ranks_clip_by_the_norm_of_both_shards(forking_executable):
     """Each scaled its shard by another factor."""
-    output = run_worker(forking_executable, "tests.runtime.sharded_clipping_worker", timeout_s=100)
+    worker = "tests.runtime.sharded_clipping_worker"
+    output = run_as_on_nccl(forking_executable, worker, timeout_s=100)
     found = [json.loads(line) for line in output.splitlines()]
     assert {each["rank"] for each in found} == {0, 1}
     for each in found:

@@ -1,0 +1,44 @@
+"""Tensors in a host's memory, which a device cannot read until they are moved to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.nccl.launches import HostRead
+from tests.nccl.process_group import LOG
+
+LOOKED_AT = {
+    "__get__", "__len__", "dim", "size", "numel", "is_floating_point", "is_complex", "element_size",
+    "detach", "reshape", "view", "contiguous", "split", "chunk", "tensor_split", "unbind", "narrow",
+    "__getitem__", "is_pinned", "pin_memory", "stride", "is_contiguous", "cpu", "numpy",
+}  # fmt: skip
+"""What the host may do to them."""
+
+
+class HostTensor(torch.Tensor):
+    """The CPU plays the device; so what differs from it is the class.
+
+    ``to(device, non_blocking=True)`` moves it. A copy for which the host waits is recorded.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.__name__
+        if name == "to" and isinstance(args[1], torch.device):
+            if not (kwargs or {}).get("non_blocking"):
+                LOG.add(HostRead("a blocking copy"))
+            return args[0].as_subclass(torch.Tensor).clone()
+        if name not in LOOKED_AT | {"to", "as_subclass"}:
+            raise RuntimeError(f"{name} on a device, of a tensor that was not moved to it")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def on_host(value: Any) -> Any:
+    """Return a nest of tensors as in a host's memory."""
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda tensor: tensor.as_subclass(HostTensor), value
+    )

@@ -1,0 +1,67 @@
+"""Ranks that print, for each variant, what made their hosts wait in each of a few steps."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import sys
+from typing import Any
+
+import torch
+
+from stagewright.core.profile.profile import Profile
+from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.ranks.process_groups import init_process_group
+from tests.nccl.host_tensor import on_host
+from tests.nccl.launches import Connect, DeviceSynchronise, Entry, HostRead
+from tests.nccl.process_group import LOG
+from tests.runtime.equality_worker import plan_of
+from tests.runtime.forked import print_line, run_forked
+from tests.torch_models import Case, make_batch, make_case, traced_profile
+
+STEPS = 3
+
+
+def main() -> None:
+    """Print a line of JSON for each rank and variant."""
+    torch.set_num_threads(1)
+    count, variants = int(sys.argv[1]), json.loads(sys.argv[2])
+    cases = {}
+    for name in dict.fromkeys(variant["model"] for variant in variants):
+        case = make_case(name)
+        cases[name] = (case, traced_profile(case))
+    run_forked(count, functools.partial(take_steps, variants, cases))
+
+
+def take_steps(variants: list[dict[str, Any]], cases: dict[str, tuple[Case, Profile]]) -> None:
+    init_process_group(backend="gloo", timeout_s=60)
+    for index, variant in enumerate(variants):
+        case, profile = cases[variant["model"]]
+        plan = plan_of(variant, profile, torch.float32)
+        options = {"batch_statistics": variant["statistics"]} if "statistics" in variant else {}
+        pipeline = DistributedPipeline(
+            copy.deepcopy(case.model), plan, loss_fn=case.loss_fn, **options
+        )
+        batch, target = make_batch(case, plan)
+        values = on_host(list(batch.values()) if isinstance(batch, dict) else list(batch))
+        found, start = [], len(LOG.entries)
+        for _ in range(STEPS):
+            began = len(LOG.entries)
+            pipeline.step(*values, target=on_host(target))
+            found.append([words for entry in LOG.entries[began:] if (words := wait_in(entry))])
+        pipeline.barrier()
+        connected = sum(isinstance(entry, Connect) for entry in LOG.entries[start:])
+        print_line(
+            {"variant": index, "rank": pipeline.rank, "waits": found, "connected": connected}
+        )
+        pipeline.close()
+
+
+def wait_in(entry: Entry) -> str | None:
+    """What the host waits for, if it does."""
+    return entry.what if isinstance(entry, HostRead | DeviceSynchronise) else None
+
+
+if __name__ == "__main__":
+    main()
