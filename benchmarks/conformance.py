@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -23,6 +25,7 @@ from conformance_suite.cell import RANKS, SCHEDULES, Cell, Outcome, Row, Side
 from conformance_suite.group import Group
 from conformance_suite.models import MODELS
 from conformance_suite.page import faults, page, summary
+from conformance_suite.worker import MANNERS
 from tables import write_between_marks
 
 TIME_LIMIT_S = 20.0
@@ -118,14 +121,29 @@ def main() -> int:
         "--read", type=Path, nargs="+", metavar="FILE", help="what --json printed, instead of runs"
     )
     parser.add_argument("--write", type=Path, help="replace the tables in this document")
+    parser.add_argument(
+        "--as-on-nccl", action="store_true",
+        help="our side alone, launched in NCCL's order, which is replayed to find what would hang",
+    )  # fmt: skip
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S, help="seconds a cell")
     arguments = parser.parse_args()
     cells = chosen(arguments.only)
     both: tuple[Side, ...] = ("ours", "torch")
-    unwanted = {"torch" if arguments.ours_only else "", "ours" if arguments.torch_only else ""}
+    alone = arguments.ours_only or arguments.as_on_nccl
+    unwanted = {"torch" if alone else "", "ours" if arguments.torch_only else ""}
     sides = [side for side in both if side not in unwanted]
     if arguments.write and not arguments.read and (arguments.only or len(sides) < 2):
         parser.error("--write takes the whole table, both columns")
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.as_on_nccl:
+            os.environ[MANNERS] = folder
+            # The emulation is part of the tests.
+            sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+        return report(arguments, cells, sides)
+
+
+def report(arguments: argparse.Namespace, cells: Sequence[Cell], sides: Sequence[Side]) -> int:
+    """Print or write the rows; return the exit code."""
     found = []
     for row in read(arguments.read) if arguments.read else run(cells, sides, arguments.time_limit):
         found.append(row)
@@ -134,7 +152,7 @@ def main() -> int:
     if not arguments.json:
         print(page(found))
     if arguments.write and not is_whole(found):
-        parser.error(f"--write takes the whole table, both columns; {len(found)} cells were read")
+        raise SystemExit(f"--write takes the whole table, both columns; {len(found)} cells here")
     if arguments.write:
         write_between_marks(arguments.write, "conformance.py", page(found))
     print(summary(found), file=sys.stderr)

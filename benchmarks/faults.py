@@ -9,6 +9,7 @@ Exits 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -48,6 +49,8 @@ from stagewright.runtime.distributed import DistributedPipeline  # noqa: E402
 RANKS = 4
 GRACE_S = 5.0
 """Allowed beyond the group's timeout."""
+
+MANNERS = "FAULTS_AS_ON_NCCL"
 
 FAULTS = {
     "kill": "stopped answering",
@@ -200,7 +203,21 @@ def _moment(folder: Path) -> float:
 
 def _train(rank: int, parent: int, port: int, fault: Fault, folder: Path, timeout_s: float) -> None:
     """Train as one rank until the fault ends it, or the parent is gone."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank))
+    with _manners(folder):
+        _train_until(rank, parent, fault, folder, timeout_s)
+
+
+def _manners(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Run as on NCCL if ``--as-on-nccl`` was given."""
+    if MANNERS not in os.environ:
+        return contextlib.nullcontext()
+    from tests.nccl.process_group import emulated
+
+    return emulated(folder)
+
+
+def _train_until(rank: int, parent: int, fault: Fault, folder: Path, timeout_s: float) -> None:
     dist.init_process_group(
         "gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=timeout_s)
     )
@@ -290,9 +307,14 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds")
+    parser.add_argument(
+        "--as-on-nccl", action="store_true", help="lost ranks raise nothing by themselves"
+    )
     parser.add_argument("--write", type=Path, help="replace the table in this document")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.as_on_nccl:
+        os.environ[MANNERS] = "1"
     results = []
     with tempfile.TemporaryDirectory() as name:
         for number, fault in enumerate(draw_faults(given.times, given.seed)):

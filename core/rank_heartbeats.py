@@ -91,6 +91,8 @@ class Heartbeats:
     ) -> None:
         self.activity = "setting up"
         """This rank's current activity, in words."""
+        self.has_lost_store = False
+        """Whether the store broke the connection; verdicts no longer arrive then."""
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._host = host or FailureVerdict(
             (0,) if rank else (),
@@ -152,10 +154,20 @@ class Heartbeats:
         except RuntimeError:  # torch's stores raise it when the connection breaks
             return self._heard or self._host
 
-    def _find_out(self) -> FailureVerdict:
+    def find_silent(self) -> None:
+        """Reach a verdict, as `find_out` does, if heartbeats have stopped; block for seconds."""
+
+        def look() -> None:
+            if (found := self._look()).ranks:
+                self._find_out(found)
+
+        with suppress(RuntimeError):  # the store is gone, and with it the other ranks
+            self._ask(look)
+
+    def _find_out(self, found: FailureVerdict | None = None) -> FailureVerdict:
         # compare_set: of several ranks that look at once, the first to finish decides for all.
         if self._heard is None and not self._store.check([VERDICT]):
-            self._store.compare_set(VERDICT, "", self._look().to_json())
+            self._store.compare_set(VERDICT, "", (found or self._look()).to_json())
         verdict = self._hear()
         self._await_hearing(self._num_ranks - len(verdict.ranks), HEARING_S)
         return verdict
@@ -317,7 +329,8 @@ class Heartbeats:
                 if self._heard is None and self._store.check([VERDICT]):
                     self._hear()
             except RuntimeError:
-                return  # the store is gone; the main thread notices on its own
+                self.has_lost_store = True
+                return
 
 
 def _end(stop: threading.Event, thread: threading.Thread) -> None:

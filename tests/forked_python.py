@@ -25,7 +25,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,17 @@ def _run(asked: dict[str, Any]) -> None:
     else:
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+        with _manners():
+            runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _manners() -> AbstractContextManager[None]:
+    """Run a rank of torchrun as on NCCL if the environment asks for it."""
+    if not {"NCCL_MANNERS", "RANK"} <= os.environ.keys():
+        return nullcontext()
+    from tests.nccl.process_group import manners  # imports torch
+
+    return manners()
 
 
 def _prepare() -> None:

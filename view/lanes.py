@@ -27,9 +27,7 @@ def build_lanes(plan: Plan, where: Layout, step: StepRows | None) -> tuple[Lane,
             busy_s[event.rank] += event.end_s - event.start_s
     return tuple(
         Lane(
-            device=name_device(plan, where, rank),
-            stages=where.stages_of(rank),
-            busy_s=busy_s[rank],
+            device=name_device(plan, where, rank), stages=where.stages_of(rank), busy_s=busy_s[rank]
         )
         for rank in range(where.num_ranks)
     )

@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import time
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from conformance_suite.cell import Cell, Outcome, Side
 from conformance_suite.masks import merged
 from conformance_suite.reference import Judgement
-from conformance_suite.worker import Failure, serve
+from conformance_suite.worker import MANNERS, Failure, serve
 
 GRACE_S, REFUSAL_GRACE_S = 0.5, 10.0
 """How long the others may take to fail too once one has, and to refuse too once one refuses:
@@ -64,6 +65,8 @@ class Group:
             self._ask(PREPARING_S, "prepare", self._side, cell)
             phase = "run"
             masks = merged(self._ask(self._limit_s, "run"))
+            if MANNERS in os.environ and (blocked := _find_deadlock()):
+                return Outcome("hang", blocked)
             phase = "judge"
             return verdict(self._ask(JUDGING_S, "judge", masks))
         except Hang as hang:
@@ -131,6 +134,13 @@ class Group:
             silent = [rank for rank, pipe in enumerate(self._pipes) if pipe not in answers]
             raise Hang(f"ranks {', '.join(map(str, silent))} did not end")
         return [answers[pipe] for pipe in self._pipes]
+
+
+def _find_deadlock() -> str:
+    """Replay what the ranks of a cell launched; return who would wait for whom on NCCL."""
+    from tests.nccl.process_group import find_deadlocks
+
+    return "".join(find_deadlocks(Path(os.environ[MANNERS])))
 
 
 def verdict(judgements: list[Judgement]) -> Outcome:

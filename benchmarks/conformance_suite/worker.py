@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -22,6 +23,9 @@ from stagewright.core.errors import RankFailed, StagewrightError
 
 TRANSPORT_TIMEOUT_S = 600.0
 """Beyond every limit of the table, so that what does not end is seen as a hang."""
+
+MANNERS = "CONFORMANCE_AS_ON_NCCL"
+"""Of the environment: the folder to which the ranks of a cell write what they launched."""
 
 Phase = Literal["prepare", "run", "judge"]
 
@@ -56,8 +60,12 @@ def serve(rank: int, ranks: int, parent: int, orders: Connection) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
+    if MANNERS in os.environ:
+        from tests.nccl.process_group import manners
+
+        manners().__enter__()  # for as long as this process lives
     _meet(rank, ranks, orders)
-    worker = Worker()
+    worker = Worker(rank)
     while True:
         while not orders.poll(1.0):
             if os.getppid() != parent:
@@ -88,7 +96,8 @@ def _meet(rank: int, ranks: int, orders: Connection) -> None:
 class Worker:
     """The phases of a cell; every rank ends one before any begins the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
         self._trial: Trial | None = None
 
     def prepare(self, side: Side, cell: Cell) -> None:
@@ -102,6 +111,10 @@ class Worker:
         with recording or nullcontext():
             self._trial.run()
         self._trial.close()
+        if folder := os.environ.get(MANNERS):
+            from tests.nccl.process_group import write_log
+
+            write_log(Path(folder), "cell", self._rank)
         return dict(recording.masks) if recording else {}
 
     def judge(self, masks: Masks) -> Any:

@@ -115,9 +115,7 @@ def _replace_checkpoint(replacement: Callable[..., Any]) -> AbstractContextManag
     return replace_attribute(_CHECKPOINT, "__dynamo_disable", replacement)
 
 
-def watch_checkpoints(
-    seen: Callable[[Any, dict[str, Any]], None],
-) -> AbstractContextManager[None]:
+def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[None]:
     """Call ``seen(function, options)`` at every checkpoint; reentrant ones become plain calls.
 
     A reentrant checkpoint runs without gradients, which hides custom autograd functions inside.

@@ -22,15 +22,13 @@ Model = Annotated[
     ),
 ]
 SampleObject = Annotated[
-    str | None,
-    Option(help="package.module:function that returns the inputs of one micro-batch."),
+    str | None, Option(help="package.module:function that returns the inputs of one micro-batch.")
 ]
 FAMILIES = "mlp, resnet, unet, gpt2, llama, qwen2, mixtral, bert, t5 or vit"
 Family = Annotated[str | None, Option(help=f"Build a model of this family instead: {FAMILIES}.")]
 Config = Annotated[str | None, Option(help="The family's configuration, as JSON.")]
 Inputs = Annotated[
-    list[str] | None,
-    Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. input=8x64. Repeatable."),
+    list[str] | None, Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. input=8x64. Repeatable.")
 ]
 
 

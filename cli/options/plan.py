@@ -140,16 +140,12 @@ Recompute = Annotated[
 Order = Annotated[
     str,
     _option(
-        GOAL,
-        "given, or any to reorder independent branches (layer_order in Python and over HTTP).",
+        GOAL, "given, or any to reorder independent branches (layer_order in Python and over HTTP)."
     ),
 ]
 Skips = Annotated[
     str,
-    _option(
-        GOAL,
-        "relay, or direct to let values for a later stage bypass the stages in between.",
-    ),
+    _option(GOAL, "relay, or direct to let values for a later stage bypass the stages in between."),
 ]
 Together = Annotated[
     list[str] | None,
@@ -187,8 +183,7 @@ MemoryFraction = Annotated[
 Gap = Annotated[
     float,
     _option(
-        SEARCH,
-        "Relative optimality gap: with 0.01, stop once no plan can be more than 1 % better.",
+        SEARCH, "Relative optimality gap: with 0.01, stop once no plan can be more than 1 % better."
     ),
 ]
 Deadline = Annotated[

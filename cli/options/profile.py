@@ -57,14 +57,11 @@ Ranks = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float,
-    Option(min=1, help="Seconds a rank waits for another.", rich_help_panel=LINKS),
+    float, Option(min=1, help="Seconds a rank waits for another.", rich_help_panel=LINKS)
 ]
 Output = Annotated[
     Path | None,
     Option(
-        "--output",
-        "-o",
-        help="Output file. Default: profile.json, or cluster.json with --links.",
+        "--output", "-o", help="Output file. Default: profile.json, or cluster.json with --links."
     ),
 ]

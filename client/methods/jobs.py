@@ -46,10 +46,7 @@ def job(job_id: str) -> Steps[JobView]:
 
 
 def jobs(
-    *,
-    state: JobState | None = None,
-    limit: int | None = None,
-    cursor: str | None = None,
+    *, state: JobState | None = None, limit: int | None = None, cursor: str | None = None
 ) -> Steps[JobList]:
     """List jobs, newest first."""
     return (yield from ask(build_get("jobs", state=state, limit=limit, cursor=cursor), JobList))
@@ -74,10 +71,7 @@ def events(job: str | JobView, *, after: int = 0) -> EventStream:
 
 
 def wait(
-    job: str | JobView,
-    *,
-    timeout_s: float | None = None,
-    progress: Progress = True,
+    job: str | JobView, *, timeout_s: float | None = None, progress: Progress = True
 ) -> Steps[JobView]:
     """Wait for a job to succeed and return it with its result.
 

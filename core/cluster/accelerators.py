@@ -210,6 +210,8 @@ def check_precision(device: Accelerator, precision: Precision) -> None:
 def find_by_driver_name(device_name: str) -> Accelerator | None:
     """Return the device that a driver reports as, e.g., ``NVIDIA A100-SXM4-80GB``."""
     text = device_name.lower()
+    if " mig " in text:  # a slice of the card: its speed is not known
+        return None
     return next((entry for entry in CATALOGUE if re.search(entry.pattern, text)), None)
 
 

@@ -187,11 +187,7 @@ class Cluster(Document):
         raise InvalidInput(f"devices {first} and {second} are not joined by any level")
 
     def all_reduce_time_s(
-        self,
-        size_bytes: int,
-        num_ranks: int,
-        level: int,
-        group_sizes: tuple[int, ...] = (),
+        self, size_bytes: int, num_ranks: int, level: int, group_sizes: tuple[int, ...] = ()
     ) -> float:
         """Return the time of a hierarchical all-reduce of consecutive devices.
 

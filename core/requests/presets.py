@@ -109,9 +109,7 @@ PRESETS: dict[str, Preset] = {
         "qwen2",
         "hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads max_position_embeddings vocab_size",
-        {
-            "qwen2-0.5b": (QWEN2, 4096, 494_032_768, 896, 4864, 24, 14, 2, 32768, 151936),
-        },
+        {"qwen2-0.5b": (QWEN2, 4096, 494_032_768, 896, 4864, 24, 14, 2, 32768, 151936)},
         tie_word_embeddings=True,
     ),
     **_build_family(
@@ -144,9 +142,7 @@ PRESETS: dict[str, Preset] = {
     **_build_family(
         "t5",
         "d_model d_ff num_layers num_decoder_layers num_heads",
-        {
-            "t5-large": (T5, 512, 737_668_096, 1024, 4096, 24, 24, 16),
-        },
+        {"t5-large": (T5, 512, 737_668_096, 1024, 4096, 24, 24, 16)},
     ),
     **_build_family(
         "vit",

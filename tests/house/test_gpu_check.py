@@ -2,13 +2,154 @@
 
 import json
 import subprocess
+from importlib.util import find_spec
 
 import pytest
 import torch
 
-from benchmarks.gpu_models import MODELS
-from benchmarks.gpu_report import MODEL_NAMES, faults, medians, missing, page, verdict
+from benchmarks.gpu_check.driver import Driver
+from benchmarks.gpu_check.models.registry import MODELS
+from benchmarks.gpu_check.order import MODEL, MODEL_NAMES, STAGES, Stage, choose
+from benchmarks.gpu_check.program import LACKING
+from benchmarks.gpu_check.records import Record, Setting
+from benchmarks.gpu_check.report import faults, make_report, missing, page, verdict
 from stagewright.core.profile.profile import Profile
+
+ON_CPU = Setting("cpu", "cpu", torch.__version__, small=True)
+
+WRITES = "import json, sys; out = sys.argv[sys.argv.index('--output') + 1]; "
+"""Beginning of a stand-in for a stage, which knows where its result belongs."""
+
+PASSES = WRITES + "open(out, 'w').write(json.dumps({'found': 1}))"
+
+
+def stand_in(name, code, limit_s=30.0):
+    return Stage(name, limit_s, ("-c", code))
+
+
+class Runs:
+    """Runs of the driver in one folder, with the lines it says."""
+
+    def __init__(self, folder, setting=ON_CPU):
+        self.folder, self.setting, self.lines = folder, setting, []
+
+    def __call__(self, *stages, seconds=60.0, again=()):
+        self.lines = []
+        driver = Driver(self.setting, self.folder, seconds, self.lines.append)
+        found = driver.run(stages, again)
+        return {name: record.status for name, record in found.items()}
+
+    def read(self, name):
+        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return Runs(tmp_path)
+
+
+def test_a_stage_that_fails_or_hangs_ends_no_other(runs):
+    found = runs(
+        stand_in("fails", "raise SystemExit('no memory')"),
+        stand_in("hangs", "import time; time.sleep(100)", 1.0),
+        stand_in("lacks", f"{WRITES}print('needs x'); sys.exit({LACKING})"),
+        stand_in("passes", PASSES),
+    )
+    assert found == {
+        "fails": "failed", "hangs": "over its limit", "lacks": "lacking", "passes": "passed",
+    }  # fmt: skip
+    assert runs.read("fails")["error"] == "no memory"
+    assert runs.read("hangs")["error"] == "took longer than 1 s"
+    assert runs.read("passes")["result"] == {"found": 1}
+
+
+def test_a_stage_without_a_result_has_not_passed(runs):
+    assert runs(stand_in("silent", "pass")) == {"silent": "failed"}
+
+
+def test_a_second_run_goes_on_with_what_has_not_passed(runs, tmp_path):
+    count = WRITES + f"open({str(tmp_path / 'count')!r}, 'a').write('x'); "
+    one = stand_in("one", count + "open(out, 'w').write('{}')")
+    two = stand_in("two", "raise SystemExit(1)")
+    assert runs(one, two) == {"one": "passed", "two": "failed"}
+    assert runs(one, stand_in("two", PASSES)) == {"one": "passed", "two": "passed"}
+    assert (tmp_path / "count").read_text() == "x"
+    runs(one, again=["one"])
+    assert (tmp_path / "count").read_text() == "xx"
+
+
+def test_results_of_another_device_do_not_count(runs, tmp_path):
+    assert runs(stand_in("one", PASSES)) == {"one": "passed"}
+    other = Runs(tmp_path, Setting("cpu", "another", torch.__version__, small=True))
+    assert other(stand_in("one", "raise SystemExit(1)")) == {"one": "failed"}
+
+
+def test_what_failed_before_comes_after_what_was_never_tried(runs):
+    runs(stand_in("one", "raise SystemExit(1)"))
+    runs(stand_in("one", "raise SystemExit(1)"), stand_in("two", PASSES))
+    begun = [line.split()[3] for line in runs.lines if "at most" in line]
+    assert begun == ["two", "one"]
+
+
+def test_stages_for_which_no_time_is_left_are_named(runs):
+    found = runs(
+        stand_in("long", "import time; time.sleep(100)", 60.0), stand_in("late", PASSES), seconds=11
+    )
+    assert found == {"long": "cut off"}
+    assert "late: not run, the minutes are over" in runs.lines[-1]
+
+
+def test_an_unknown_stage_is_refused():
+    assert [stage.name for stage in choose("models", STAGES)] == [MODEL + n for n in MODEL_NAMES]
+    with pytest.raises(ValueError, match="no stage nonsense; there are smoke, two-stages"):
+        choose("smoke,nonsense", STAGES)
+
+
+def comparison(relative_error):
+    return {"predicted": 1 + relative_error, "measured": 1.0, "relative_error": relative_error}
+
+
+def report(device="cuda", *, time=0.01, memory=-0.02, small=False, **changed):
+    """The report of a run in which every stage passed, but for those ``changed``."""
+    setting = Setting(device, device, "2", small)
+    stage = {
+        "stages": 2, "stage": 0, "layers": 3, "in_flight": 2,
+        "time": comparison(time), "memory": comparison(memory),
+    }  # fmt: skip
+    records = {}
+    for each in STAGES:
+        result = {}
+        if each.name.startswith(MODEL):
+            model = each.name.removeprefix(MODEL)
+            result = {"model": model, "parameters": 10, "whole": comparison(0.0), "stages": [stage]}
+        status = changed.get(each.name.replace("-", "_"), "passed")
+        if status is not None:
+            error = "" if status == "passed" else "its error"
+            records[each.name] = Record(each.name, status, setting, 1.0, error, [], result)
+    return make_report(setting, records)
+
+
+def test_errors_above_five_per_cent_do_not_pass():
+    assert faults(report()) == []
+    assert "stage_time is 6.0%" in faults(report(time=0.06))[0]
+    assert "stage_memory is 7.0%" in faults(report(memory=-0.07))[0]
+    assert faults(report("cpu", time=0.5, memory=0.5)) == []
+
+
+def test_the_whole_check_passes_and_a_part_of_it_does_not():
+    """One model alone once wrote "Passed."."""
+    assert verdict(report()) == "Passed."
+    assert page(report()).endswith("\nPassed.\n")
+    part = report(recording=None, smoke="cut off", marked_tests="lacking")
+    assert missing(part) == ["smoke", "recording"]
+    assert verdict(part).startswith(f"Incomplete: {len(STAGES) - 3} of {len(STAGES)} stages passed")
+    assert "marked-tests (its error)" in verdict(part)
+    assert "Passed" not in page(part)
+    failed = report(two_stages="failed", model_unet="over its limit")
+    assert faults(failed) == ["two-stages: its error", "model-unet: its error"]
+    assert "Not measured: its error" in page(failed)
+    assert verdict(report(small=True)) != "Passed."
+    assert "not judged" in verdict(report("cpu"))
 
 
 @pytest.fixture
@@ -20,73 +161,6 @@ def check(repository, forked_python):
     return run
 
 
-def comparison(relative_error):
-    return {"predicted": 1 + relative_error, "measured": 1.0, "relative_error": relative_error}
-
-
-def report(device="cuda", *, time=0.01, memory=-0.02, passed=3, failed=0):
-    stage = {
-        "stages": 2,
-        "stage": 0,
-        "layers": 3,
-        "in_flight": 2,
-        "time": comparison(time),
-        "memory": comparison(memory),
-    }
-    models = [
-        {"model": name, "parameters": 10, "whole": comparison(0.0), "stages": [stage]}
-        for name in MODEL_NAMES
-    ]
-    return {
-        "device": device,
-        "device_name": device,
-        "torch": "2",
-        "small": False,
-        "tests": {"passed": passed, "failed": failed, "skipped": 0},
-        "models": models,
-        "median_errors": medians(models),
-    }
-
-
-def test_errors_above_five_per_cent_do_not_pass():
-    assert faults(report()) == []
-    assert "stage_time is 6.0%" in faults(report(time=0.06))[0]
-    assert "stage_memory is 7.0%" in faults(report(memory=-0.07))[0]
-    assert faults(report("cpu", time=0.5, memory=0.5)) == []
-
-
-def test_failed_and_missing_tests_do_not_pass():
-    assert faults(report(failed=1)) == ["1 gpu tests failed"]
-    assert faults(report(passed=0)) == ["no gpu test ran"]
-
-
-def test_a_model_that_was_not_measured_does_not_pass():
-    found = report("cpu")
-    found["models"].append({"model": "other", "error": "took longer than 5 s (--limit)"})
-    assert faults(found) == ["other: took longer than 5 s (--limit)"]
-    assert "Not measured: took longer than 5 s" in page(found)
-
-
-def test_the_whole_check_passes_and_a_part_of_it_does_not():
-    """One model alone once wrote "Passed."."""
-    assert verdict(report()) == "Passed."
-    assert page(report()).endswith("\nPassed.\n")
-    alone = report()
-    del alone["models"][1:]
-    assert missing(alone) == list(MODEL_NAMES[1:])
-    assert verdict(alone).startswith("Incomplete: 1 of 4 models measured")
-    assert "Passed" not in page(alone)
-    untested = {**report(), "tests": None}
-    assert verdict(untested).startswith("Incomplete")
-    assert verdict({**report(), "small": True}) != "Passed."
-    assert "not judged" in verdict(report("cpu"))
-    assert verdict(report(time=0.06)).startswith("Not passed: ")
-
-
-def test_the_check_is_about_every_model_there_is():
-    assert set(MODEL_NAMES) == set(MODELS)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_ends_with_3(check, tmp_path):
     done = check("--output", tmp_path)
@@ -95,26 +169,17 @@ def test_without_a_device_it_ends_with_3(check, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_takes_too_long_is_named_and_the_rest_is_kept(check, tmp_path):
-    options = ("--device", "cpu", "--small", "--skip-tests", "--models", "vit-large")
-    before = {"device": "cpu", "device_name": "cpu", "torch": torch.__version__, "small": True}
-    model = report("cpu")["models"][0]
-    (tmp_path / "gpu_check.json").write_text(
-        json.dumps({**before, "tests": None, "models": [model]})
-    )
-    done = check(*options, "--limit", 0.1, "--output", tmp_path, "--profiles", tmp_path)
-    assert done.returncode == 1
-    assert "vit-large: took longer than 0 s (--limit)" in done.stderr
-    models = json.loads((tmp_path / "gpu_check.json").read_text())["models"]
-    assert [found["model"] for found in models] == [MODEL_NAMES[0], "vit-large"]
-
-
-def test_one_model_goes_all_the_way(check, tmp_path):
-    options = ("--device", "cpu", "--small", "--skip-tests", "--models", "gpt2-medium")
-    done = check(*options, "--budget", 0.1, "--output", tmp_path, "--profiles", tmp_path)
+@pytest.mark.distributed
+@pytest.mark.timeout(280)
+def test_stages_go_all_the_way(check, tmp_path):
+    stages = "smoke,two-stages,killed-rank,model-gpt2-medium"
+    done = check("--rehearse", "--stages", stages, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     assert json.loads(done.stdout) == found
+    assert [stage["status"] for stage in found["stages"]] == ["passed"] * 4
+    both = found["results"]["two-stages"]["ways"]
+    assert {way: len(told["ranks"]) for way, told in both.items()} == {"gloo": 2, "relay": 2}
     (model,) = found["models"]
     assert [(row["stages"], row["stage"]) for row in model["stages"]] == [
         (2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3),
@@ -123,14 +188,26 @@ def test_one_model_goes_all_the_way(check, tmp_path):
     assert all(row["time"]["measured"] > 0 for row in model["stages"])
     profile = Profile.read(tmp_path / "gpt2-medium-small-cpu.json")
     assert len(profile.layers) == model["layers"]
-    assert "## gpt2-medium" in (tmp_path / "gpu_check.md").read_text()
+    text = (tmp_path / "gpu_check.md").read_text()
+    assert "## gpt2-medium" in text
+    assert "Incomplete: 4 of" in text
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_every_stage_has_a_program(stage):
+    option, module, *_ = stage.arguments
+    assert option == "-m"
+    assert find_spec(module) is not None
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_small_models_are_the_shape_of_the_large_ones(name):
     with torch.device("meta"):
         large = MODELS[name](False).model
-    millions = {"gpt2-medium": 355, "resnet50": 25.6, "llama-1b": 1236, "vit-large": 304}
+    millions = {
+        "gpt2-medium": 355, "resnet50": 25.6, "llama-1b": 1236, "vit-large": 304,
+        "bert-large": 335, "efficientnet-b4": 19.3, "unet": 31.0, "switch-base": 308,
+    }  # fmt: skip
     parameters = sum(parameter.numel() for parameter in large.parameters())
     assert parameters / 1e6 == pytest.approx(millions[name], rel=0.01)
     small = MODELS[name](True).model

@@ -193,6 +193,7 @@ def test_the_form_of_a_new_plan_survives_too(signed_in, served):
     page.locator("#microbatches").fill("12")
     page.locator("#recompute").select_option("auto")
     page.get_by_text("Links, memory and speed").click()
+    page.wait_for_load_state("networkidle")  # the cluster's fields are drawn once it is read
     page.get_by_label("memory, GiB").fill("2")
     page.get_by_label("one connection for a whole group").check()
     asked = page.locator("#curl").text_content()

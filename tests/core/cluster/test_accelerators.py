@@ -75,6 +75,8 @@ def test_found_by_what_drivers_report(device_name, name):
 
 def test_a_processor_is_no_gpu():
     assert find_by_driver_name("AMD EPYC") is None
+    # A slice of a card has its name, and a seventh of its speed.
+    assert find_by_driver_name("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
 
 
 def test_unknown_device_lists_the_catalogue():
