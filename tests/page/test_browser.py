@@ -9,7 +9,7 @@ import shlex
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import plan_views as drawings
@@ -219,8 +219,13 @@ def test_what_cannot_be_used_says_why_and_what_would_help(signed_in, plan_id, se
     page.goto(f"{signed_in.url}/plans/{client.post('/v1/plans', json=body).json()['id']}")
     after_pricing(page, lambda: page.locator("#share").fill("50"))
     expect(page.locator("#message.bad")).to_contain_text("needs")
+    held: list[Route] = []
+    page.route("**/infeasible.js", lambda route: held.append(route))
     page.get_by_role("button", name="Find the best cuts for this").click()
     page.get_by_role("heading", name="Nothing fits").wait_for()
+    expect(page.locator("[data-way]").first).to_be_disabled()  # until its script listens
+    held[0].continue_()
+    page.unroute("**/infeasible.js")
     answer = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["infeasible"]
     assert page.locator(".notice.bad").text_content() == answer["message"]
     assert page.locator("[data-way]").count() == len(answer["ways_out"]) > 0

@@ -23,6 +23,7 @@ function withDevices(cluster, count) {
 }
 
 for (const button of document.querySelectorAll("[data-way]")) {
+  button.disabled = false; // a click before this script ran would be lost
   button.addEventListener("click", async () => {
     const way = request.ways[Number(button.dataset.way)];
     button.disabled = true;
