@@ -28,6 +28,7 @@ from .equivalence.check import (
     run_eager_steps,
 )
 from .observation.forward_observation import TracingTarget
+from .observation.generation_cache import NOTE, check_no_cache, switch_off_caches
 from .observation.preserve import preserve_model
 from .program.program import is_inside
 from .report import CaptureRecipe, choose_reason
@@ -85,6 +86,7 @@ def trace(
     with (
         _TURN,
         preserve_model(model, training=None if model.training else True),
+        switch_off_caches(model) as had_cache,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the model's own warnings appear when it is trained
@@ -95,7 +97,7 @@ def trace(
             raise _capture_failed(model, [error]) from error
         wanted = CaptureRecipe.from_json(recipe) if recipe else None
         seen.stateful.update(wanted.stateful if wanted else {})
-        case = _Case(model, structure, flat, seen, expected, wanted)
+        case = _Case(model, structure, flat, seen, expected, wanted, had_cache)
         for name, tracer in select_tracers(model, flat, wanted.tracer if wanted else mode):
             try:
                 return _complete(case, name, _refine(case, tracer), attempts)
@@ -131,6 +133,9 @@ def _complete(
 ) -> Captured:
     """Add the recipe, the refused attempts and the check to a capture."""
     program = captured.program
+    if case.had_cache:
+        for path in program.opaque:
+            check_no_cache(case.model.get_submodule(path), program.opaque[path])
     recipe = CaptureRecipe(
         tracer, program.opaque, captured.evaluation is not None, dict(program.stateful)
     )
@@ -139,6 +144,7 @@ def _complete(
     program.notes += _explain_checkpoints(case.seen.recomputed, program.opaque)
     program.losses = case.seen.losses
     program.notes += case.seen.remarks
+    program.notes += [NOTE] if case.had_cache else []
     if program.losses:
         program.notes.append(
             f"forward leaves a number with a gradient in {list_some(program.losses, 3)}, as "
@@ -172,6 +178,7 @@ class _Case(TracingTarget):
 
     expected: EagerReference | None
     recipe: CaptureRecipe | None
+    had_cache: bool
 
 
 def _refine(case: _Case, tracer: Tracer) -> Captured:
@@ -245,18 +252,11 @@ def _capture_failed(model: nn.Module, refusals: list[CaptureError]) -> CaptureEr
     reasons = "\n  ".join(dict.fromkeys(str(refusal) for refusal in refusals))
     blame = next((refusal.module for refusal in refusals if refusal.module), None)
     operation = next((refusal.operation for refusal in refusals if refusal.operation), None)
-    # Language models of transformers return a key-value cache by default, which is no tensor.
-    advice = (
-        "Its configuration has use_cache=True, which only generation needs: set "
-        "model.config.use_cache = False. "
-        if getattr(getattr(model, "config", None), "use_cache", False)
-        else ""
-    )
     return CaptureError(
         f"{type(model).__name__} could not be captured"
         + (f" because of module {blame!r}" if blame else "")
         + (f" at {operation}" if operation else "")
-        + f":\n  {reasons}\n{advice}{REMEDIES}",
+        + f":\n  {reasons}\n{REMEDIES}",
         module=blame,
         operation=operation,
     )

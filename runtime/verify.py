@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..capture.capture import default_device
 from ..capture.equivalence.check import compute_gradient_floor, relative_difference
 from ..capture.observation.nested_values import list_tensors, map_tensors, replace_tensors
+from ..capture.observation.generation_cache import switch_off_caches
 from ..capture.observation.preserve import copy_module, preserve_model
 from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
@@ -126,7 +127,11 @@ def verify(
     inputs = BatchInputs(plan, structure, device).microbatches(*structure.split_call(batch))
     targets = split_target(outputs.move_target(target), plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
-    with preserve_model(model), torch.set_grad_enabled(trains):
+    with (
+        preserve_model(model),
+        torch.set_grad_enabled(trains),
+        switch_off_caches(whole),  # a default loss takes in every output
+    ):
         loss_fn = _with_aux_losses(whole, loss_fn, losses)
         expected, random = _run_unsplit(whole, structure, loss_fn, device, inputs, targets)
     with preserve_model(model), torch.enable_grad():

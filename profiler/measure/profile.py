@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...capture.capture import default_device
 from ...capture.captured import Captured
+from ...capture.observation.generation_cache import switch_off_caches
 from ...capture.observation.preserve import preserve_model
 from ...capture.sample import read_sample
 from ...core.errors import InvalidInput
@@ -100,7 +101,11 @@ def measure_profile(
         with threads(options.num_threads), preserve_model(model, training=training):
             tracing = forward_context(options, device, cached=False)
             captured = traced(model, structure, flat, context, tracing)
-            with busy_neighbours(options.busy_neighbours), watched(device) as clocks:
+            with (
+                switch_off_caches(model),
+                busy_neighbours(options.busy_neighbours),
+                watched(device) as clocks,
+            ):
                 found, layers_s = _measure(captured, flat, loss, options, context, progress)
         where = provenance(device, options, clocks.clocks())
         found = replace(found, notes=(*found.notes, *clocks.notes))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from stagewright.capture.capture import trace
-from stagewright.core.errors import CaptureError
+from stagewright.capture.observation.generation_cache import NOTE, switch_off_caches
+from stagewright.core.errors import CaptureError, InvalidInput
 
 transformers = pytest.importorskip("transformers")
 
@@ -71,11 +72,54 @@ def test_blocks_are_layers_and_dropout_follows_the_mode(build):
     assert graph.fixed_mode == ()
 
 
-def test_a_cache_that_is_on_is_named_with_its_way_out():
-    """Every causal language model has it on by default."""
-    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+def _llama(**settings):
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, num_key_value_heads=2, **settings)
+    )
+
+
+def test_caches_are_off_while_a_model_is_captured():
+    """Every causal language model has one by default, and no cut can pass it on."""
+    model, without = _llama(), _llama(use_cache=False)
+    captured = trace(model, TOKENS)
+    assert model.config.use_cache is True
+    assert [layer.name for layer in captured.graph.layers] == [
+        layer.name for layer in trace(without, TOKENS).graph.layers
+    ]
+    assert NOTE in captured.program.notes
+    assert NOTE not in trace(without, TOKENS).program.notes
+
+
+def test_a_cache_is_back_on_after_a_failed_capture():
+    model = _llama()
+    with pytest.raises(InvalidInput):
+        trace(model, {"no_such_argument": TOKENS})
+    assert model.config.use_cache is True
+
+
+def test_nested_configurations_lose_their_caches_too():
+    model = torch.nn.Module()
+    model.config = transformers.Gemma3Config(text_config={"use_cache": True})
+    with switch_off_caches(model) as had_cache:
+        assert had_cache
+        assert model.config.text_config.use_cache is False
+    assert model.config.text_config.use_cache is True
+
+
+class Branching(transformers.LlamaForCausalLM):
+    """A model that has to run as written, and asks its configuration each time."""
+
+    def forward(self, input_ids):
+        output = super().forward(input_ids)
+        return output if output.logits.sum() > 0 else output
+
+
+def test_a_whole_model_that_would_ask_for_its_cache_again_is_refused():
+    model = Branching(transformers.LlamaConfig(**SIZES, num_key_value_heads=2))
     with pytest.raises(CaptureError, match="use_cache = False"):
-        trace(transformers.LlamaForCausalLM(config), TOKENS)
+        trace(model, TOKENS)
+    model.config.use_cache = False
+    assert trace(model, TOKENS).graph.layers
 
 
 def _tokens():
