@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..capture.capture import default_device
 from ..capture.equivalence.check import compute_gradient_floor, relative_difference
-from ..capture.observation.nested_values import list_tensors, map_tensors, replace_tensors
 from ..capture.observation.generation_cache import switch_off_caches
+from ..capture.observation.nested_values import list_tensors, map_tensors, replace_tensors
 from ..capture.observation.preserve import copy_module, preserve_model
 from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
@@ -127,11 +127,8 @@ def verify(
     inputs = BatchInputs(plan, structure, device).microbatches(*structure.split_call(batch))
     targets = split_target(outputs.move_target(target), plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
-    with (
-        preserve_model(model),
-        torch.set_grad_enabled(trains),
-        switch_off_caches(whole),  # a default loss takes in every output
-    ):
+    # Without caches, because a loss may take in every output.
+    with preserve_model(model), torch.set_grad_enabled(trains), switch_off_caches(whole):
         loss_fn = _with_aux_losses(whole, loss_fn, losses)
         expected, random = _run_unsplit(whole, structure, loss_fn, device, inputs, targets)
     with preserve_model(model), torch.enable_grad():

@@ -1,7 +1,7 @@
 """Key-value caches of ``transformers`` models, which training does without.
 
-A causal language model returns a cache unless its configuration says ``use_cache=False``. A cache is
-no tensor, cannot be sent over a cut, and is of use to generation alone.
+A causal language model returns a cache unless its configuration says ``use_cache=False``. A cache
+is no tensor, cannot be sent over a cut, and is of use to generation alone.
 """
 
 from __future__ import annotations

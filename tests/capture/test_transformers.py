@@ -111,7 +111,9 @@ class Branching(transformers.LlamaForCausalLM):
 
     def forward(self, input_ids):
         output = super().forward(input_ids)
-        return output if output.logits.sum() > 0 else output
+        if output.logits.sum() > 0:
+            output.logits = output.logits + 1
+        return output
 
 
 def test_a_whole_model_that_would_ask_for_its_cache_again_is_refused():
