@@ -127,7 +127,6 @@ def verify(
     inputs = BatchInputs(plan, structure, device).microbatches(*structure.split_call(batch))
     targets = split_target(outputs.move_target(target), plan.num_microbatches)
     # Both steps start from the same random state and leave the generators as they found them.
-    # Without caches, because a loss may take in every output.
     with preserve_model(model), torch.set_grad_enabled(trains), switch_off_caches(whole):
         loss_fn = _with_aux_losses(whole, loss_fn, losses)
         expected, random = _run_unsplit(whole, structure, loss_fn, device, inputs, targets)
