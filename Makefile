@@ -11,7 +11,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test shuffle check schemas bench fuzz load chaos hostile roundtrip timm clean
+.PHONY: help setup demo test shuffle check docs schemas bench fuzz load chaos hostile roundtrip timm clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(INSTALLED)  ## Build the documentation site into docs/build
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -b html docs docs/build
+	@echo docs/build/index.html
+
 schemas: $(INSTALLED)  ## Write the JSON schemas of the documents again
 	$(BIN)/python scripts/write_schemas.py
 
@@ -64,7 +68,7 @@ hostile: $(INSTALLED)  ## Attack the service with a malicious corpus
 roundtrip: $(INSTALLED)  ## Plan GPT-2 and ResNet-50 by way of a service, and compare with the library
 	$(BIN)/python scripts/client_round_trip.py
 
-timm: $(INSTALLED)  ## Install timm into .timm, for its rows of docs/capture.md and their test
+timm: $(INSTALLED)  ## Install timm into .timm, for its rows of docs/evidence/capture.md and their test
 	$(PIP_INSTALL) --no-deps --target .timm timm torchvision pillow
 
 clean:  ## Remove what was built and cached, but not the virtual environment

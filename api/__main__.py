@@ -16,7 +16,7 @@ def main() -> int:
         prog="python -m stagewright.api",
         description="Serve planning over HTTP.",
         epilog="Every setting has a variable (STAGEWRIGHT_...) and a name in the settings file: "
-        "docs/operations.md.",
+        "docs/service/operations.md.",
     )
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="0 takes a free one (8000)")

@@ -4,7 +4,7 @@ Three comparisons over six small models: what autograd keeps for random runs of 
 against the profile's storage table; the same for whole models; and the peak of stages at their
 place in a schedule against the plan's. Exits 1 beyond `LIMITS`.
 
-    benchmarks/activation_memory.py --write docs/activation-memory.md
+    benchmarks/activation_memory.py --write docs/evidence/activation-memory.md
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Capture many architectures and compare each captured model with the original.
 
-    python benchmarks/capture.py --write docs/capture.md
-    python benchmarks/capture.py --drawn 60 --timm 20 --write docs/capture.md
+    python benchmarks/capture.py --write docs/evidence/capture.md
+    python benchmarks/capture.py --drawn 60 --timm 20 --write docs/evidence/capture.md
 
 The second line judges randomly drawn architectures, in a table of their own. Each architecture
 of `benchmarks/zoo` is captured and compared with eager in a process of its own. Exits with 1 if one

@@ -1,6 +1,6 @@
 """Compare pipelines with the unsplit model, by model and schedule, ours and torch's.
 
-    python benchmarks/conformance.py --write docs/conformance.md
+    python benchmarks/conformance.py --write docs/evidence/conformance.md
 
 Every cell is a model under a schedule on two or four processes: two steps, each loss, gradient,
 buffer and name held against the unsplit model over the same micro-batches. Exits with 1 if ours is

@@ -5,7 +5,7 @@ executor: its order of work, its messages, its waiting. Every schedule runs on 4
 model with uneven layers runs cut into equal numbers of layers and as planned. Exits 1 when a step
 is further than 5 % from the simulator's, or the gain of the plan further than 5 % from predicted.
 
-    python benchmarks/emulated.py --write docs/running.md
+    python benchmarks/emulated.py --write docs/evidence/throughput.md
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every model is estimated without its own profile: uncalibrated, and calibrated by the profiles of
 all the others. ``--measure`` profiles the models here first (minutes); ``--pipedream FOLDER`` adds
-the GPU; ``--write`` writes `docs/estimates.md` and the figures in
+the GPU; ``--write`` writes `docs/evidence/estimates.md` and the figures in
 `profiler/estimates/error_band.py`; ``--large`` plans Llama 70B on 64 devices and says what that
 took.
 """
@@ -56,7 +56,7 @@ LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
 """What a large model may take, on two cores with nothing else to do."""
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "estimate"
-DOCUMENT = ROOT / "docs" / "estimates.md"
+DOCUMENT = ROOT / "docs" / "evidence" / "estimates.md"
 ERRORS = ROOT / "profiler" / "estimates" / "errors.py"
 
 MODELS: dict[str, tuple[ModelSpec, int, int | None]] = {
@@ -286,7 +286,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds a model")
     parser.add_argument("--profiles", type=Path, default=PROFILES, help="measured profiles")
     parser.add_argument("--pipedream", type=Path, help="folder with PipeDream's profiles")
-    parser.add_argument("--write", action="store_true", help="write docs/estimates.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/estimates.md")
     parser.add_argument("--large", action="store_true", help="plan a large model by name")
     parser.add_argument("--model", default="llama-70b")
     parser.add_argument("--devices", default="8x8x80GB")

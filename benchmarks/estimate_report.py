@@ -1,4 +1,4 @@
-"""`docs/estimates.md`: how estimates are made, how far off they were, and every figure behind."""
+"""`docs/evidence/estimates.md`: how estimates are made, how far off they were, and every figure behind."""
 
 from __future__ import annotations
 

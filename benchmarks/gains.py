@@ -1,11 +1,11 @@
 """Compare plans with equal layers, torchgpipe's balance and PipeDream's plan.
 
-    python benchmarks/gains.py [--profiles FOLDER] [--write docs/gains.md] [--json]
+    python benchmarks/gains.py [--profiles FOLDER] [--write docs/evidence/gains.md] [--json]
 
 Seven models (`models.py`), 4 and 8 devices, without and with a limit on memory, three links. Every
 column of a row plans the same profile, and every step is simulated by the same simulator.
 Profiles that the folder lacks are measured and kept there; with the ones kept here the table is
-the one in docs/gains.md anywhere, without torch.
+the one in docs/evidence/gains.md anywhere, without torch.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def main() -> int:
             if arguments.json:
                 print(json.dumps(asdict(entry)), flush=True)
         body = summary(found) if number else f"{table(found)}\n\n{summary(found)}"
-        sections.append(f"### {link.name}\n\n{body}")
+        sections.append(f"## {link.name}\n\n{body}")
     text = "\n\n".join(sections)
     if arguments.write:
         write_between_marks(arguments.write, "gains.py", text)

@@ -7,7 +7,7 @@ interval is a bootstrap's over the pairs. torch's engine is driven as its docume
 module and the loss; gradients of weights that both stages hold are summed after the step. Exits 1
 when our throughput is below 0.98 of torch's.
 
-    python benchmarks/throughput.py --write docs/running.md
+    python benchmarks/throughput.py --write docs/evidence/throughput.md
 """
 
 from __future__ import annotations

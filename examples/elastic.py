@@ -5,7 +5,7 @@ From the folder that holds ``examples/``::
     stagewright profile examples.elastic:build_model --sample examples.elastic:make_batch
     torchrun --nproc-per-node 2 --max-restarts 3 examples/elastic.py profile.json --checkpoints run
 
-On several machines, any number of which may be lost, see ``docs/elastic.md``.
+On several machines, any number of which may be lost, see ``docs/guides/elastic.md``.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Write the table of settings in docs/operations.md again, from the settings there are."""
+"""Write the table of settings in docs/service/operations.md again, from the settings there are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagewright.api.settings.names import SettingName, setting_names
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "service" / "operations.md"
 HEAD = "| setting | default | meaning |\n|---|---|---|\n"
 
 

@@ -200,7 +200,7 @@ class ConcurrencyLimit:
 
     Without it, every step of a request queues behind the steps of all others, so that a new plan,
     which takes eight steps, waits eight times as long as a list, which takes one. With it each
-    request waits once. The figures of docs/load.md (217 requests a second from 200 clients without
+    request waits once. The figures of docs/evidence/load.md (217 requests a second from 200 clients without
     pauses, 99 of 100 within 1.3 s) were measured with it.
     """
 

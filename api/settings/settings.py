@@ -2,7 +2,7 @@
 
 A field is a setting: the variable ``STAGEWRIGHT_`` with its name in upper case, and its name in the
 file. A field that is a record is a section: ``STAGEWRIGHT_OIDC_ISSUER``, and ``issuer`` below
-``[oidc]``. To add one, add a field with a ``description``; docs/operations.md lists them.
+``[oidc]``. To add one, add a field with a ``description``; docs/service/operations.md lists them.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ServerSettings(Record):
     grace_s: float = Field(5.0, ge=0, description="Time that requests in flight have after that.")
     oidc: OidcSettings | None = Field(
         None,
-        description="Identity provider whose tokens are accepted, too; see docs/access.md.",
+        description="Identity provider whose tokens are accepted, too; see docs/service/access.md.",
     )
     sandbox: Literal["auto", "required", "off"] = Field(
         "auto",
@@ -225,7 +225,7 @@ class ServerSettings(Record):
     )
     factories_file: Path | None = Field(
         None,
-        description="TOML file with models available by name; see docs/service.md.",
+        description="TOML file with models available by name; see docs/service/requests.md.",
     )
     scheduler: str = Field(
         "embedded",
@@ -234,7 +234,7 @@ class ServerSettings(Record):
         "the server, without Dask), or the address of a scheduler, `tls://host:8786`.",
     )
     scheduler_tls: TlsFiles | None = Field(
-        None, description="Certificates for that scheduler; see docs/jobs.md."
+        None, description="Certificates for that scheduler; see docs/service/jobs.md."
     )
     job_deadline_s: float = Field(
         86400.0, gt=0, description="Longest time from submission to the end of a job."

@@ -1,6 +1,6 @@
 """Group commit: transactions of several threads become durable with one wait for the disk.
 
-``docs/load.md`` measures the service with it, on SQLite under 200 clients.
+``docs/evidence/load.md`` measures the service with it, on SQLite under 200 clients.
 """
 
 from __future__ import annotations

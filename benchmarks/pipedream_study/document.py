@@ -1,4 +1,4 @@
-"""The tables of docs/pipedream.md."""
+"""The tables of docs/evidence/pipedream.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def document(found: Mapping[str, Sequence[Result]], expected: Expected) -> str:
             body = f"{values(results, expected)}\n\n{values_summary(results, expected)}"
         else:
             body = f"{gains(results)}\n\n{gains_summary(results)}"
-        sections.append(f"### `{objective}`\n\n{body}")
+        sections.append(f"## `{objective}`\n\n{body}")
     return "\n\n".join(sections)
 
 

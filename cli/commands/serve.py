@@ -43,7 +43,7 @@ def command(
         str | None,
         Option(
             help="Where measurements run: 'embedded', or a Dask scheduler with its own workers, "
-            "tls://HOST:8786 (see docs/jobs.md).",
+            "tls://HOST:8786 (see docs/service/jobs.md).",
             show_default="embedded",
         ),
     ] = None,

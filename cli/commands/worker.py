@@ -45,7 +45,7 @@ def command(
     """Run a service's measurements, one at a time, until interrupted.
 
     Start one worker per GPU, each with its own CUDA_VISIBLE_DEVICES. The scheduler is
-    'dask scheduler' with TLS certificates; see docs/jobs.md for the commands.
+    'dask scheduler' with TLS certificates; see docs/service/jobs.md for the commands.
     """
     from ...api.jobs.worker_process import run_worker
     from ...api.jobs.worker_resources import parse_resources

@@ -59,7 +59,7 @@ def read_devices(text: str) -> Cluster:
     if not text.strip():
         raise InvalidInput(
             "no devices given; write '4x24GB', '8xH200', '2xcpu', '4x8x80GB' for 4 nodes of 8, "
-            "or name a cluster file (docs/clusters.md)",
+            "or name a cluster file (docs/guides/clusters.md)",
             field="/devices",
         )
     path = Path(text)

@@ -98,7 +98,7 @@ class Cluster(Document):
             raise ValueError(
                 f"the outermost level must join all {len(self.devices)} devices; found group "
                 f"sizes {sizes}: give the links as 'levels', innermost first, such as "
-                f'[{{"group_size": {len(self.devices)}}}] (docs/clusters.md)'
+                f'[{{"group_size": {len(self.devices)}}}] (docs/guides/clusters.md)'
             )
         return self
 
@@ -167,7 +167,7 @@ class Cluster(Document):
 
         ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit) are equal devices on one link;
         ``8xH200`` are devices of the catalogue, with their memory and links; ``4x8x80GB`` are 4
-        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` lists the links that are
+        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/guides/clusters.md` lists the links that are
         assumed; speeds and other links need a cluster file.
 
         Raises:

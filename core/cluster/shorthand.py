@@ -108,7 +108,7 @@ def _parse_part(piece: str, text: str) -> _Part:
         raise InvalidInput(
             f"cannot parse devices {_quoted(text)}; write '4x24GB', '8x80GiB' or '2xcpu', '8xH200' "
             "by name, '4x8x80GB' for 4 nodes of 8, '2x80GB,4x24GB' for several kinds, or give a "
-            "cluster file (docs/clusters.md)"
+            "cluster file (docs/guides/clusters.md)"
         )
     nodes = int(match["nodes"]) if match["nodes"] else None
     devices = int(match["devices"])
@@ -133,7 +133,7 @@ def _build_levels(
             text,
             "mixes nodes of different sizes, or nodes with single devices; write every part as "
             "nodes x devices x kind with equally many devices per node, such as "
-            "'2x8x80GB,4x8x24GB', or give a cluster file (docs/clusters.md)",
+            "'2x8x80GB,4x8x24GB', or give a cluster file (docs/guides/clusters.md)",
         )
     has_nodes = sizes != {None}
     inside = INSIDE_NODE if has_nodes else LinkLevel(group_size=count)

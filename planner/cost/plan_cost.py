@@ -350,7 +350,7 @@ class CostModel:
         return [held[owner] for owner in owners]
 
     def model_s(self, stages: tuple[StageCost, ...], tied_s: float) -> float:
-        """Return the closed-form step time (`docs/planner.md`)."""
+        """Return the closed-form step time (`docs/concepts/planner.md`)."""
         total_s = sum(stage.whole_s for stage in stages)
         if self.options.schedule == "gpipe":
             total_s += max((stage.microbatches - 1) * stage.forward_s for stage in stages)

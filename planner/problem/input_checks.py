@@ -1,6 +1,6 @@
 """Checks of what a caller passes, before anything is planned.
 
-Types of arguments, which options go together (the table is in `docs/planner.md`), and numbers
+Types of arguments, which options go together (the table is in `docs/concepts/planner.md`), and numbers
 whose sums would overflow or lose bytes.
 """
 

@@ -162,7 +162,7 @@ class MetricCaps(NamedTuple):
 
 
 Measure = Literal["1f1b", "gpipe", "throughput", "latency", "simulated_bound"]
-"""What weight and metrics of a stage stand for; `docs/planner.md` has the formulas."""
+"""What weight and metrics of a stage stand for; `docs/concepts/planner.md` has the formulas."""
 
 
 @dataclass(frozen=True)

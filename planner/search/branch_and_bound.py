@@ -1,7 +1,7 @@
 """Branch and bound over the largest metrics: the plan of least model objective, with a proof.
 
 A plan's objective is a sum over its stages plus the largest value of each of up to three metrics
-(`docs/planner.md`). Label setting minimises sums only; branch and bound takes care of the maxima.
+(`docs/concepts/planner.md`). Label setting minimises sums only; branch and bound takes care of the maxima.
 
 Box (a node of the search): the plans whose largest metrics lie between a and b, per metric.
 Bound: no plan of the box is below W(b) + sum(a), where W(b) is the least sum with every metric
@@ -15,7 +15,7 @@ Ends when the least bound of all open boxes is within the gap of the incumbent.
 
 With one metric this is the interval search of design section 5.3. Each label search takes
 O(arcs x labels per position); their number is not bounded by a polynomial, but is 30 to 100 for
-the problems of `docs/planning-time.md`.
+the problems of `docs/evidence/planning-time.md`.
 """
 
 from __future__ import annotations

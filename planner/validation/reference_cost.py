@@ -1,4 +1,4 @@
-"""Reference computation of one plan's numbers, by plain loops over docs/planner.md."""
+"""Reference computation of one plan's numbers, by plain loops over docs/concepts/planner.md."""
 
 from __future__ import annotations
 

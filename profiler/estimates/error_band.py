@@ -1,6 +1,6 @@
 """Error band of estimates, from comparisons with measured profiles.
 
-The figures are written by ``benchmarks/estimate.py --write``; ``docs/estimates.md`` shows every one
+The figures are written by ``benchmarks/estimate.py --write``; ``docs/evidence/estimates.md`` shows every one
 of the comparisons behind them.
 """
 

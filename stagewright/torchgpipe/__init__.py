@@ -8,7 +8,7 @@ A script written for torchgpipe changes its imports::
     balance = balance_by_time(2, model, sample)
     model = GPipe(model, balance, chunks=8)
 
-``docs/torchgpipe.md`` lists the deliberate differences.
+``docs/guides/from-torchgpipe.md`` lists the deliberate differences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/service.md and docs/client.md tell people to do works as it stands there."""
+"""What docs/service/requests.md and docs/service/client.md tell people to do works as it stands there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ python3() { "$PYTHON" "$@"; }
 
 @pytest.fixture
 def page(repository):
-    return (repository / "docs" / "service.md").read_text()
+    return (repository / "docs" / "service" / "requests.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_every_way_works_in_python_and_with_curl(page, there, server):
 
 
 def test_the_client_s_page_runs_from_top_to_bottom(repository, there, capsys):
-    snippets = blocks((repository / "docs" / "client.md").read_text(), "python")
+    snippets = blocks((repository / "docs" / "service" / "client.md").read_text(), "python")
     assert len(snippets) == 3
     for snippet in snippets:
         run_python(snippet)
@@ -107,7 +107,7 @@ def test_the_client_s_page_runs_from_top_to_bottom(repository, there, capsys):
 def test_every_method_is_on_the_client_s_page(repository):
     from stagewright import AsyncClient, Client
 
-    text = (repository / "docs" / "client.md").read_text()
+    text = (repository / "docs" / "service" / "client.md").read_text()
     public = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
     assert {name for name in public if f"`{name}`" not in text} == set()
     assert public | {"close"} == {name for name in vars(AsyncClient) if not name.startswith("_")}

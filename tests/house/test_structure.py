@@ -81,7 +81,7 @@ def test_every_folder_says_what_lives_there(modules):
 
 
 def test_the_map_names_files_that_exist(repository):
-    page = (repository / "docs/architecture.md").read_text()
+    page = (repository / "docs/concepts/architecture.md").read_text()
     named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", page)
     assert len(named) > 80
     assert [name for name in named if not (repository / name).exists()] == []
@@ -89,7 +89,7 @@ def test_the_map_names_files_that_exist(repository):
 
 def test_the_map_names_every_file_a_plan_passes_through(entered, repository):
     """The documents of `core` are left out: everything reads them."""
-    page = (repository / "docs/architecture.md").read_text()
+    page = (repository / "docs/concepts/architecture.md").read_text()
     plan, post = entered
     assert [name for name in plan if not name.startswith("core/") and name not in page] == []
     trip = page.partition("## `POST /v1/plans`")[2]

@@ -2,7 +2,7 @@
 
 All legal cuts, all replicas, all devices of every class, recomputed or not: tried one after
 another, stage by stage from the last to the first. A beginning is given up only where a rule of
-docs/planner.md is broken already, or where its part of the objective is no longer below the best
+docs/concepts/planner.md is broken already, or where its part of the objective is no longer below the best
 found, as no stage ever lowers it.
 """
 

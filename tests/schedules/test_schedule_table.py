@@ -1,4 +1,4 @@
-"""The table in `docs/schedules.md` is what the simulator says."""
+"""The table in `docs/concepts/schedules.md` is what the simulator says."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stagewright.planner.simulator.simulate import StageTimes, simulate
 from stagewright.schedules.make_schedule import make_schedule
 from stagewright.schedules.traits import NAMES
 
-PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "schedules.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split("|")]
     for line in PAGE.read_text().splitlines()

@@ -64,7 +64,7 @@ def test_without_a_token_it_says_what_opens_it(capsys):
 
 
 def test_every_scope_and_variable_is_written_down():
-    text = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "service" / "access.md").read_text()
     for scope, meaning in MEANING.items():
         assert f"| `{scope}` | {meaning} |" in text
     variables = {setting.variable for setting in setting_names() if setting.path[0] == "oidc"}

@@ -103,7 +103,7 @@ def test_preferences(prefer, seconds, applied):
 
 
 def test_what_the_page_about_jobs_shows_can_be_asked(repository):
-    page = (repository / "docs" / "jobs.md").read_text()
+    page = (repository / "docs" / "service" / "jobs.md").read_text()
     (body,) = re.findall(r"-d '(\{.*?\})' \$URL/v1/profile-jobs", page, re.DOTALL)
     assert ProfileJobRequest.model_validate_json(body).model is not None
     assert set(re.findall(r"`(STAGEWRIGHT_\w+)`", page)) <= {

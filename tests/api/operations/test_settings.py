@@ -204,7 +204,7 @@ def test_passwords_of_urls_are_hidden(text, shown):
 
 
 def test_every_setting_is_written_down(repository):
-    page = (repository / "docs" / "operations.md").read_text()
+    page = (repository / "docs" / "service" / "operations.md").read_text()
     path = repository / "scripts" / "write_settings.py"
     script = module_from_spec(spec := spec_from_file_location("write_settings", path))
     spec.loader.exec_module(script)
@@ -212,7 +212,7 @@ def test_every_setting_is_written_down(repository):
 
 
 def test_the_file_in_the_documentation_is_one(said, repository, tmp_path):
-    page = (repository / "docs" / "operations.md").read_text()
+    page = (repository / "docs" / "service" / "operations.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "secret").write_text("a-secret")
     settings = said(None, re.sub(r"/run/secrets/\w+", str(tmp_path / "secret"), example)).settings
@@ -222,7 +222,7 @@ def test_the_file_in_the_documentation_is_one(said, repository, tmp_path):
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_certificates_in_the_documentation_can_be_made(repository, tmp_path):
-    page = (repository / "docs" / "operations.md").read_text()
+    page = (repository / "docs" / "service" / "operations.md").read_text()
     (commands,) = re.findall(r"```sh\n(mkdir -m 700 tls.*?)```", page, re.DOTALL)
     subprocess.run(["sh", "-euc", commands], cwd=tmp_path, check=True, capture_output=True)
     for end in ("api", "scheduler", "worker"):

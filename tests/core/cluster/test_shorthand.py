@@ -109,7 +109,7 @@ def test_too_much_is_refused_at_once_and_briefly(text):
 
 
 def test_the_documented_clusters_can_be_read(repository):
-    text = (repository / "docs" / "clusters.md").read_text()
+    text = (repository / "docs" / "guides" / "clusters.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     cluster = Cluster.from_json(example)
     assert [len(list(run)) for _, run in groupby(cluster.devices, key=attrgetter("kind"))] == [4, 2]
@@ -121,7 +121,7 @@ def test_the_documented_clusters_can_be_read(repository):
 
 
 def test_the_documented_links_are_the_ones_assumed(repository):
-    text = (repository / "docs" / "clusters.md").read_text()
+    text = (repository / "docs" / "guides" / "clusters.md").read_text()
     links = (Cluster.parse("2xcpu").levels[0], INSIDE_NODE, BETWEEN_NODES)
     for name, link in zip(("one link", "inside a node", "between nodes"), links, strict=True):
         bandwidth = f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s"

@@ -1,4 +1,4 @@
-"""The walk-through of the search in docs/planner.md has the numbers of the code."""
+"""The walk-through of the search in docs/concepts/planner.md has the numbers of the code."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from stagewright.planner.search.branch_and_bound import BranchAndBound, Effort
 from stagewright.planner.search.label_setting import relax, search
 from tests.builders import chain_profile
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "planner.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "concepts" / "planner.md"
 
 
 @pytest.fixture

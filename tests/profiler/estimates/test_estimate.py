@@ -301,7 +301,7 @@ def test_one_kind_for_all_on_request():
 
 
 def test_calibration_by_recorded_profiles_of_a_real_cpu():
-    """The profiles behind docs/estimates.md: one model by two others of its kind."""
+    """The profiles behind docs/evidence/estimates.md: one model by two others of its kind."""
     pytest.importorskip("transformers")
     recorded = Path(__file__).parents[3] / "benchmarks" / "profiles" / "estimate"
     held, *others = (

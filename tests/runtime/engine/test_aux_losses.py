@@ -236,7 +236,7 @@ def test_plans_that_trace_losses_away_are_refused():
 
 
 def test_the_example_of_the_docs(repository):
-    page = (repository / "docs" / "running.md").read_text(encoding="utf-8")
+    page = (repository / "docs" / "guides" / "running.md").read_text(encoding="utf-8")
     section = page.split("## Losses that modules keep")[1]
     (code,) = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
     model = make_net()

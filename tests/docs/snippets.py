@@ -1,0 +1,89 @@
+"""Run the snippets of one document, in order and in the current folder.
+
+usage: python -m tests.docs.snippets DOCUMENT
+
+Python blocks share one namespace. Of a console block every line after a ``$`` is run by bash, of a
+block of sh the whole; both by rank 0 alone where there are several. What readers need not see is in
+``<!-- invisible-code-block: python`` comments; ``<!-- skip: next "REASON" -->`` leaves a block out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from unittest import SkipTest
+
+from sybil import Document, Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+FENCE = re.compile(r"^ *(?:> )?```(?:python|console|sh)$", re.MULTILINE)
+SKIPPED = re.compile(r'^ *<!-- skip: next "(.+)" -->$', re.MULTILINE)
+SERVER = ("http://127.0.0.1:8000", "choose-a-long-token")
+"""How documents write the service's address and token; replaced by those of the environment."""
+
+
+def read_document(path: Path) -> Document:
+    """Return a document with its examples, hidden ones and skips included."""
+    parsers = [
+        PythonCodeBlockParser(),
+        CodeBlockParser("console", _run_console),
+        CodeBlockParser("sh", _run_script),
+        SkipParser(),
+    ]
+    return Sybil(parsers=parsers, path=str(path.parent)).parse(path)
+
+
+def list_commands(block: str) -> Iterator[str]:
+    """Yield the commands of a console block, continued lines joined, without what they print."""
+    lines = iter(block.splitlines())
+    for line in lines:
+        if line.startswith("$ "):
+            command = line.removeprefix("$ ")
+            while command.endswith("\\"):
+                command += "\n" + next(lines)
+            yield command
+
+
+def _run_console(example: Example) -> None:
+    _run_bash("\n".join(list_commands(example.parsed)))
+
+
+def _run_script(example: Example) -> None:
+    _run_bash(example.parsed)
+
+
+def _run_bash(script: str) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return
+    names = (os.environ.get("STAGEWRIGHT_SERVER"), os.environ.get("STAGEWRIGHT_TOKEN"))
+    for written, actual in zip(SERVER, names, strict=True):
+        script = script.replace(written, actual or written)
+    left_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{script}\nended with {done.returncode}:\n{done.stdout[-4000:]}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the examples of the document that the arguments name."""
+    document = read_document(Path(arguments[0]))
+    for example in document.examples():
+        print(f"line {example.line}", file=sys.stderr, flush=True)
+        with suppress(SkipTest):
+            example.evaluate()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
