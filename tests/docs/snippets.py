@@ -2,7 +2,8 @@
 
 usage: python -m tests.docs.snippets DOCUMENT
 
-Python blocks share one namespace. Of a console block every line after a ``$`` is run by bash, of a
+Python blocks share one namespace; a block of ``py`` is written to the file that its first line
+names. Of a console block every line after a ``$`` is run by bash, of a
 block of sh the whole; both by rank 0 alone where there are several. What readers need not see is in
 ``<!-- invisible-code-block: python`` comments; ``<!-- skip: next "REASON" -->`` leaves a block out.
 """
@@ -21,7 +22,7 @@ from unittest import SkipTest
 from sybil import Document, Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
-FENCE = re.compile(r"^ *(?:> )?```(?:python|console|sh)$", re.MULTILINE)
+FENCE = re.compile(r"^ *(?:> )?```(?:python|py|console|sh)$", re.MULTILINE)
 SKIPPED = re.compile(r'^ *<!-- skip: next "(.+)" -->$', re.MULTILINE)
 SERVER = ("http://127.0.0.1:8000", "choose-a-long-token")
 """How documents write the service's address and token; replaced by those of the environment."""
@@ -31,6 +32,7 @@ def read_document(path: Path) -> Document:
     """Return a document with its examples, hidden ones and skips included."""
     parsers = [
         PythonCodeBlockParser(),
+        CodeBlockParser("py", _write_file),
         CodeBlockParser("console", _run_console),
         CodeBlockParser("sh", _run_script),
         SkipParser(),
@@ -47,6 +49,11 @@ def list_commands(block: str) -> Iterator[str]:
             while command.endswith("\\"):
                 command += "\n" + next(lines)
             yield command
+
+
+def _write_file(example: Example) -> None:
+    name = example.parsed.partition("\n")[0].removeprefix("# ")
+    Path(name).write_text(example.parsed)
 
 
 def _run_console(example: Example) -> None:
