@@ -9,8 +9,9 @@ from typing import Any
 INTRODUCTION = """\
 # Memory: predicted and measured
 
-Written by `python benchmarks/activation_memory.py --write docs/evidence/activation-memory.md`, with torch \
-{torch} on {device}. The models are small and entangled on purpose \
+Written by \
+`python benchmarks/activation_memory.py --write docs/evidence/activation-memory.md`, with \
+torch {torch} on {device}. The models are small and entangled on purpose \
 (`benchmarks/memory_models.py`): dropout masks, batch statistics, attention in one kernel and by \
 its steps, recurrent layers, skips across the model, operations in place, recomputed blocks, \
 autograd functions that keep tensors by name and by attribute, tied weights.

@@ -1,4 +1,4 @@
-"""`docs/evidence/estimates.md`: how estimates are made, how far off they were, and every figure behind."""
+"""`docs/evidence/estimates.md`: how estimates are made, how far off they were, and all figures."""
 
 from __future__ import annotations
 

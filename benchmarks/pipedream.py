@@ -17,7 +17,8 @@ pipedream_time_s  the simulated step of PipeDream's own plan, placed as ``pipedr
                   null, with ``pipedream_reason``, where it cannot be
 gain              pipedream_time_s / time_s - 1
 
-``--write docs/evidence/pipedream.md --all-columns`` runs every objective and writes the tables there.
+``--write docs/evidence/pipedream.md --all-columns`` runs every objective and writes the
+tables there.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from stagewright.cli.main import build_app, main
 
 project = "Stagewright"
 author = "the Stagewright authors"
-copyright = author  # noqa: A001 - Sphinx reads this name
+copyright = author
 release = version = stagewright.__version__
 
 extensions = [

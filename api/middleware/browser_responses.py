@@ -1,7 +1,8 @@
 """Responses for browsers: large ones compressed, pages secured, problem documents as pages.
 
-Compression was measured (docs/service/page.md): a timeline of 370 kB becomes 41 kB in a millisecond.
-Starlette's ``GZipMiddleware`` compresses on the event loop and leaves entity tags strong.
+Compression was measured (docs/service/page.md): a timeline of 370 kB becomes 41 kB in a
+millisecond. Starlette's ``GZipMiddleware`` compresses on the event loop and leaves entity tags
+strong.
 """
 
 from __future__ import annotations

@@ -200,8 +200,8 @@ class ConcurrencyLimit:
 
     Without it, every step of a request queues behind the steps of all others, so that a new plan,
     which takes eight steps, waits eight times as long as a list, which takes one. With it each
-    request waits once. The figures of docs/evidence/load.md (217 requests a second from 200 clients without
-    pauses, 99 of 100 within 1.3 s) were measured with it.
+    request waits once. The figures of docs/evidence/load.md (217 requests a second from 200 clients
+    without pauses, 99 of 100 within 1.3 s) were measured with it.
     """
 
     def __init__(self, at_once: int = AT_ONCE, max_slot_s: float = MAX_SLOT_S) -> None:

@@ -167,8 +167,8 @@ class Cluster(Document):
 
         ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit) are equal devices on one link;
         ``8xH200`` are devices of the catalogue, with their memory and links; ``4x8x80GB`` are 4
-        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/guides/clusters.md` lists the links that are
-        assumed; speeds and other links need a cluster file.
+        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/guides/clusters.md` lists the links
+        that are assumed; speeds and other links need a cluster file.
 
         Raises:
             InvalidInput: The text is not shorthand, names an unknown device, or describes more

@@ -51,7 +51,8 @@ def _speeds(profile: Profile, cluster: Cluster) -> list[str]:
     return [
         f"the profile was {provenance.source} for {where}, and {' and '.join(others)} devices are "
         "taken to be exactly as fast: profile on them, or estimate a published model for them by "
-        "name, or say how much faster they are with 'speed' in a cluster file (docs/guides/clusters.md)"
+        "name, or say how much faster they are with 'speed' in a cluster file "
+        "(docs/guides/clusters.md)"
     ]
 
 

@@ -63,7 +63,7 @@ class Pin(Record):
 
 
 class PlanOptions(Record):
-    """What a plan is asked for; `docs/concepts/planner.md` says which option goes with which objective.
+    """What a plan is asked for; `docs/concepts/planner.md` says which options go together.
 
     Attributes:
         num_microbatches: Micro-batches per step, each of the profile's batch size.

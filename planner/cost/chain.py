@@ -5,10 +5,10 @@ set of layers in front of a cut. Ids of positions ascend along every stage, from
 front) to N (everything is).
 
 The cost tables of a chain are one per quantity, indexed [first, last]. This is where a profile's
-numbers become a stage's time and memory; `docs/concepts/planner.md` gives the formulas. Tables have shape
-(N + 1, N + 1) for N + 1 positions at which stages may begin and end; entry [first, last] is the
-stage between two positions, and only entries with first < last mean anything. Nothing here depends
-on what is asked for, so plans of one profile share the tables.
+numbers become a stage's time and memory; `docs/concepts/planner.md` gives the formulas. Tables have
+shape (N + 1, N + 1) for N + 1 positions at which stages may begin and end; entry [first, last] is
+the stage between two positions, and only entries with first < last mean anything. Nothing here
+depends on what is asked for, so plans of one profile share the tables.
 """
 
 from __future__ import annotations

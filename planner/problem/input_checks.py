@@ -1,7 +1,7 @@
 """Checks of what a caller passes, before anything is planned.
 
-Types of arguments, which options go together (the table is in `docs/concepts/planner.md`), and numbers
-whose sums would overflow or lose bytes.
+Types of arguments, which options go together (the table is in `docs/concepts/planner.md`), and
+numbers whose sums would overflow or lose bytes.
 """
 
 from __future__ import annotations

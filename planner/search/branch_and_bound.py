@@ -1,7 +1,8 @@
 """Branch and bound over the largest metrics: the plan of least model objective, with a proof.
 
 A plan's objective is a sum over its stages plus the largest value of each of up to three metrics
-(`docs/concepts/planner.md`). Label setting minimises sums only; branch and bound takes care of the maxima.
+(`docs/concepts/planner.md`). Label setting minimises sums only; branch and bound takes
+care of the maxima.
 
 Box (a node of the search): the plans whose largest metrics lie between a and b, per metric.
 Bound: no plan of the box is below W(b) + sum(a), where W(b) is the least sum with every metric

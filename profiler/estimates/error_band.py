@@ -1,7 +1,7 @@
 """Error band of estimates, from comparisons with measured profiles.
 
-The figures are written by ``benchmarks/estimate.py --write``; ``docs/evidence/estimates.md`` shows every one
-of the comparisons behind them.
+The figures are written by ``benchmarks/estimate.py --write``; ``docs/evidence/estimates.md`` shows
+every one of the comparisons behind them.
 """
 
 from __future__ import annotations

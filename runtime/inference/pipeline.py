@@ -42,7 +42,7 @@ class InferencePipeline:
 
     Args:
         model: The model the plan was made for. Its modules are used; only replicas are copies.
-        plan: The stages. Its schedule is not used; see `docs/guides/inference.md` for choosing a plan.
+        plan: The stages. Its schedule is not used; see `docs/guides/inference.md`.
         devices: One device, or one per device of the plan, stage by stage; `None` leaves the
             model where it is. On a single device, replicas are not used.
         sample: See `runtime.partition.cut.cut_for_plan`.

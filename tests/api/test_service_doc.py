@@ -1,4 +1,4 @@
-"""What docs/service/requests.md and docs/service/client.md tell people to do works as it stands there."""
+"""What docs/service/requests.md and docs/service/client.md say works as it stands there."""
 
 from __future__ import annotations
 

@@ -4,13 +4,12 @@ usage: python -m tests.docs.snippets DOCUMENT
 
 Python blocks share one namespace; a block of ``py`` is written to the file that its first line
 names. Of a console block every line after a ``$`` is run by bash, of a
-block of sh the whole; both by rank 0 alone where there are several. What readers need not see is in
+block of sh the whole. What readers need not see is in
 ``<!-- invisible-code-block: python`` comments; ``<!-- skip: next "REASON" -->`` leaves a block out.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -24,8 +23,6 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 
 FENCE = re.compile(r"^ *(?:> )?```(?:python|py|console|sh)$", re.MULTILINE)
 SKIPPED = re.compile(r'^ *<!-- skip: next "(.+)" -->$', re.MULTILINE)
-SERVER = ("http://127.0.0.1:8000", "choose-a-long-token")
-"""How documents write the service's address and token; replaced by those of the environment."""
 
 
 def read_document(path: Path) -> Document:
@@ -65,16 +62,8 @@ def _run_script(example: Example) -> None:
 
 
 def _run_bash(script: str) -> None:
-    if os.environ.get("RANK", "0") != "0":
-        return
-    names = (os.environ.get("STAGEWRIGHT_SERVER"), os.environ.get("STAGEWRIGHT_TOKEN"))
-    for written, actual in zip(SERVER, names, strict=True):
-        script = script.replace(written, actual or written)
-    left_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

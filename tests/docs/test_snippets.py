@@ -1,28 +1,24 @@
-"""Every snippet of the README and the documentation runs, in order, in an empty folder."""
+"""Every snippet of the tutorials runs, in order, in an empty folder.
+
+Of the other documents, those of the service and README's have tests of their own.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from stagewright.api.http.examples import example_profile
-from tests.api.job_children import measuring
 from tests.docs.snippets import FENCE, SKIPPED, list_commands, read_document
-from tests.live_service import TOKEN, live_service
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     path
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
     if FENCE.search(path.read_text(encoding="utf-8"))
 ]
-TWO_RANKS = "<!-- snippets: two ranks -->"
-SERVICE = "<!-- snippets: service -->"
 
 
 @pytest.fixture
@@ -44,26 +40,16 @@ def folder(tmp_path: Path, forked_python: str) -> Path:
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_snippets_run(document: Path, folder: Path, forked_python: str) -> None:
-    text = document.read_text(encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    ranks = launcher if TWO_RANKS in text else []
-    serving: AbstractContextManager[str] = nullcontext("")
-    if SERVICE in text:
-        serving = live_service(measure_command=(sys.executable, "-c", measuring(example_profile())))
-    with serving as url:
-        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-        environment |= {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
-        if url:
-            environment |= {"STAGEWRIGHT_SERVER": url, "STAGEWRIGHT_TOKEN": TOKEN}
-        done = subprocess.run(
-            [forked_python, *ranks, "-m", "tests.docs.snippets", str(document)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=270,
-        )
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [forked_python, "-m", "tests.docs.snippets", str(document)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
     assert done.returncode == 0, done.stderr[-5000:]
 
 
@@ -81,3 +67,14 @@ def test_no_snippet_is_overlooked(document: Path) -> None:
 def test_continued_lines_are_one_command_and_output_is_none() -> None:
     block = "$ first --option \\\n    value\nwhat it printed\n$ second\n"
     assert list(list_commands(block)) == ["first --option \\\n    value", "second"]
+
+
+def test_schedules_are_drawn_as_planned(tmp_path: Path, forked_python: str) -> None:
+    """The pictures in docs/concepts/schedules.md are those that the script draws today."""
+    script = ROOT / "scripts" / "draw_schedules.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([forked_python, str(script), str(tmp_path)], env=environment, check=True)
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    folder = ROOT / "docs" / "images" / "schedules"
+    assert drawn == {path.name: path.read_text() for path in folder.glob("*.svg")}
+    assert len(drawn) == 8

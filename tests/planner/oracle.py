@@ -2,8 +2,8 @@
 
 All legal cuts, all replicas, all devices of every class, recomputed or not: tried one after
 another, stage by stage from the last to the first. A beginning is given up only where a rule of
-docs/concepts/planner.md is broken already, or where its part of the objective is no longer below the best
-found, as no stage ever lowers it.
+docs/concepts/planner.md is broken already, or where its part of the objective is no longer below
+the best found, as no stage ever lowers it.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def small(seed):
 
 
 def single_changes(profile, options):
-    """The list of `docs/concepts/planner.md`: the option changed, and every value it may be changed to."""
+    """The list of `docs/concepts/planner.md`: each option changed, and every new value it may have."""
     if options.objective != "latency":
         yield (
             "num_microbatches",

@@ -1,6 +1,7 @@
 """A fault of each kind in a pipeline of four ranks: all ranks left name rank and cause, in time.
 
-The whole run of a hundred is ``python benchmarks/faults.py``; its table is in ``docs/evidence/faults.md``.
+The whole run of a hundred is ``python benchmarks/faults.py``; its table is in
+``docs/evidence/faults.md``.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The second count of a plan's numbers, on examples worked out by hand from docs/concepts/planner.md."""
+"""The second count of a plan's numbers, on examples done by hand from docs/concepts/planner.md."""
 
 from itertools import combinations, pairwise, permutations, product
 
