@@ -1,4 +1,4 @@
-"""Lower bound on the simulated step of schedules without closed form (`docs/concepts/planner.md`)."""
+"""Lower bound on the simulated step of other schedules (`docs/concepts/planner.md`)."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def bound_work_s(request: PlanningRequest) -> float:
 
 
 def bound_simulated_step(request: PlanningRequest, costed: CostedPlan) -> float:
-    """Return a lower bound on every plan's simulated step (`docs/concepts/planner.md`, at its end)."""
+    """Return a lower bound on every plan's simulated step (see `docs/concepts/planner.md`)."""
     options, fastest = request.options, request.devices.fastest
     forward_s, backward_s = request.costs.stages.whole_s
     if options.objective == "latency":

@@ -90,7 +90,7 @@ def small(seed):
 
 
 def single_changes(profile, options):
-    """The list of `docs/concepts/planner.md`: each option changed, and every new value it may have."""
+    """The list of `docs/concepts/planner.md`: each option changed, and its new values."""
     if options.objective != "latency":
         yield (
             "num_microbatches",
