@@ -38,8 +38,8 @@ def plan(
     exactly: `Plan.proof` compares the plan's objective with a lower bound on that of all plans
     (`docs/concepts/planner.md` defines both). For ``step_time`` the plans of least objective
     compete in the simulator with uniform grids, equal layer counts and even times, and the
-    fastest wins, so its own objective may be above the bound. Planning is deterministic, bit for bit, unless a
-    deadline cuts the search short.
+    fastest wins, so its own objective may be above the bound. Planning is deterministic, bit for
+    bit, unless a deadline cuts the search short.
 
     Args:
         profile: Costs of L layers for one micro-batch; with a ``batch_size``, also several
