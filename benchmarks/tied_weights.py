@@ -138,7 +138,9 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "losses.json")
-        torch.multiprocessing.spawn(run, args=(free_port(), path), nprocs=RANKS)
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+            run, args=(free_port(), path), nprocs=RANKS
+        )
         losses = json.loads(Path(path).read_text(encoding="utf-8"))
     losses["unsplit"] = train_unsplit()
     print(json.dumps(losses) if arguments.json else table(losses))

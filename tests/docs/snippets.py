@@ -1,6 +1,7 @@
-"""Run the snippets of one document, in order and in the current folder.
+"""Run the snippets of one document, in order and in the current folder; or count those of many.
 
 usage: python -m tests.docs.snippets DOCUMENT
+       python -m tests.docs.snippets --count DOCUMENT ...
 
 Python blocks share one namespace; a block of ``py`` is written to the file that its first line
 names. Of a console block every line after a ``$`` is run by bash, of a
@@ -73,7 +74,13 @@ def _run_bash(script: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the examples of the document that the arguments name."""
+    """Run the examples of the document that the arguments name, or count."""
+    if arguments[0] == "--count":
+        texts = [Path(name).read_text(encoding="utf-8") for name in arguments[1:]]
+        snippets = sum(len(FENCE.findall(text)) for text in texts)
+        skipped = sum(len(SKIPPED.findall(text)) for text in texts)
+        print(f"{snippets} snippets, {snippets - skipped} of them run, {skipped} left out")
+        return
     document = read_document(Path(arguments[0]))
     for example in document.examples():
         print(f"line {example.line}", file=sys.stderr, flush=True)

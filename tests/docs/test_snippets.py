@@ -1,24 +1,44 @@
-"""Every snippet of the tutorials runs, in order, in an empty folder.
+"""Every snippet of README and docs runs, in order, in an empty folder.
 
-Of the other documents, those of the service and README's have tests of their own.
+Those of the service's requests and client have tests of their own, in `tests/api`.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from stagewright.profiler.links.launch_local import free_port
 from tests.docs.snippets import FENCE, SKIPPED, list_commands, read_document
 
 ROOT = Path(__file__).parents[2]
+ELSEWHERE = {"requests.md", "client.md"}
 DOCUMENTS = [
     path
-    for path in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-    if FENCE.search(path.read_text(encoding="utf-8"))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")))
+    if path.name not in ELSEWHERE and FENCE.search(path.read_text(encoding="utf-8"))
 ]
+TOKEN = "choose-a-long-token"
+EXECUTABLES = {
+    "python": 'exec {python} "$@"',
+    "stagewright": 'exec {python} -m stagewright.cli "$@"',
+    "torchrun": 'exec {python} -m torch.distributed.run "$@"',
+    # the documented address is a free one in the tests, and a refused request fails
+    "curl": 'exec "$CURL" -sS --fail "${{@//http:\\/\\/127.0.0.1:8000/$URL}}"',
+}
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
 
 
 @pytest.fixture
@@ -27,33 +47,72 @@ def folder(tmp_path: Path, forked_python: str) -> Path:
     for name in ("examples", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "bin").mkdir()
-    commands = {"python": "", "stagewright": "-m stagewright.cli"}
-    commands["torchrun"] = "-m torch.distributed.run"
-    for name, module in commands.items():
+    for name, command in EXECUTABLES.items():
         executable = tmp_path / "bin" / name
-        executable.write_text(f'#!/bin/sh\nexec {forked_python} {module} "$@"\n')
+        executable.write_text("#!/bin/bash\n" + command.format(python=forked_python) + "\n")
         executable.chmod(0o755)
     return tmp_path
 
 
+@contextmanager
+def serving(folder: Path, environment: dict[str, str], python: str) -> Iterator[dict[str, str]]:
+    """Start the service in the folder; yield the variables that its documents use."""
+    url = f"http://127.0.0.1:{free_port()}"
+    variables = {
+        "URL": url,
+        "AUTH": f"Authorization: Bearer {TOKEN}",
+        "STAGEWRIGHT_SERVER": url,
+        "STAGEWRIGHT_TOKEN": TOKEN,
+    }
+    command = (python, "-m", "stagewright.cli", "serve", "--port", url.rpartition(":")[2])
+    with subprocess.Popen(
+        command, cwd=folder, env=environment | variables, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            wait_for(f"{url}/healthz", server)
+            yield variables
+        finally:
+            server.terminate()
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Return when the service answers."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + 120
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            direct.open(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the service does not answer")
+
+
 @pytest.mark.distributed
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_snippets_run(document: Path, folder: Path, forked_python: str) -> None:
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [forked_python, "-m", "tests.docs.snippets", str(document)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=270,
-    )
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "CURL": shutil.which("curl") or "curl",
+    }
+    served = document.parent.name == "service"
+    with serving(folder, environment, forked_python) if served else nullcontext({}) as variables:
+        done = subprocess.run(
+            [forked_python, "-m", "tests.docs.snippets", str(document)],
+            cwd=folder,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=270,
+        )
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_no_snippet_is_overlooked(document: Path) -> None:
     """Sybil finds as many blocks as there are fences, and every skip has a reason in words."""
     text = document.read_text(encoding="utf-8")
@@ -78,3 +137,17 @@ def test_schedules_are_drawn_as_planned(tmp_path: Path, forked_python: str) -> N
     folder = ROOT / "docs" / "images" / "schedules"
     assert drawn == {path.name: path.read_text() for path in folder.glob("*.svg")}
     assert len(drawn) == 8
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_links_say_where_they_lead() -> None:
+    """A link whose text is a path leads to that path."""
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")):
+        text = document.read_text(encoding="utf-8")
+        for said, target in re.findall(r"\[`?([\w./-]+\.md)`?\]\(([^)#]+)", text):
+            assert Path(target).name.lower() == Path(said).name.lower(), (
+                f"{name_of(document)}: [{said}]({target})"
+            )

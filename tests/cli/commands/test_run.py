@@ -35,7 +35,7 @@ def trained_once(monkeypatch):
 def test_a_planned_uneven_replication_is_run_from_its_file_compared_and_drawn(
     run, tmp_path, trained_once, forked_python
 ):
-    """The README's `run` starts everything anew; see `tests/house/test_readme.py`."""
+    """The commands of the documents start everything anew, in `tests/docs`."""
     profile = traced_profile(make_case("unet"))
     options = PlanOptions(num_stages=2, max_replicas=2, num_microbatches=4, recompute="always")
     made = plan(profile, Cluster.uniform(3), options)
