@@ -36,13 +36,17 @@ FLAGS = {
 
 
 def flags_of(options: PlanOptions) -> list[str]:
-    """Return the command-line words for these options; defaults are left out."""
+    """Return the command-line words for these options; defaults of the command are left out."""
     from ..core.plan.plan import PlanOptions
 
     words: list[str] = []
+    # The command chooses what it is not told; of a batch, the planner chooses the micro-batches.
+    chosen = {"schedule", "memory_fraction"}
+    if options.batch_size is None:
+        chosen.add("num_microbatches")
     for name, field in PlanOptions.model_fields.items():
         value = getattr(options, name)
-        if value == field.default:
+        if value == field.default and name not in chosen:
             continue
         for text in _format_value(name, value):
             words += [FLAGS[name], text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,7 +15,7 @@ from ..core.plan.plan import Plan
 from ..core.plan.table import build_plan_columns, format_summary
 from ..core.profile.profile import Profile
 from ..core.profile.table import build_profile_rows, format_profile_details
-from ..core.text_table import sanitize
+from ..core.text_table import is_numeric, sanitize
 from ..core.units import format_time
 from .plan_view import Boxes, PlanView
 
@@ -86,7 +87,7 @@ def _most(cell: dict[str, float], each_s: float) -> str:
 
 
 PLAN_COLUMNS = (
-    "to", "from", "sync", "sends", "used", "in flight", "recompute", "limit", "replicas", "device",
+    "to", "from", "sync", "sends back", "sends on", "used", "in flight", "recompute", "limit", "replicas", "device",
     "backward",
 )  # fmt: skip
 """Columns in the order they are dropped where room is short; the others always stay."""
@@ -106,12 +107,14 @@ INDENT = 2
 Column = tuple[str, ...]
 
 
-def fit_plan_table(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> str:
+def fit_plan_table(
+    plan: Plan, width: int, spelled: Callable[[str], str] = str, *, details: bool = False
+) -> str:
     """Write what ``print(plan)`` shows in lines of at most ``width`` characters.
 
-    Each sentence is ``spelled`` before it is wrapped.
+    Each sentence is ``spelled`` before it is wrapped; ``details`` adds the proof's.
     """
-    sentences = map(spelled, format_summary(plan))
+    sentences = map(spelled, format_summary(plan, details=details))
     return _written(build_plan_columns(plan), PLAN_COLUMNS, sentences, width)
 
 
@@ -174,8 +177,9 @@ def _start(remark: str, most: int) -> str:
 
 def _table(columns: Sequence[Column]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=False)
-    for _ in columns:
-        made.add_column(no_wrap=True, overflow="ellipsis")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if is_numeric(column[1:]) else "left"
+        made.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
     heading, *rows = zip(*columns, strict=True)
     rule = ["-" * max(map(cell_len, column)) for column in columns]
     for row in (heading, rule, *rows):

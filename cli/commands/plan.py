@@ -21,7 +21,7 @@ from ..support.named_models import (
     suggest_smaller_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
+from ..support.output import JsonFlag, VerboseFlag, check_writable, emit, say, say_next, write_file
 from ..support.progress import planning_progress
 from ..support.read_documents import build_record, read_devices, read_document
 
@@ -42,9 +42,9 @@ def command(
     precision: flags.Precision = None,
     estimate_for: flags.EstimateFor = None,
     calibrate: flags.Calibrate = None,
-    microbatches: flags.Microbatches = None,
+    microbatches: flags.Microbatches = "auto",
     batch_size: flags.BatchSize = None,
-    schedule: flags.Schedule = "1f1b",
+    schedule: flags.Schedule = "auto",
     chunks: flags.Chunks = 2,
     extra_in_flight: flags.ExtraInFlight = 0,
     objective: flags.Objective = "step_time",
@@ -59,12 +59,13 @@ def command(
     pin: flags.Pins = None,
     tied: flags.Tied = "priced",
     optimizer: flags.Optimizer = "adam",
-    memory_fraction: flags.MemoryFraction = 1.0,
+    memory_fraction: flags.MemoryFraction = None,
     gap: flags.Gap = 0.0,
     deadline: flags.Deadline = None,
     output: flags.Output = None,
     server: Server = None,
     token: Token = None,
+    verbose: VerboseFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Split a profiled model into pipeline stages for a set of devices.
@@ -77,13 +78,14 @@ def command(
     check_token(server, token)
     name, cluster = find_model_name(profiles), read_devices(devices)
     is_model = name is not None and not is_stored_id(name)
-    options = build_options(context.params, num_devices=len(cluster.devices), is_model=is_model)
+    options, is_open = build_options(context.params, is_model=is_model)
     estimate = EstimateFlags(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
     explain: str | None = None
-    make = partial(_make_plan, options=options, deadline_s=deadline, quiet=as_json)
+    make = partial(_make_plan, options=options, is_open=is_open, deadline_s=deadline, quiet=as_json)
     if server is not None:
         from ..support.service import plan_on_service
 
+        options = _default_options(options, is_open, len(cluster.devices), quiet=as_json)
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
         )
@@ -92,13 +94,25 @@ def command(
         explain = command_line("explain", output, source, "-d", devices)
     else:
         plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
-    _finish(context, plan, output, explain, as_json=as_json)
+    text = plan.to_json(indent=2) if as_json else plan_text(plan, details=verbose)
+    _finish(context, plan, output, explain, text, quiet=as_json)
 
 
-def build_options(given: Mapping[str, Any], *, num_devices: int, is_model: bool) -> PlanOptions:
+ESTIMATED_MEMORY = 0.9
+"""Share of the memory that plans of estimates use: docs/evidence/activation-memory.md has errors of
+10 %, and a CUDA context and communication buffers are in no profile."""
+
+AUTO = {"schedule": "auto", "num_microbatches": None, "memory_fraction": None}
+"""Options that are chosen for the profile, by the value that says so."""
+
+
+def build_options(
+    given: Mapping[str, Any], *, is_model: bool
+) -> tuple[PlanOptions, frozenset[str]]:
     """Build planning options from the parameters of `command`; errors name the flag.
 
-    For a model's name (``is_model``) the defaults suit models too large to profile here.
+    Returns also the options that are ``auto``, to be chosen for the profile. For a model's name
+    (``is_model``) the defaults suit models too large to profile here.
     """
     from ...core.plan.plan import PlanOptions
 
@@ -108,11 +122,32 @@ def build_options(given: Mapping[str, Any], *, num_devices: int, is_model: bool)
     values["together"] = tuple(map(flags.parse_together, values["together"] or ()))
     values["no_cut_after"] = tuple(values["no_cut_after"] or ())
     values["pins"] = tuple(map(flags.parse_pin, values["pins"] or ()))
+    values["num_microbatches"] = flags.parse_microbatches(values["num_microbatches"])
     if values["recompute"] is None:
         values["recompute"] = "auto" if is_model else "never"
-    if values["num_microbatches"] is None:
-        values["num_microbatches"] = max(8, num_devices) if is_model else 8
-    return build_record(PlanOptions, **values)
+    is_open = frozenset(name for name, auto in AUTO.items() if values[name] == auto)
+    for name in is_open:
+        del values[name]
+    return build_record(PlanOptions, **values), is_open
+
+
+def _default_options(
+    options: PlanOptions, is_open: frozenset[str], num_devices: int, *, quiet: bool
+) -> PlanOptions:
+    """Return the options with defaults for those that only this side can choose."""
+    if not is_open:
+        return options
+    update = {}
+    if "num_microbatches" in is_open and options.batch_size is None:
+        update["num_microbatches"] = max(8, num_devices)
+    options = options.model_copy(update=update)
+    say(
+        f"a service chooses no schedule or number of micro-batches: {options.schedule}, "
+        f"{options.num_microbatches} micro-batches, unless --schedule and --microbatches say "
+        "otherwise",
+        quiet=quiet,
+    )
+    return options
 
 
 def _plan_files(
@@ -148,28 +183,45 @@ def _make_plan(
     cluster: Cluster,
     *,
     options: PlanOptions,
+    is_open: frozenset[str],
     deadline_s: float | None,
     quiet: bool,
 ) -> Plan:
+    from ...planner.choose_options import choose_options
     from ...planner.plan import plan
 
+    if "memory_fraction" in is_open and profiles[0].provenance.source == "estimated":
+        options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
     with planning_progress(options.objective, quiet=quiet) as progress:
-        return plan(profiles, cluster, options, deadline_s=deadline_s, progress=progress)
+        choice = choose_options(
+            profiles,
+            cluster,
+            options,
+            schedule="schedule" in is_open,
+            num_microbatches="num_microbatches" in is_open,
+        )
+        made = plan(profiles, cluster, choice.options, deadline_s=deadline_s, progress=progress)
+    return made.model_copy(update={"notes": (*choice.reasons, *made.notes)})
 
 
 def _finish(
-    context: Context, plan: Plan, output: Path | None, explain: str | None, *, as_json: bool
+    context: Context,
+    plan: Plan,
+    output: Path | None,
+    explain: str | None,
+    text: str,
+    *,
+    quiet: bool,
 ) -> None:
-    document = plan.to_json(indent=2)
     if output is not None:
-        write_file(output, document + "\n")
-        say(f"wrote {output}", quiet=as_json)
-    emit(document if as_json else plan_text(plan))
+        write_file(output, plan.to_json(indent=2) + "\n")
+        say(f"wrote {output}", quiet=quiet)
+    emit(text)
     if output is None:
         # The same command with -o; a token must not end up in a shell's history.
         again = drop_flags(context.find_root().obj or (), ["--json"], ["--token"])
-        say_next(command_line(*again, "-o", "plan.json"), quiet=as_json)
+        say_next(command_line(*again, "-o", "plan.json"), quiet=quiet)
         return
     if explain is not None:
-        say_next(explain, quiet=as_json)
-    say_next(suggest_after_plan(plan, output), quiet=as_json)
+        say_next(explain, quiet=quiet)
+    say_next(suggest_after_plan(plan, output), quiet=quiet)

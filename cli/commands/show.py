@@ -17,7 +17,16 @@ from ..support.next_steps import (
     suggest_measuring,
     suggest_planning,
 )
-from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
+from ..support.output import (
+    JsonFlag,
+    VerboseFlag,
+    check_writable,
+    emit,
+    profile_text,
+    say,
+    say_next,
+    write_file,
+)
 from ..support.read_documents import read_document
 from ..support.service import fetch_document, suggest_after_show
 
@@ -63,6 +72,7 @@ def command(
         Path | None,
         Option(help="The profile the plan was made from, to show layer costs with --html."),
     ] = None,
+    verbose: VerboseFlag = False,
     gantt: Annotated[
         bool, Option("--gantt", help="Also draw the plan's step in the terminal (plans only).")
     ] = False,
@@ -88,7 +98,7 @@ def command(
     else:
         document = fetch_document(server, token, str(file), quiet=as_json)
     _check_flags(document, file, drawings, profile, tree=tree, depth=depth)
-    text, follow = _format(document, file, drawings, tree=tree, depth=depth)
+    text, follow = _format(document, file, drawings, tree=tree, depth=depth, details=verbose)
     from ...core.plan.plan import Plan
 
     if isinstance(document, Plan) and drawings:
@@ -133,14 +143,22 @@ def _check_flags(
 
 
 def _format(
-    document: Document, file: Path, drawings: PlanDrawings, *, tree: bool, depth: int | None
+    document: Document,
+    file: Path,
+    drawings: PlanDrawings,
+    *,
+    tree: bool,
+    depth: int | None,
+    details: bool,
 ) -> tuple[str, str]:
     from ...core.graph.graph import Graph
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
 
     if isinstance(document, Plan):
-        text = plan_text(document) + ("\n\n" + _gantt(document) if drawings.gantt else "")
+        text = plan_text(document, details=details) + (
+            "\n\n" + _gantt(document) if drawings.gantt else ""
+        )
         return text, suggest_after_plan(document, file, drawn=bool(drawings))
     if isinstance(document, Profile):
         return profile_text(document, tree=tree, depth=depth), suggest_planning(document, file)

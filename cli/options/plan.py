@@ -72,13 +72,14 @@ Calibrate = Annotated[
     ),
 ]
 Microbatches = Annotated[
-    int | None,
+    str,
     _option(
         STEP,
-        "Micro-batches per training step. Default: 8; with a model name, at least the number of "
-        "devices. With --batch-size, it must divide the batch and fixes the micro-batch size.",
+        "Micro-batches per training step; auto takes as many as keep the bubble under 10 %. With "
+        "--batch-size, a number must divide the batch and fixes the micro-batch size.",
         "--microbatches",
         "-m",
+        metavar="N|auto",
     ),
 ]
 BatchSize = Annotated[
@@ -95,7 +96,7 @@ Schedule = Annotated[
     _option(
         STEP,
         "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zero_bubble, interleaved_zero_bubble, zbv or "
-        "dualpipev.",
+        "dualpipev; auto takes the fastest, and 1f1b unless another is 2 % faster.",
     ),
 ]
 Chunks = Annotated[
@@ -178,7 +179,11 @@ Optimizer = Annotated[
     str, _option(MEMORY, "Optimizer whose state takes memory: none, sgd, momentum or adam.")
 ]
 MemoryFraction = Annotated[
-    float, _option(MEMORY, "Fraction of each device's memory that may be used.")
+    float | None,
+    _option(
+        MEMORY,
+        "Fraction of each device's memory that may be used. Default: 1; 0.9 for estimates.",
+    ),
 ]
 Gap = Annotated[
     float,
@@ -207,6 +212,18 @@ def parse_max_replicas(text: str) -> int | None:
     except ValueError:
         raise InvalidInput(
             f"--max-replicas takes a number or 'any', not {text!r}", field="/max_replicas"
+        ) from None
+
+
+def parse_microbatches(text: str) -> int | None:
+    """Parse a number of micro-batches; return `None` for ``auto``."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(
+            f"--microbatches takes a number or 'auto', not {text!r}", field="/num_microbatches"
         ) from None
 
 

@@ -46,12 +46,17 @@ def _flag(found: re.Match[str]) -> str:
     return f"{FLAGS[name]} any" if name == "max_replicas" else f"no {FLAGS[name]}"
 
 
-def plan_text(plan: Plan) -> str:
-    """Format a plan as ``print(plan)`` does, with flags for fields and fitted to the terminal."""
+def plan_text(plan: Plan, *, details: bool = False) -> str:
+    """Format a plan as ``print(plan)`` does, with flags for fields and fitted to the terminal.
+
+    With ``details`` all that the proof says is added.
+    """
     width = output_width()
     if width is not None:
         from ...view.terminal import fit_plan_table
 
-        return fit_plan_table(plan, width, in_flags)
-    table, _, lines = str(plan).partition("\n\n")
+        return fit_plan_table(plan, width, in_flags, details=details)
+    from ...core.plan.table import format_plan
+
+    table, _, lines = format_plan(plan, details=details).partition("\n\n")
     return f"{table}\n\n{in_flags(lines)}"

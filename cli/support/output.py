@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ...core.profile.profile import Profile
 
 JsonFlag = Annotated[bool, Option("--json", help="Print one JSON document to stdout.")]
+VerboseFlag = Annotated[
+    bool, Option("--verbose", "-v", help="Print both bounds of the proof, with their values.")
+]
 
 
 MIN_WIDTH = 40

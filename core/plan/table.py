@@ -25,10 +25,10 @@ MAX_COUNTS = 16
 """Most layer counts listed."""
 
 
-def format_plan(plan: Plan) -> str:
-    """Format a plan as `print(plan)` shows it."""
+def format_plan(plan: Plan, *, details: bool = False) -> str:
+    """Format a plan as `print(plan)` shows it; ``details`` adds those of the proof."""
     rows = list(zip(*build_plan_columns(plan), strict=True))
-    return "\n".join([format_table(rows), "", *format_summary(plan)])
+    return "\n".join([format_table(rows), "", *format_summary(plan, details=details)])
 
 
 def build_plan_columns(plan: Plan) -> list[tuple[str, ...]]:
@@ -71,14 +71,15 @@ COLUMNS: tuple[tuple[str, Callable[[Stage], str]], ...] = (
     ("memory", lambda stage: format_bytes(stage.memory.total_bytes)),
     ("limit", _limit),
     ("used", _used),
-    ("sends", lambda stage: format_bytes(stage.send_forward_bytes + stage.send_backward_bytes)),
+    ("sends on", lambda stage: format_bytes(stage.send_forward_bytes)),
+    ("sends back", lambda stage: format_bytes(stage.send_backward_bytes)),
     ("sync", lambda stage: format_time(stage.sync_time_s)),
     ("from", lambda stage: stage.layer_names[0]),
     ("to", lambda stage: stage.layer_names[-1]),
 )
 
 
-def format_summary(plan: Plan) -> list[str]:
+def format_summary(plan: Plan, *, details: bool = False) -> list[str]:
     """Format step time, baselines, proof and notes, a line each."""
     lines = [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
@@ -86,7 +87,8 @@ def format_summary(plan: Plan) -> list[str]:
         f"bubble {plan.bubble_fraction:.1%}",
         *_past_stages(plan),
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
-        *format_proof(plan),
+        f"proof: {format_verdict(plan)}",
+        *(format_proof(plan) if details else ()),
         *(f"note: {note}" for note in plan.notes),
     ]
     return [sanitize(line) for line in lines]
@@ -111,6 +113,26 @@ def _source(plan: Plan) -> str:
     if plan.error_band is None:
         return "ESTIMATED profile"
     return f"ESTIMATED profile, expected error {plan.error_band:.0%}"
+
+
+def format_verdict(plan: Plan) -> str:
+    """Say in one line how far the plan can be from the best possible one."""
+    proof, objective = plan.proof, plan.options.objective
+    optimal = proof.status == "optimal"
+    if objective in NOT_TIMES:
+        excess = proof.value / proof.lower_bound - 1 if proof.lower_bound > 0 else None
+    else:
+        bound_s = min(proof.simulated_lower_bound_s, plan.step_time_s)
+        excess = plan.step_time_s / bound_s - 1 if bound_s > 0 else None
+        optimal = optimal and objective not in ("step_time", "latency")
+    if optimal or (excess is not None and excess <= 1e-9):
+        return "optimal"
+    if excess is None:
+        return "no lower bound known"
+    verdict = f"at most {_percent(excess)} above the best possible"
+    if proof.status == "optimal":
+        verdict += f" step (optimal by its formula, {proof.objective})"
+    return verdict
 
 
 def format_proof(plan: Plan) -> list[str]:

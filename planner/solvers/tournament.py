@@ -121,8 +121,9 @@ class Tournament:
         return least_s > self.best.step_time_s * (1 + self.slack)
 
 
-def _rank(costed: CostedPlan) -> tuple[float, float, int, int, Assignment]:
+def _rank(costed: CostedPlan) -> tuple[float, float, int, int, int, Assignment]:
+    largest_bytes = max(stage.memory.total_bytes for stage in costed.stages)
     return (
-        costed.step_time_s, costed.value, costed.assignment.num_stages,
+        costed.step_time_s, costed.value, costed.assignment.num_stages, largest_bytes,
         sum(costed.assignment.extra_depths), costed.assignment,
     )  # fmt: skip

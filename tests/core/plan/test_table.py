@@ -6,6 +6,7 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.plan.table import format_plan, format_proof, format_verdict
 from stagewright.core.units import format_time
 from stagewright.planner.plan import plan as make_plan
 from stagewright.planner.price_split import plan_from_balance
@@ -17,25 +18,29 @@ def test_the_whole_table():
     cluster = Cluster.uniform(2, memory_bytes=2**20, latency_s=0, bandwidth_bytes_per_s=2048e3)
     made = make_plan(profile, cluster, PlanOptions(num_microbatches=4, optimizer="sgd"))
     assert str(made).splitlines() == [
-        "stage  device    layers  forward  backward  in flight  memory    limit    used  sends    "
-        "from     to",
-        "-----  --------  ------  -------  --------  ---------  --------  -------  ----  -------  "
-        "-------  -------",
-        "0      device:0  2       20 ms    40 ms     2          24.0 KiB  1.0 MiB  2%    2.0 KiB  "
-        "layer.0  layer.1",
-        "1      device:1  1       30 ms    60 ms     1          16.0 KiB  1.0 MiB  2%    2.0 KiB  "
-        "layer.2  layer.2",
+        "stage  device    layers  forward  backward  in flight    memory    limit  used  sends on  "
+        "sends back  from     to",
+        "-----  --------  ------  -------  --------  ---------  --------  -------  ----  --------  "
+        "----------  -------  -------",
+        "    0  device:0       2    20 ms     40 ms          2  24.0 KiB  1.0 MiB    2%   2.0 KiB  "
+        "       0 B  layer.0  layer.1",
+        "    1  device:1       1    30 ms     60 ms          1  16.0 KiB  1.0 MiB    2%       0 B  "
+        "   2.0 KiB  layer.2  layer.2",
         "",
         "step time 422 ms (1f1b, 4 micro-batches, MEASURED profile), bubble 28.9%",
         "equal layer counts [2, 1]: 422 ms; this plan takes the same time",
         "even times [2, 1]: 422 ms; this plan takes the same time",
+        "proof: at most 0.5 % above the best possible step "
+        "(optimal by its formula, 1F1B model step time, sum + (n - 1) x slowest stage)",
+    ]
+    assert format_plan(made, details=True).splitlines()[-2:] == [
         "proof: 1F1B model step time, sum + (n - 1) x slowest stage: 422 ms, optimal",
         "proof: simulated step at most 0.5 % above the lower bound (420 ms)",
     ]
 
 
-def columns(plan):
-    return re.split(r"\s{2,}", str(plan).splitlines()[0])
+def columns(plan, line=0):
+    return re.split(r"\s{2,}", str(plan).splitlines()[line].strip())
 
 
 def test_replicas_and_recomputation_have_columns_where_there_are_any():
@@ -44,7 +49,7 @@ def test_replicas_and_recomputation_have_columns_where_there_are_any():
     assert not {"replicas", "recompute", "sync"} & set(columns(plain))
     options = PlanOptions(num_microbatches=32, max_replicas=None, recompute="always")
     made = make_plan(profile, "4x24GB", options)
-    cells = dict(zip(columns(made), re.split(r"\s{2,}", str(made).splitlines()[2]), strict=True))
+    cells = dict(zip(columns(made), columns(made, 2), strict=True))
     stage = made.stages[0]
     assert cells["replicas"] == str(stage.replicas) == "4"
     assert cells["recompute"] == stage.recompute == "always"
@@ -60,14 +65,17 @@ def with_proof(plan, **changes):
 def test_the_proof_in_words_claims_no_more_than_is_known():
     made = make_plan(chain_profile([0.01, 0.01, 0.03]), "2xcpu")
     near = with_proof(made, status="feasible", value=3.0, lower_bound=2.99999)
-    assert "at most 0.1 % above the lower bound (3 s)" in str(near)
+    assert "at most 0.1 % above the lower bound (3 s)" in format_proof(near)[0]
     unknown = with_proof(made, status="feasible", lower_bound=0.0, simulated_lower_bound_s=0.0)
-    assert "no lower bound known" in str(unknown)
-    assert "simulated step" not in str(unknown)
+    assert format_verdict(unknown) == "no lower bound known"
+    assert "simulated step" not in "".join(format_proof(unknown))
     passed_over = with_proof(near, best_value=2.999995)
-    assert "the best value found is 3 s, with a gap of 0.1 %" in str(passed_over)
+    assert "the best value found is 3 s, with a gap of 0.1 %" in format_proof(passed_over)[1]
     met = with_proof(made, simulated_lower_bound_s=made.step_time_s)
-    assert "simulated step equal to the lower bound" in str(met)
+    assert "simulated step equal to the lower bound" in format_proof(met)[1]
+    assert format_verdict(met) == "optimal"
+    bounded = with_proof(made, status="feasible", simulated_lower_bound_s=made.step_time_s / 1.1)
+    assert format_verdict(bounded) == "at most 10.0 % above the best possible"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +83,7 @@ def test_the_proof_in_words_claims_no_more_than_is_known():
 )
 def test_a_value_has_the_unit_of_its_objective(objective, said):
     made = make_plan(random_profile(3, 12), "8x24GB", PlanOptions(objective=objective))
-    assert re.search(said, str(made))
+    assert re.search(said, format_plan(made, details=True))
     assert "no plan can beat" not in str(made)
 
 
