@@ -87,8 +87,8 @@ def _most(cell: dict[str, float], each_s: float) -> str:
 
 
 PLAN_COLUMNS = (
-    "to", "from", "sync", "sends back", "sends on", "used", "in flight", "recompute", "limit", "replicas", "device",
-    "backward",
+    "to", "from", "sync", "sends back", "sends on", "used", "in flight", "recompute", "limit",
+    "replicas", "device", "backward",
 )  # fmt: skip
 """Columns in the order they are dropped where room is short; the others always stay."""
 

@@ -85,7 +85,7 @@ def command(
     if server is not None:
         from ..support.service import plan_on_service
 
-        options = _default_options(options, is_open, len(cluster.devices), quiet=as_json)
+        options = _default_options(options, is_open, len(cluster.devices))
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
         )
@@ -132,22 +132,12 @@ def build_options(
 
 
 def _default_options(
-    options: PlanOptions, is_open: frozenset[str], num_devices: int, *, quiet: bool
+    options: PlanOptions, is_open: frozenset[str], num_devices: int
 ) -> PlanOptions:
-    """Return the options with defaults for those that only this side can choose."""
-    if not is_open:
+    """Return the options with defaults for what a service does not choose."""
+    if "num_microbatches" not in is_open or options.batch_size is not None:
         return options
-    update = {}
-    if "num_microbatches" in is_open and options.batch_size is None:
-        update["num_microbatches"] = max(8, num_devices)
-    options = options.model_copy(update=update)
-    say(
-        f"a service chooses no schedule or number of micro-batches: {options.schedule}, "
-        f"{options.num_microbatches} micro-batches, unless --schedule and --microbatches say "
-        "otherwise",
-        quiet=quiet,
-    )
-    return options
+    return options.model_copy(update={"num_microbatches": max(8, num_devices)})
 
 
 def _plan_files(

@@ -75,8 +75,9 @@ Microbatches = Annotated[
     str,
     _option(
         STEP,
-        "Micro-batches per training step; auto takes as many as keep the bubble under 10 %. With "
-        "--batch-size, a number must divide the batch and fixes the micro-batch size.",
+        "Micro-batches per training step; auto takes as many as keep the bubble under 10 % (a "
+        "server: 8, or the number of devices). With --batch-size, a number must divide the batch "
+        "and fixes the micro-batch size.",
         "--microbatches",
         "-m",
         metavar="N|auto",
@@ -96,7 +97,8 @@ Schedule = Annotated[
     _option(
         STEP,
         "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zero_bubble, interleaved_zero_bubble, zbv or "
-        "dualpipev; auto takes the fastest, and 1f1b unless another is 2 % faster.",
+        "dualpipev; auto takes the fastest, and 1f1b unless another is 2 % faster; a server "
+        "takes 1f1b.",
     ),
 ]
 Chunks = Annotated[

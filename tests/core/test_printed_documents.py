@@ -23,7 +23,7 @@ GRAPH = Graph(
     ("document", "lines"),
     [
         (affine_profile(2), ["body", "MEASURED Affine on Fast CPU, one micro-batch of 2x16"]),
-        (Cluster.parse("2x1GiB"), ["1GiB:0..1GiB:1  2      1GiB", "link  2"]),
+        (Cluster.parse("2x1GiB"), ["1GiB:0..1GiB:1      2  1GiB", "link      2"]),
         (
             GRAPH,
             [

@@ -1,6 +1,6 @@
 """Cause: in a terminal of 60 columns a plan's table and sentences broke in the middle."""
 
-from __future__ import re
+import re
 
 import pytest
 from rich.cells import cell_len

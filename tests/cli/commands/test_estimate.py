@@ -85,10 +85,14 @@ def test_plan_of_a_name_for_named_devices(run):
     assert made.options.recompute == "auto"
 
 
-def test_micro_batches_are_as_many_as_devices(run):
-    ran = run("plan", "resnet18", "-d", "12xL4", "--json")
+def test_schedule_micro_batches_and_memory_are_chosen_for_an_estimate(run):
+    ran = run("plan", "resnet18", "-d", "4xL4", "--json")
     assert ran.code == 0, ran.stderr
-    assert Plan.from_json(ran.stdout).num_microbatches == 12
+    made = Plan.from_json(ran.stdout)
+    assert made.options.memory_fraction == 0.9
+    said = f"{made.num_microbatches} micro-batches chosen"
+    assert made.notes[0].startswith(said), made.notes
+    assert made.notes[1].startswith(f"schedule {made.schedule} chosen"), made.notes
 
 
 def test_shorter_samples_are_offered_where_memory_is_short(run):

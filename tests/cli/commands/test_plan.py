@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from stagewright.cli.commands.plan import command
+from stagewright.cli.commands.plan import AUTO, command
 from stagewright.cli.options.plan import parse_max_replicas
 from stagewright.core.errors import DeadlineExceeded
 from stagewright.core.plan.plan import Objective, Pin, Plan, PlanOptions
@@ -79,7 +79,7 @@ def test_options_reach_the_plan(run, profile_file, words, fields):
     assert ran.code == 0, ran.stderr
     options = Plan.from_json(ran.stdout).options
     assert {name: getattr(options, name) for name in fields} == fields
-    unasked = PlanOptions.model_fields.keys() - fields.keys() - {"num_microbatches"}
+    unasked = PlanOptions.model_fields.keys() - fields.keys() - {"num_microbatches", "schedule"}
     assert all(getattr(options, name) == getattr(PlanOptions(), name) for name in unasked)
 
 
@@ -103,6 +103,7 @@ def test_every_option_has_a_flag_with_its_default():
         "output",
         "server",
         "token",
+        "verbose",
         "as_json",
         *OF_A_NAMED_MODEL,
     ):
@@ -110,6 +111,9 @@ def test_every_option_has_a_flag_with_its_default():
     found = {NAMES.get(name, name): parameter.default for name, parameter in parameters.items()}
     defaults = {name: field.default for name, field in PlanOptions.model_fields.items()}
     assert found.keys() == defaults.keys()
+    for name, auto in AUTO.items():  # the library has defaults where the command chooses
+        assert found.pop(name) == ("auto" if name == "num_microbatches" else auto)
+        del defaults[name]
     assert parse_max_replicas(found.pop("max_replicas")) == defaults.pop("max_replicas")
     assert {name: value or defaults[name] for name, value in found.items()} == defaults
 

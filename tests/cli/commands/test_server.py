@@ -27,7 +27,10 @@ def ask(run, server, monkeypatch):
 
 
 def test_plan_is_the_plan_made_here(ask, run, profile_file):
-    words = ("plan", profile_file, "--devices", "2x24GB", "--microbatches", 4, "-o", "plan.json")
+    words = (
+        "plan", profile_file, "--devices", "2x24GB", "--microbatches", 4, "--schedule", "1f1b",
+        "-o", "plan.json",
+    )  # fmt: skip
     here = run(*words)
     there = ask(*words)
     assert (here.code, there.code) == (0, 0), there.stderr
