@@ -111,6 +111,15 @@ def choose_options(
     return Choice(options.model_copy(update=update), tuple(reasons))
 
 
+def rank_schedules(
+    planner: Planner, cluster: Cluster, options: PlanOptions
+) -> list[TrainingSchedule]:
+    """Return the schedules with which a quick plan fits, fastest first."""
+    study = _Study(planner, cluster, options, SCHEDULES)
+    found = study.quick_plans(options.num_microbatches)
+    return [plan.schedule for plan in sorted(found, key=lambda plan: plan.step_s)]
+
+
 @dataclass(frozen=True)
 class _QuickPlan:
     """The fastest of a schedule's quick splits."""
@@ -167,7 +176,7 @@ class _Study:
         return last
 
     def _try(self, count: int) -> _Trial | None:
-        found = [plan for name in self.schedules if (plan := self._quick(name, count))]
+        found = self.quick_plans(count)
         if not found:
             return None
         plain = next((plan for plan in found if plan.schedule == "1f1b"), None)
@@ -176,6 +185,10 @@ class _Study:
             return _Trial(count, plain, plain)
         near = [plan for plan in found if plan.step_s <= least_s * (1 + EQUAL)]
         return _Trial(count, min(near, key=lambda plan: plan.peak_bytes), plain)
+
+    def quick_plans(self, count: int) -> list[_QuickPlan]:
+        """Return a quick plan of each schedule with which one fits."""
+        return [plan for name in self.schedules if (plan := self._quick(name, count))]
 
     def _quick(self, schedule: TrainingSchedule, count: int) -> _QuickPlan | None:
         """Return the fastest of the quick plans; `None` if none fits or the options forbid it."""

@@ -15,6 +15,7 @@ from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time
+from .choose_options import rank_schedules
 from .heuristics.comparisons import compare_rules
 from .plan import Planner
 from .problem.input_checks import (
@@ -29,6 +30,9 @@ from .search.branch_and_bound import ROUNDING
 from .simulator.plan_timeline import times_of
 from .simulator.simulate import step_time
 from .validation.validate import validate
+
+MAX_SCHEDULES = 3
+"""Other schedules that are planned, the fastest by quick plans."""
 
 NOTICEABLE = 0.01
 """Share of the step that unlimited memory must save for memory to count as the bound."""
@@ -130,9 +134,25 @@ class _Study:
         self.samples = self.microbatch_size or 1
         self.least_s = plan.step_time_s  # least known step of the unchanged request
 
+    def _schedules(self) -> list[_Change]:
+        """Return the fastest other schedules as changes."""
+        if self.plan.schedule == "forward_only" or self.options.objective != "step_time":
+            return []
+        options = self.options.model_copy(update={"max_extra_in_flight": 0})
+        ranked = rank_schedules(self.planner, self.cluster, options)
+        return [
+            _Change(
+                f"schedule {name}",
+                self.cluster,
+                options.model_copy(update={"schedule": name}),
+                keeps_plan=False,
+            )
+            for name in [name for name in ranked if name != self.plan.schedule][:MAX_SCHEDULES]
+        ]
+
     def explanation(self) -> Explanation:
         plan = self.plan
-        changes = list(_changes(plan, self.cluster, self.options))
+        changes = [*_changes(plan, self.cluster, self.options), *self._schedules()]
         is_limited = any(device.memory_bytes is not None for device in self.cluster.devices)
         # Planning again comes first, as later gains are measured from its result.
         alternatives = [self._alternative(changes[0], 1 / (len(changes) + 1))]
