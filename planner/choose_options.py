@@ -1,4 +1,4 @@
-"""Choice of schedule and number of micro-batches, where the request leaves them open.
+"""ChosenOptions of schedule and number of micro-batches, where the request leaves them open.
 
 Each schedule is simulated with a few quick splits (even times, equal layers, cuts fitted to
 memory), which takes milliseconds, and the plan is then searched for once, with the choice.
@@ -53,7 +53,7 @@ SHAPES = 2
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenOptions:
     """Options with a schedule and number of micro-batches, and the reasons in words."""
 
     options: PlanOptions
@@ -67,7 +67,7 @@ def choose_options(
     *,
     schedule: bool = True,
     num_microbatches: bool = True,
-) -> Choice:
+) -> ChosenOptions:
     """Return the options with schedule and number of micro-batches chosen for the shortest step.
 
     Micro-batches are as many as bring the bubble below 10 %: powers of two from 8 to 8 for each
@@ -89,7 +89,7 @@ def choose_options(
     planner, cluster = Planner(profile), parse_cluster(cluster)
     options = require_options(options)
     if options.objective != "step_time":
-        return Choice(options)
+        return ChosenOptions(options)
     given_batch = options.batch_size is not None
     study = _Study(planner, cluster, options, SCHEDULES if schedule else (options.schedule,))
     counts = [options.num_microbatches]
@@ -99,7 +99,7 @@ def choose_options(
         counts = list(_counts(len(cluster.devices)))
     trial = study.choose(counts)
     if trial is None:  # nothing fits by the quick splits; planning finds a plan or says why not
-        return Choice(options.model_copy(update={"num_microbatches": counts[0]}))
+        return ChosenOptions(options.model_copy(update={"num_microbatches": counts[0]}))
     update: dict[str, object] = {}
     reasons = []
     if num_microbatches and not given_batch:
@@ -108,7 +108,7 @@ def choose_options(
     if schedule:
         update["schedule"] = trial.best.schedule
         reasons.append(_why_schedule(trial))
-    return Choice(options.model_copy(update=update), tuple(reasons))
+    return ChosenOptions(options.model_copy(update=update), tuple(reasons))
 
 
 def rank_schedules(

@@ -17,7 +17,7 @@ from ..support.named_models import (
     EstimateFlags,
     describe_estimate,
     find_model_name,
-    is_stored_id,
+    is_model_name,
     suggest_smaller_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
@@ -77,10 +77,8 @@ def command(
     check_writable(output)
     check_token(server, token)
     name, cluster = find_model_name(profiles), read_devices(devices)
-    is_model = name is not None and not is_stored_id(name)
-    options, is_open = build_options(context.params, is_model=is_model)
+    options, is_open = build_options(context.params, is_model=is_model_name(name))
     estimate = EstimateFlags(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
-    explain: str | None = None
     make = partial(_make_plan, options=options, is_open=is_open, deadline_s=deadline, quiet=as_json)
     if server is not None:
         from ..support.service import plan_on_service
@@ -89,13 +87,13 @@ def command(
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
         )
+        explain = None
     elif name is None:
         plan, source = _plan_files(profiles, estimate, cluster, make)
         explain = command_line("explain", output, source, "-d", devices)
     else:
         plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
-    text = plan.to_json(indent=2) if as_json else plan_text(plan, details=verbose)
-    _finish(context, plan, output, explain, text, quiet=as_json)
+    _finish(context, plan, output, explain)
 
 
 ESTIMATED_MEMORY = 0.9
@@ -194,19 +192,13 @@ def _make_plan(
     return made.model_copy(update={"notes": (*choice.reasons, *made.notes)})
 
 
-def _finish(
-    context: Context,
-    plan: Plan,
-    output: Path | None,
-    explain: str | None,
-    text: str,
-    *,
-    quiet: bool,
-) -> None:
+def _finish(context: Context, plan: Plan, output: Path | None, explain: str | None) -> None:
+    quiet = context.params["as_json"]
     if output is not None:
         write_file(output, plan.to_json(indent=2) + "\n")
         say(f"wrote {output}", quiet=quiet)
-    emit(text)
+    details = context.params["verbose"]
+    emit(plan.to_json(indent=2) if quiet else plan_text(plan, details=details))
     if output is None:
         # The same command with -o; a token must not end up in a shell's history.
         again = drop_flags(context.find_root().obj or (), ["--json"], ["--token"])

@@ -42,6 +42,11 @@ def is_stored_id(name: str) -> bool:
     return name.startswith(("profile_", "graph_"))
 
 
+def is_model_name(name: str | None) -> bool:
+    """Return True if a model was named, rather than a file or a service's document."""
+    return name is not None and not is_stored_id(name)
+
+
 def read_family(family: str, config: str) -> ModelSpec:
     """Return the model of a family with this configuration, in JSON."""
     from ...core.models.families import ModelSpec
