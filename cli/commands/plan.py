@@ -24,6 +24,7 @@ from ..support.next_steps import command_line, drop_flags, suggest_after_plan
 from ..support.output import JsonFlag, VerboseFlag, check_writable, emit, say, say_next, write_file
 from ..support.progress import planning_progress
 from ..support.read_documents import build_record, read_devices, read_document
+from ..support.service import plan_on_service
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
@@ -70,9 +71,9 @@ def command(
 ) -> None:
     """Split a profiled model into pipeline stages for a set of devices.
 
-    Instead of a profile, a published model can be named: it is captured without weights and its
-    costs are estimated for the devices; the plan is then labelled ESTIMATED. With --server, a
-    service does all of this; it also accepts a captured graph or an exported program (.pt2).
+    Instead of a profile, name a published model: its costs are estimated for the devices, without
+    weights, and the plan is labelled ESTIMATED. With --server, a service plans; it also accepts a
+    captured graph or an exported program (.pt2).
     """
     check_writable(output)
     check_token(server, token)
@@ -81,8 +82,6 @@ def command(
     estimate = EstimateFlags(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
     make = partial(_make_plan, options=options, is_open=is_open, deadline_s=deadline, quiet=as_json)
     if server is not None:
-        from ..support.service import plan_on_service
-
         options = _default_options(options, is_open, len(cluster.devices))
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
