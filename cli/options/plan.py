@@ -31,8 +31,9 @@ Profiles = Annotated[
     Argument(
         metavar="PROFILE|MODEL",
         help="A file written by 'stagewright profile' or 'estimate'; with --batch-size, "
-        "several files of one model at different micro-batch sizes. Or the name of a published "
-        "model, such as gpt2-xl or llama-70b, whose costs are then estimated.",
+        "several files of one model at different micro-batch sizes. Or a model whose costs are "
+        "then estimated: the name of a published one, such as gpt2-xl or llama-70b, or a Hugging "
+        "Face config.json or its folder.",
     ),
 ]
 Devices = Annotated[

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ...core.errors import Infeasible, InvalidInput
 from .next_steps import command_line
@@ -21,13 +21,19 @@ if TYPE_CHECKING:
     from ...profiler.estimates.for_cluster import ClusterEstimate
 
 
+MAX_CONFIG_BYTES = 2**20
+"""Profiles are larger, and are not read twice."""
+
+
 def find_model_name(arguments: Sequence[str]) -> str | None:
-    """Return the model's name if one was given; `None` if all arguments are files."""
-    names = [text for text in arguments if not _is_file(text)]
+    """Return the model's name, or its ``config.json``; `None` if all arguments are other files."""
+    names = [text for text in arguments if not _is_file(text) or find_config(text) is not None]
     if not names:
         return None
     if len(arguments) > 1:
-        raise InvalidInput(f"{names[0]!r} is not a file; give either one model name or profiles")
+        raise InvalidInput(
+            f"{names[0]!r} names a model; give either one model or profiles, not both"
+        )
     return names[0]
 
 
@@ -35,6 +41,22 @@ def _is_file(text: str) -> bool:
     # Anything with a path or a file's ending is a file, whether it exists or not.
     path = Path(text)
     return path.suffix in (".json", ".pt2") or "/" in text or path.exists()
+
+
+def find_config(text: str) -> dict[str, object] | None:
+    """Return the Hugging Face configuration in this file, or in ``config.json`` of this folder."""
+    path = Path(text)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InvalidInput(f"the folder {text} has no config.json; give a model's folder")
+    try:
+        if path.suffix != ".json" or path.stat().st_size > MAX_CONFIG_BYTES:
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # whoever reads it as a profile says what is wrong with it
+    return found if isinstance(found, dict) and "model_type" in found else None
 
 
 def is_stored_id(name: str) -> bool:
@@ -62,14 +84,25 @@ def read_family(family: str, config: str) -> ModelSpec:
 def read_model(
     name: str, config: str | None, microbatch: int, sequence: int | None
 ) -> tuple[ModelSpec, Sample]:
-    """Return a published model, or a family's with ``config``, and a sample of one micro-batch."""
+    """Return a model and a sample of one micro-batch.
+
+    The name is a published model's, a Hugging Face ``config.json`` or its folder, or a family's
+    where ``config`` is given.
+    """
     from ...core.requests.default_samples import default_sample
+    from ...core.requests.model_input import read_model as expand
     from ...core.requests.presets import find_preset
 
     if microbatch < 1:
         raise InvalidInput(f"--microbatch is {microbatch}; it must be at least 1")
     if sequence is not None and sequence < 1:
         raise InvalidInput(f"--sequence is {sequence}; it must be at least 1")
+    if config is None and (published := find_config(name)) is not None:
+        try:
+            spec = cast("ModelSpec", expand(published))
+        except InvalidInput as error:
+            raise InvalidInput(f"{name}: {error}", field=error.field) from None
+        return spec, default_sample(spec, microbatch, sequence)
     if config is None:
         found = find_preset(name)
         return found.spec, default_sample(found.spec, microbatch, sequence or found.sequence_length)

@@ -70,6 +70,9 @@ GPT3 = "Brown et al. 2020, table 2.1, with dense attention in every layer"
 LLAMA = "Touvron et al. 2023, LLaMA, table 2"
 LLAMA2 = "Touvron et al. 2023, Llama 2, table 1; config.json of meta-llama on Hugging Face"
 LLAMA3 = "Grattafiori et al. 2024, The Llama 3 Herd of Models, table 3"
+LLAMA31 = "config.json of meta-llama on Hugging Face (3.1 to 3.3); 8,192 tokens in pre-training"
+MISTRAL = "Jiang et al. 2023, Mistral 7B, table 1; config.json of mistralai on Hugging Face"
+QWEN25 = "Qwen Team 2024, Qwen2.5 Technical Report, table 1; 4,096 tokens in pre-training"
 QWEN2 = "Yang et al. 2024, Qwen2 Technical Report, table 1; 4,096 tokens in pre-training"
 MIXTRAL = "Jiang et al. 2024, Mixtral, table 1"
 MIXTRAL2 = "config.json of mistralai/Mixtral-8x22B-v0.1 on Hugging Face"
@@ -103,13 +106,55 @@ PRESETS: dict[str, Preset] = {
             "llama-2-70b": (LLAMA2, 4096, 68_976_648_192, 8192, 28672, 80, 64, 8, 4096, 32000),
             "llama-3-8b": (LLAMA3, 8192, 8_030_261_248, 4096, 14336, 32, 32, 8, 8192, 128256),
             "llama-3-70b": (LLAMA3, 8192, 70_553_706_496, 8192, 28672, 80, 64, 8, 8192, 128256),
+            "llama-3.1-8b": (LLAMA31, 8192, 8_030_261_248, 4096, 14336, 32, 32, 8, 131072, 128256),
+            "llama-3.1-70b": (
+                LLAMA31,
+                8192,
+                70_553_706_496,
+                8192,
+                28672,
+                80,
+                64,
+                8,
+                131072,
+                128256,
+            ),
+            "llama-3.1-405b": (
+                LLAMA31,
+                8192,
+                405_853_388_800,
+                16384,
+                53248,
+                126,
+                128,
+                8,
+                131072,
+                128256,
+            ),
+            # Mistral has the layers of Llama; up to 4,096 tokens its attention is the same, too.
+            "mistral-7b": (MISTRAL, 4096, 7_241_732_096, 4096, 14336, 32, 32, 8, 32768, 32000),
         },
+    ),
+    **_build_family(
+        "llama",
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads max_position_embeddings vocab_size",
+        {
+            "llama-3.2-1b": (LLAMA31, 8192, 1_235_814_400, 2048, 8192, 16, 32, 8, 131072, 128256),
+            "llama-3.2-3b": (LLAMA31, 8192, 3_212_749_824, 3072, 8192, 28, 24, 8, 131072, 128256),
+        },
+        tie_word_embeddings=True,
     ),
     **_build_family(
         "qwen2",
         "hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads max_position_embeddings vocab_size",
-        {"qwen2-0.5b": (QWEN2, 4096, 494_032_768, 896, 4864, 24, 14, 2, 32768, 151936)},
+        {
+            "qwen2-0.5b": (QWEN2, 4096, 494_032_768, 896, 4864, 24, 14, 2, 32768, 151936),
+            "qwen2.5-0.5b": (QWEN25, 4096, 494_032_768, 896, 4864, 24, 14, 2, 32768, 151936),
+            "qwen2.5-1.5b": (QWEN25, 4096, 1_543_714_304, 1536, 8960, 28, 12, 2, 32768, 151936),
+            "qwen2.5-3b": (QWEN25, 4096, 3_085_938_688, 2048, 11008, 36, 16, 2, 32768, 151936),
+        },
         tie_word_embeddings=True,
     ),
     **_build_family(
@@ -119,6 +164,10 @@ PRESETS: dict[str, Preset] = {
         {
             "qwen2-7b": (QWEN2, 4096, 7_615_616_512, 3584, 18944, 28, 28, 4, 32768, 152064),
             "qwen2-72b": (QWEN2, 4096, 72_706_203_648, 8192, 29568, 80, 64, 8, 32768, 152064),
+            "qwen2.5-7b": (QWEN25, 4096, 7_615_616_512, 3584, 18944, 28, 28, 4, 32768, 152064),
+            "qwen2.5-14b": (QWEN25, 4096, 14_770_033_664, 5120, 13824, 48, 40, 8, 32768, 152064),
+            "qwen2.5-32b": (QWEN25, 4096, 32_763_876_352, 5120, 27648, 64, 40, 8, 32768, 152064),
+            "qwen2.5-72b": (QWEN25, 4096, 72_706_203_648, 8192, 29568, 80, 64, 8, 32768, 152064),
         },
         tie_word_embeddings=False,
     ),
@@ -177,6 +226,7 @@ ALIASES = {
     "llama2-70b": "llama-2-70b",
     "llama3-8b": "llama-3-8b",
     "llama3-70b": "llama-3-70b",
+    "llama-3.3-70b": "llama-3.1-70b",
     "vit-l-16": "vit-large",
     "vit-b-16": "vit-base",
 }

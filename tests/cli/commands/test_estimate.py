@@ -1,5 +1,6 @@
 """`estimate`, and `plan` of models by their names."""
 
+import json
 from typing import get_args, get_type_hints
 
 import pytest
@@ -158,3 +159,40 @@ def test_without_transformers_the_extra_is_named(run, monkeypatch):
     ran = run("plan", "gpt2", "-d", "2x24GB")
     assert ran.code != 0
     assert "pip install 'stagewright[hf]'" in ran.stderr
+
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 32, "use_cache": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_config_of_hugging_face_is_planned_as_it_is(run, tmp_path):
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    found = [
+        Plan.from_json(run("plan", where, "-d", "2xL4", "--json").stdout)
+        for where in (folder, folder / "config.json")
+    ]
+    assert found[0] == found[1]
+    assert found[0].model == "LlamaForCausalLM"
+    assert run("estimate", folder, "--device", "L4", "-o", "profile.json").code == 0
+    assert Profile.read("profile.json").inputs[0].shape == (1, 32)
+
+
+def test_configs_that_are_not_built_are_refused_by_file(run, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "model_type": "unheard_of"}))
+    ran = run("plan", path, "-d", "2xL4")
+    assert ran.code == 2
+    assert f"{path}: 'model_type'" in ran.stderr
+    ran = run("plan", tmp_path / "empty", "-d", "2xL4")
+    assert (ran.code, "cannot read" in ran.stderr) == (2, True)
+    (tmp_path / "empty").mkdir()
+    ran = run("plan", tmp_path / "empty", "-d", "2xL4")
+    assert (ran.code, "has no config.json" in ran.stderr) == (2, True)
+    ran = run("plan", path, "profile.json", "-d", "2xL4")
+    assert (ran.code, "not both" in ran.stderr) == (2, True)
