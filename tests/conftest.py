@@ -32,6 +32,14 @@ def as_wide_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def no_estimates_of_other_tests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Estimates are kept between commands: here, not beyond a test."""
+    monkeypatch.setenv("STAGEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("estimates")))
+
+
 @pytest.fixture(scope="session")
 def forking_executable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Take the place of ``sys.executable`` by forking; see `tests/forked_python.py`."""

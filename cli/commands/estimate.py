@@ -8,8 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..options.model import FAMILIES, Config
-from ..support.named_models import read_model, read_precision
-from ..support.output import JsonFlag, check_writable, finish_profile
+from ..support.named_models import estimate_on_device, read_model, read_precision
+from ..support.output import JsonFlag, NoCacheFlag, check_writable, finish_profile
 from ..support.read_documents import read_document
 
 
@@ -51,6 +51,7 @@ def command(
     output: Annotated[
         Path, Option("--output", "-o", help="Write the profile to this file.")
     ] = Path("profile.json"),
+    no_cache: NoCacheFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Estimate what each layer of a model costs on a device that is not available here.
@@ -66,9 +67,7 @@ def command(
     spec, sample = read_model(model, config, microbatch, sequence)
     target = get_accelerator(device)
     measured = [read_document(path, Profile) for path in calibrate or ()]
-    from ...profiler.estimates.estimate import estimate_spec
-
-    profile = estimate_spec(
-        spec, sample, device=target, precision=dtype, num_threads=threads, calibrate_by=measured
+    profile = estimate_on_device(
+        spec, sample, target, dtype, threads, measured, use_cache=not no_cache
     )
     finish_profile(profile, output, as_json=as_json)

@@ -21,7 +21,16 @@ from ..support.named_models import (
     suggest_smaller_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
-from ..support.output import JsonFlag, VerboseFlag, check_writable, emit, say, say_next, write_file
+from ..support.output import (
+    JsonFlag,
+    NoCacheFlag,
+    VerboseFlag,
+    check_writable,
+    emit,
+    say,
+    say_next,
+    write_file,
+)
 from ..support.progress import planning_progress
 from ..support.read_documents import build_record, read_devices, read_document
 from ..support.service import plan_on_service
@@ -66,6 +75,7 @@ def command(
     output: flags.Output = None,
     server: Server = None,
     token: Token = None,
+    no_cache: NoCacheFlag = False,
     verbose: VerboseFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -79,7 +89,7 @@ def command(
     check_token(server, token)
     name, cluster = find_model_name(profiles), read_devices(devices)
     options, is_open = build_options(context.params, is_model=is_model_name(name))
-    estimate = EstimateFlags(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
+    estimate = EstimateFlags.of(context.params)
     make = partial(_make_plan, options=options, is_open=is_open, deadline_s=deadline, quiet=as_json)
     if server is not None:
         options = _default_options(options, is_open, len(cluster.devices))

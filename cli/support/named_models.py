@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...core.errors import Infeasible, InvalidInput
+from .estimate_cache import recall_or_make, store
 from .next_steps import command_line
+from .progress import working
 from .read_documents import read_document, read_json
 
 if TYPE_CHECKING:
-    from ...core.cluster.accelerators import Precision
+    from ...core.cluster.accelerators import Accelerator, Precision
     from ...core.cluster.cluster import Cluster
     from ...core.graph.tensors import Sample
     from ...core.models.families import ModelSpec
     from ...core.profile.profile import Profile
-    from ...profiler.estimates.for_cluster import ClusterEstimate
+    from ...profiler.estimates.cluster_estimate import ClusterEstimate
 
 
 MAX_CONFIG_BYTES = 2**20
@@ -144,6 +146,19 @@ class EstimateFlags:
     precision: str | None = None
     kind: str | None = None
     calibrate: tuple[Path, ...] = ()
+    use_cache: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> EstimateFlags:
+        """Return the flags among the parameters of a command."""
+        return cls(
+            given["microbatch"],
+            given["sequence"],
+            given["precision"],
+            given["estimate_for"],
+            tuple(given["calibrate"] or ()),
+            not given["no_cache"],
+        )
 
     def refuse_for_profiles(self) -> None:
         """Raise `InvalidInput` if a flag was given: a profile has all of this settled."""
@@ -169,11 +184,31 @@ class EstimateFlags:
         samples = 1 if self.microbatch is None else self.microbatch
         spec, sample = read_model(name, None, samples, self.sequence)
         measured = [read_document(path, Profile) for path in self.calibrate]
-        from ...profiler.estimates.for_cluster import estimate_for_cluster
 
-        return estimate_for_cluster(
-            spec, sample, cluster, kind=self.kind, precision=precision, calibrate_by=measured
-        )
+        def make() -> dict[str, Any]:
+            from ...profiler.estimates.for_cluster import estimate_for_cluster
+
+            with working(f"estimating {name}: capturing it without weights"):
+                return _to_json(
+                    estimate_for_cluster(
+                        spec,
+                        sample,
+                        cluster,
+                        kind=self.kind,
+                        precision=precision,
+                        calibrate_by=measured,
+                    )
+                )
+
+        asked = _asked(spec, sample, precision, measured)
+        question = {**asked, "cluster": cluster, "kind": self.kind}
+        found = _from_json(recall_or_make(question, make, use=self.use_cache))
+        if self.use_cache and len(found.taken) == 1:
+            # What `stagewright estimate` would make: the next command that is suggested.
+            (device,) = found.taken.values()
+            threads = found.profile.provenance.num_threads
+            store(_of_device(asked, device, threads), found.profile.model_dump(mode="json"))
+        return found
 
     def estimate_command(self, name: str, estimated: ClusterEstimate) -> str:
         """Return the command that writes the profile this estimate amounts to."""
@@ -188,6 +223,73 @@ class EstimateFlags:
             if value is not None:
                 words += [option, value]
         return command_line("estimate", name, *words, "-o", "profile.json")
+
+
+def estimate_on_device(
+    spec: ModelSpec,
+    sample: Sample,
+    device: Accelerator,
+    precision: Precision | None,
+    num_threads: int | None,
+    measured: Sequence[Profile],
+    *,
+    use_cache: bool,
+) -> Profile:
+    """Estimate a model on one device, or recall the estimate."""
+    from ...core.profile.profile import Profile
+
+    def make() -> dict[str, Any]:
+        from ...profiler.estimates.estimate import estimate_spec
+
+        with working("estimating: capturing the model without weights"):
+            made = estimate_spec(
+                spec,
+                sample,
+                device=device,
+                precision=precision,
+                num_threads=num_threads,
+                calibrate_by=measured,
+            )
+        return made.model_dump(mode="json")
+
+    asked = _of_device(_asked(spec, sample, precision, measured), device, num_threads)
+    return Profile.model_validate(recall_or_make(asked, make, use=use_cache))
+
+
+def _asked(
+    spec: ModelSpec, sample: Sample, precision: Precision | None, measured: Sequence[Profile]
+) -> dict[str, Any]:
+    calibrated_by = [profile.content_id() for profile in measured]
+    return {"spec": spec, "sample": sample, "precision": precision, "by": calibrated_by}
+
+
+def _of_device(
+    asked: dict[str, Any], device: Accelerator, num_threads: int | None
+) -> dict[str, Any]:
+    return {**asked, "device": device.name, "threads": num_threads}
+
+
+def _to_json(estimated: ClusterEstimate) -> dict[str, Any]:
+    return {
+        "profile": estimated.profile.model_dump(mode="json"),
+        "cluster": estimated.cluster.model_dump(mode="json"),
+        "taken": {kind: found.name for kind, found in estimated.taken.items()},
+        "guessed": {kind: [one.name for one in many] for kind, many in estimated.guessed.items()},
+    }
+
+
+def _from_json(found: dict[str, Any]) -> ClusterEstimate:
+    from ...core.cluster.accelerators import get_accelerator
+    from ...core.cluster.cluster import Cluster
+    from ...core.profile.profile import Profile
+    from ...profiler.estimates.cluster_estimate import ClusterEstimate
+
+    return ClusterEstimate(
+        Profile.model_validate(found["profile"]),
+        Cluster.model_validate(found["cluster"]),
+        {kind: get_accelerator(name) for kind, name in found["taken"].items()},
+        {kind: tuple(map(get_accelerator, names)) for kind, names in found["guessed"].items()},
+    )
 
 
 def describe_estimate(name: str, estimated: ClusterEstimate) -> str:

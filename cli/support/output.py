@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ...core.profile.profile import Profile
 
 JsonFlag = Annotated[bool, Option("--json", help="Print one JSON document to stdout.")]
+NoCacheFlag = Annotated[
+    bool, Option("--no-cache", help="Estimate anew, and do not keep the estimate.")
+]
 VerboseFlag = Annotated[
     bool, Option("--verbose", "-v", help="Print both bounds of the proof, with their values.")
 ]

@@ -1,11 +1,12 @@
-"""Progress display on stderr; nothing is drawn unless stderr is a terminal."""
+"""Progress on stderr: drawn in a terminal, and elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,60 @@ if TYPE_CHECKING:
 
 DISPLAY_DELAY_S = 0.7
 """Planning that finishes sooner shows nothing: a display that flashes up helps no one."""
+
+
+LINE_EVERY_S = 2.5
+"""Where nothing can be drawn, a line this often; nothing is silent for three seconds."""
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Say what is going on while it lasts; the callback changes the text.
+
+    What is done in less than `DISPLAY_DELAY_S` says nothing in a terminal, and what is done in
+    less than `LINE_EVERY_S` says nothing elsewhere.
+    """
+    if sys.stderr.isatty():
+        with _spinner(text) as change:
+            yield change
+        return
+    said = [text]
+    began, over = time.monotonic(), Event()
+
+    def tell() -> None:
+        while not over.wait(LINE_EVERY_S):
+            seconds = time.monotonic() - began
+            sys.stderr.write(f"{said[0]} ({seconds:.0f} s)\n")
+            sys.stderr.flush()
+
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield lambda changed: said.__setitem__(0, changed)
+    finally:
+        over.set()
+        teller.join()
+
+
+@contextmanager
+def _spinner(text: str) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
+    )  # fmt: skip
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(text)
+    timer = Timer(DISPLAY_DELAY_S, bar.start)
+    timer.start()
+    try:
+        yield lambda changed: bar.update(task, description=changed)
+    finally:
+        # The timer may be starting the bar right now; stopping the bar first would leave it on.
+        timer.cancel()
+        timer.join()
+        bar.stop()
 
 
 @contextmanager
@@ -40,27 +95,12 @@ def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
 def planning_progress(
     objective: Objective, *, quiet: bool
 ) -> Iterator[Callable[[PlanningProgress], None] | None]:
-    """Yield a callback for `plan` that shows the best plan so far, or `None` without a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """Yield a callback for `plan` that shows the best plan so far, or `None` if quiet."""
+    if quiet:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
-    )  # fmt: skip
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("planning")
-    timer = Timer(DISPLAY_DELAY_S, bar.start)
-    timer.start()
-    try:
-        yield lambda found: bar.update(task, description=best_so_far(objective, found))
-    finally:
-        # The timer may be starting the bar right now; stopping the bar first would leave it on.
-        timer.cancel()
-        timer.join()
-        bar.stop()
+    with working("planning") as change:
+        yield lambda found: change(best_so_far(objective, found))
 
 
 def best_so_far(objective: Objective, found: PlanningProgress) -> str:

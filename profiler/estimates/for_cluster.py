@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ...core.cluster.accelerators import (
     CATALOGUE,
@@ -23,6 +22,7 @@ from ...core.models.families import ModelSpec
 from ...core.profile.profile import Profile
 from ..graphs.rebuilt_capture import rebuild_captured
 from .calibration import FLOATING, TENSORS
+from .cluster_estimate import ClusterEstimate
 from .estimate import document, rates_for, spec_work, target
 from .layer_costs import EstimateTarget, ModelWork, captured_work
 from .meta_device import META, empty_meta
@@ -56,23 +56,6 @@ def graph_work(graph: Graph, wanted: EstimateTarget) -> ModelWork:
         raise InvalidInput(
             f"the graph cannot be estimated: {first_line(error)}", field="/operations"
         ) from error
-
-
-@dataclass(frozen=True)
-class ClusterEstimate:
-    """A profile for a cluster's first kind of device, and the others' speeds beside it.
-
-    Attributes:
-        profile: Estimated for the first device's kind.
-        cluster: The cluster; devices of other kinds carry their speed.
-        taken: What each kind was taken for.
-        guessed: Kinds told by their memory alone, with what else they might be.
-    """
-
-    profile: Profile
-    cluster: Cluster
-    taken: dict[str, Accelerator]
-    guessed: dict[str, tuple[Accelerator, ...]]
 
 
 def estimate_for_cluster(
