@@ -37,7 +37,7 @@ def no_estimates_of_other_tests(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Estimates are kept between commands: here, not beyond a test."""
-    monkeypatch.setenv("STAGEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("estimates")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("estimates")))
 
 
 @pytest.fixture(scope="session")

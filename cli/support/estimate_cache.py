@@ -18,9 +18,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-VARIABLE = "STAGEWRIGHT_CACHE_DIR"
-"""Of the environment: the folder of the cache."""
-
 MAX_ENTRIES = 64
 """Estimates kept, the last used; one of 80 layers takes about 100 KiB."""
 
@@ -32,8 +29,6 @@ SOURCES = ("capture", "core", "profiler")
 
 def cache_folder() -> Path:
     """Return the folder of the cache, which may not exist yet."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "stagewright" / "estimates"
 

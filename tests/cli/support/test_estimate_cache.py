@@ -60,7 +60,7 @@ def test_the_least_used_entries_go(monkeypatch):
 
 def test_a_folder_that_cannot_be_written_changes_nothing(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("STAGEWRIGHT_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert recall_or_make({"of": 1}, lambda: {"is": 2}, use=True) == {"is": 2}
 
 

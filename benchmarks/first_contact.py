@@ -1,0 +1,108 @@
+"""Seconds that a first user waits: plans by name with an empty cache and a filled one, and explain.
+
+Each command runs in a process of its own, with stderr no terminal. "Silent" is the longest time
+without a line. Exits 1 if a command is late or silent for more than three seconds.
+
+    python benchmarks/first_contact.py --write docs/evidence/first-contact.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tables import markdown_table, write_between_marks
+
+SILENT_S = 3.0
+CASES = (("gpt2-xl", "4x24GB", "RTX4090", 10.0, 2.0), ("llama-70b", "4x8xH100", "H100", 40.0, 2.0))
+"""Model, devices, the device estimated, and the seconds allowed with a cold and a warm cache.
+
+A warm plan is allowed more where the search itself takes longer: it is not kept.
+"""
+
+
+def run(folder: Path, *words: str) -> tuple[float, float]:
+    """Run a command; return its seconds, and the longest silence."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    began = last = time.monotonic()
+    silent = 0.0
+    with subprocess.Popen(
+        (sys.executable, "-m", "stagewright.cli", *words),
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stderr, selectors.EVENT_READ)
+            while selector.select() and os.read(process.stderr.fileno(), 65536):
+                now = time.monotonic()
+                silent, last = max(silent, now - last), now
+    now = time.monotonic()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+    return now - began, max(silent, now - last)
+
+
+def measure(
+    name: str, devices: str, device: str, cold_s: float, warm_s: float, repeats: int
+) -> list[tuple[str, float, float, float | None]]:
+    """Return command, seconds, silence and limit of a case, medians over some repeats."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as path:
+            folder = Path(path)
+            plan = ("plan", name, "-d", devices, "-o", "plan.json")
+            estimate = ("estimate", name, "--device", device, "-o", "profile.json")
+            explain = ("explain", "plan.json", "profile.json", "-d", devices)
+            for what, words in (
+                (f"plan {name}, cold", plan),
+                (f"plan {name}, warm", plan),
+                (f"estimate {name}, after the plan", estimate),
+                (f"explain {name}", explain),
+            ):
+                found.setdefault(what, []).append(run(folder, *words))
+    limits = (cold_s, warm_s, warm_s, None)
+    return [
+        (
+            what,
+            statistics.median(seconds for seconds, _ in runs),
+            max(silent for _, silent in runs),
+            limit,
+        )
+        for (what, runs), limit in zip(found.items(), limits, strict=True)
+    ]
+
+
+def main() -> int:
+    """Measure all cases, and print or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=3, help="of each command")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
+    arguments = parser.parse_args()
+    rows = []
+    missed = False
+    for case in CASES:
+        for what, seconds, silent, limit in measure(*case, arguments.repeats):
+            late = limit is not None and seconds > limit
+            missed |= late or silent > SILENT_S
+            asked = "" if limit is None else f"{limit:.0f} s"
+            verdict = "**no**" if late or silent > SILENT_S else "yes"
+            rows.append((what, f"{seconds:.1f} s", asked, f"{silent:.1f} s", verdict))
+            print(" | ".join(rows[-1]), flush=True)
+    if arguments.write:
+        head = ("command", "median", "limit", "silent, at most", "kept")
+        write_between_marks(arguments.write, "first_contact.py", markdown_table(head, rows))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
