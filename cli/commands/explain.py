@@ -10,6 +10,7 @@ from typer import Argument, Option
 from ...view.option_flags import flags_of
 from ..support.next_steps import command_line, suggest_after_plan
 from ..support.output import JsonFlag, emit, say_next
+from ..support.progress import working
 from ..support.read_documents import read_devices, read_document
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def command(
     cluster = read_devices(devices)
     from ...planner.explain import explain
 
-    found = explain(made, costs, cluster, deadline_s=deadline)
+    with working("explaining: planning with each change"):
+        found = explain(made, costs, cluster, deadline_s=deadline)
     emit(found.model_dump_json(indent=2) if as_json else str(found))
     say_next(_suggest_change(found, made, plan, profile, devices), quiet=as_json)
 

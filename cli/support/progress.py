@@ -33,14 +33,15 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         with _spinner(text) as change:
             yield change
         return
-    said = [text]
+    # torch.export is captured with stderr redirected; these lines are not for that buffer.
+    said, stderr = [text], sys.stderr
     began, over = time.monotonic(), Event()
 
     def tell() -> None:
         while not over.wait(LINE_EVERY_S):
             seconds = time.monotonic() - began
-            sys.stderr.write(f"{said[0]} ({seconds:.0f} s)\n")
-            sys.stderr.flush()
+            stderr.write(f"{said[0]} ({seconds:.0f} s)\n")
+            stderr.flush()
 
     teller = Thread(target=tell, daemon=True)
     teller.start()
@@ -59,7 +60,7 @@ def _spinner(text: str) -> Iterator[Callable[[str], None]]:
     columns = (
         SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
     )  # fmt: skip
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
     task = bar.add_task(text)
     timer = Timer(DISPLAY_DELAY_S, bar.start)
     timer.start()

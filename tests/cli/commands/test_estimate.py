@@ -121,7 +121,7 @@ def test_too_little_memory_is_infeasible_with_ways_out(run):
         ),
         (("plan", "resnet-18", "-d", "2x24GB"), "did you mean 'resnet18'"),
         (("plan", "missing.json", "-d", "2x24GB"), "cannot read missing.json"),
-        (("plan", "resnet18", "resnet34", "-d", "2x24GB"), "one model name or profiles"),
+        (("plan", "resnet18", "resnet34", "-d", "2x24GB"), "one model or profiles"),
     ],
 )
 def test_requests_that_do_not_fit_say_what_would(run, words, said):

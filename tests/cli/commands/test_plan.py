@@ -104,6 +104,7 @@ def test_every_option_has_a_flag_with_its_default():
         "server",
         "token",
         "verbose",
+        "no_cache",
         "as_json",
         *OF_A_NAMED_MODEL,
     ):

@@ -3,6 +3,7 @@
 import io
 import sys
 import time
+from contextlib import redirect_stderr
 
 from stagewright.cli.support import progress
 from stagewright.planner.problem.problem import Progress
@@ -13,10 +14,29 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_nothing_is_shown_where_no_one_looks(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+def test_a_line_every_few_seconds_where_nothing_can_be_drawn(monkeypatch):
+    """Cause: torch.export ran with stderr redirected, and the lines went into its buffer."""
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.02)
     with progress.planning_progress("step_time", quiet=False) as callback:
-        assert callback is None
+        callback(Progress(0.1, 0.5))
+        with redirect_stderr(io.StringIO()) as elsewhere:
+            until = time.monotonic() + 20
+            while stderr.getvalue().count("\n") < 3 and time.monotonic() < until:
+                time.sleep(0.01)
+    assert "planning: 500 ms so far (0 s)\n" in stderr.getvalue()
+    assert not elsewhere.getvalue()
+
+
+def test_what_is_quick_says_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress.working("estimating"):
+        pass
+    assert not sys.stderr.getvalue()
+
+
+def test_nothing_is_shown_where_quiet_was_asked_for(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with progress.planning_progress("step_time", quiet=True) as callback:
         assert callback is None
