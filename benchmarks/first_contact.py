@@ -99,7 +99,7 @@ def main() -> int:
             rows.append((what, f"{seconds:.1f} s", asked, f"{silent:.1f} s", verdict))
             print(" | ".join(rows[-1]), flush=True)
     if arguments.write:
-        head = ("command", "median", "limit", "silent, at most", "kept")
+        head = ("command", "time", "limit", "silent, at most", "kept")
         write_between_marks(arguments.write, "first_contact.py", markdown_table(head, rows))
     return int(missed)
 

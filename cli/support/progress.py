@@ -18,8 +18,9 @@ DISPLAY_DELAY_S = 0.7
 """Planning that finishes sooner shows nothing: a display that flashes up helps no one."""
 
 
-LINE_EVERY_S = 2.5
-"""Where nothing can be drawn, a line this often; nothing is silent for three seconds."""
+LINE_EVERY_S = 1.5
+"""Where nothing can be drawn, a line this often, so that nothing is silent for three seconds, also
+where an import keeps other threads from running for one."""
 
 
 @contextmanager
