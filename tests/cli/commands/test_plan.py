@@ -10,8 +10,10 @@ import pytest
 from stagewright.cli.commands.plan import AUTO, command
 from stagewright.cli.options.plan import parse_max_replicas
 from stagewright.core.errors import DeadlineExceeded
+from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Objective, Pin, Plan, PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
+from tests.builders import chain_profile
 
 
 def test_table_on_stdout_and_the_way_on_on_stderr(run, profile_file):
@@ -81,6 +83,18 @@ def test_options_reach_the_plan(run, profile_file, words, fields):
     assert {name: getattr(options, name) for name in fields} == fields
     unasked = PlanOptions.model_fields.keys() - fields.keys() - {"num_microbatches", "schedule"}
     assert all(getattr(options, name) == getattr(PlanOptions(), name) for name in unasked)
+
+
+def test_of_a_batch_the_size_of_micro_batches_is_chosen(run, tmp_path):
+    """Cause: the command sent its default of 8 micro-batches along, which fixed their size."""
+    inputs = (TensorSpec(name="x", shape=(4, 8), dtype="float32"),)
+    profile = chain_profile([0.1] * 4).model_copy(update={"inputs": inputs})
+    profile.write(tmp_path / "profile.json")
+    words = ("plan", tmp_path / "profile.json", "-d", "2xcpu", "--schedule", "1f1b", "--json")
+    made = Plan.from_json(run(*words, "--batch-size", "16").stdout)
+    assert made.num_microbatches == 4  # of the four samples measured
+    made = Plan.from_json(run(*words, "--batch-size", "16", "-m", "8").stdout)
+    assert made.num_microbatches == 8
 
 
 NAMES = {
