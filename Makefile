@@ -11,7 +11,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test shuffle check docs schemas bench fuzz load chaos hostile roundtrip timm clean
+.PHONY: help setup demo test shuffle check docs dist schemas bench fuzz load chaos hostile roundtrip timm clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
 docs: $(INSTALLED)  ## Build the documentation site into docs/build
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -b html docs docs/build
 	@echo docs/build/index.html
+
+dist: $(INSTALLED)  ## Build wheel and sdist into dist, and try the wheel in an empty environment
+	rm -rf build dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python scripts/try_wheel.py
 
 schemas: $(INSTALLED)  ## Write the JSON schemas of the documents again
 	$(BIN)/python scripts/write_schemas.py
