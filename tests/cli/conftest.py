@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stagewright.cli.main import main
+from stagewright.cli.support import progress
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.graph import Boundary, Layer, Parameter
 from stagewright.core.graph.tensors import TensorSpec
@@ -80,3 +81,9 @@ def cluster_file(tmp_path) -> Path:
     path = tmp_path / "cluster.json"
     Cluster.parse("2x1GiB").write(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch):
+    """On a busy machine anything takes seconds; tests compare what else is on stderr."""
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 1000.0)
