@@ -1,0 +1,104 @@
+"""Accelerate and Transformers: a device map, and split points for a pipelined forward."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import accumulate
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ..block_stack import find_stack
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    list_devices,
+    parse_literal,
+    write_header,
+)
+
+TITLE = "Accelerate"
+CHECKED = "accelerate 1.15.0 and transformers 5.23.0, check_device_map and a dispatched forward"
+
+
+def write(plan: Plan) -> Export:
+    """Write ``device_map`` and ``split_points``."""
+    stack = find_stack(plan.layer_names)
+    cuts = list(accumulate(plan.balance, initial=0))
+    inside = f"{stack.prefix}." if stack.prefix else ""
+    device_map: dict[str, int] = {}
+    for index, stage in enumerate(plan.stages):
+        blocks = range(stack.count(cuts[index]), stack.count(cuts[index + 1]))
+        names = [*stage.module_fqns, *(name.partition("@")[0] for name in stage.layer_names)]
+        for name in names:
+            if not re.match(rf"{re.escape(inside)}\d+(\.|$)", name):
+                device_map.setdefault(name, index)
+        device_map.update((stack.name(block), index) for block in blocks)
+    points = [plan.layer_names[cut] for cut in cuts[1:-1]]
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        "Use: AutoModelForCausalLM.from_pretrained(MODEL, device_map=device_map), or "
+        "accelerate.dispatch_model(model, device_map).",
+        "Pipelined: accelerate.prepare_pippy(model, split_points=split_points, "
+        f"num_chunks={plan.num_microbatches}, example_kwargs=...).",
+        f"{list_devices(plan)}.",
+    )
+    return Export(
+        f"{header}device_map = {json.dumps(device_map, indent=4)}\n"
+        f"split_points = {json.dumps(points)}\n"
+    )
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read a device map whose devices are numbers.
+
+    Raises:
+        InvalidInput: It is no such map, names unknown modules, or puts layers on "cpu" or "disk".
+    """
+    entries = parse_literal(text, "{")
+    if not isinstance(entries, dict) or not entries:
+        raise InvalidInput(
+            'expected a device map such as {"model.layers.0": 0, "lm_head": 1}, from modules to '
+            "numbers of devices"
+        )
+    wrong = [name for name, device in entries.items() if type(device) is not int or device < 0]
+    if wrong:
+        raise InvalidInput(
+            f"{wrong[0]!r} is on {entries[wrong[0]]!r}; only numbered devices are stages"
+        )
+    devices = sorted(set(entries.values()))
+    held: dict[int, list[int]] = {device: [] for device in devices}
+    used: set[str] = set()
+    for index, layer in enumerate(layers.names):
+        name = _find_entry(layer.partition("@")[0], entries)
+        if name is not None:
+            used.add(name)
+            held[entries[name]].append(index)
+    return ImportedCut(tuple(tuple(held[device]) for device in devices), len(layers.names))
+
+
+def _find_entry(layer: str, entries: dict[str, int]) -> str | None:
+    """Return the longest name in the map that is the layer's module or holds it."""
+    name = layer
+    while True:
+        if name in entries:
+            return name
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+
+
+TARGET = Target(
+    name="accelerate",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="device_map.py",
+    rules=TargetRules(inference=True, unit="block", edges_alone=True),
+    write=write,
+    read=read,
+)

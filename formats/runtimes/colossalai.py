@@ -1,0 +1,71 @@
+"""Colossal-AI: blocks of each stage in the arguments of its hybrid plugin."""
+
+from __future__ import annotations
+
+import re
+
+from ...core.plan.plan import Plan
+from ...core.plan.schedule import ScheduleName
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    count_blocks,
+    list_devices,
+    write_header,
+)
+from .block_counts import read_counts, split_evenly
+
+TITLE = "Colossal-AI"
+CHECKED = (
+    "the grammar of booster/plugin/hybrid_parallel_plugin.py and pipeline/stage_manager.py of "
+    "Colossal-AI 0.5.0, not run"
+)
+STYLES: dict[ScheduleName, str] = {"1f1b": "1f1b", "interleaved_1f1b": "interleaved", "zbv": "zbv"}
+"""Names of its schedules."""
+
+
+def write(plan: Plan) -> Export:
+    """Write a ``HybridParallelPlugin`` with ``num_layers_per_stage``."""
+    counts = count_blocks(plan)
+    places = len(counts) // plan.chunks
+    arguments = [
+        "    tp_size=1,",
+        f"    pp_size={places},",
+        f"    num_microbatches={plan.num_microbatches},",
+        f'    pp_style="{STYLES[plan.schedule]}",',
+        f"    num_model_chunks={plan.chunks},",
+        f"    num_layers_per_stage={list(counts)},",
+    ]
+    header = write_header(
+        plan, TITLE, CHECKED, "Use: Booster(plugin=plugin).", f"{list_devices(plan)}."
+    )
+    lines = (
+        "from colossalai.booster.plugin import HybridParallelPlugin",
+        "",
+        "plugin = HybridParallelPlugin(",
+        *arguments,
+        ")",
+    )
+    return Export(header + "\n".join(lines) + "\n")
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read ``num_layers_per_stage`` and ``num_model_chunks``, or numbers alone."""
+    counts = re.search(r"num_layers_per_stage\s*=\s*(\[[^\]]*\])", text)
+    chunks = re.search(r"num_model_chunks\s*=\s*(\d{1,2})", text)
+    return read_counts(counts[1] if counts else text, layers, int(chunks[1]) if chunks else 1)
+
+
+TARGET = Target(
+    name="colossalai",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="colossalai_plugin.py",
+    rules=TargetRules(unit="block", schedules=tuple(STYLES), replicas="equal", tied_weights=True),
+    write=write,
+    read=read,
+    default_split=split_evenly,
+)

@@ -1,0 +1,103 @@
+"""llama.cpp: shares of the blocks for each device, on its command line."""
+
+from __future__ import annotations
+
+import re
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ...core.units import format_bytes
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    count_blocks,
+    list_devices,
+    write_header,
+)
+from .block_counts import parse_counts
+
+TITLE = "llama.cpp"
+CHECKED = (
+    "the placement rule of load_tensors in src/llama-model.cpp at 5815cb84, rewritten in float32"
+)
+
+
+def write(plan: Plan) -> Export:
+    """Write ``--tensor-split`` so that each device gets exactly its stage's blocks.
+
+    llama.cpp places n blocks and, as one unit more, the output; unit i goes to the first device
+    whose cumulative share exceeds i / (n + 1). Shares that add up to n + 1, with the output
+    counted on the last device, therefore reproduce the counts. The input embedding stays on the
+    CPU. Given shares, llama.cpp reserves nothing for caches and compute buffers by itself, so the
+    file says what the plan leaves free on each device.
+    """
+    counts = list(count_blocks(plan))
+    counts[-1] += 1
+    length = plan.inputs[0].shape[1] if plan.inputs and len(plan.inputs[0].shape) > 1 else 0
+    margins = [
+        f"Stage {index} leaves {format_bytes(max(0, limit - stage.memory.total_bytes))} of "
+        f"{format_bytes(limit)} for the cache and compute buffers."
+        for index, stage in enumerate(plan.stages)
+        if (limit := stage.memory_limit_bytes) is not None
+    ]
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        "Name the devices in the order of the stages with --device. The last share includes the "
+        "output layer; the input embedding stays on the CPU.",
+        f"{list_devices(plan)}.",
+        *margins,
+    )
+    context = f" -c {length * plan.num_microbatches}" if length else ""
+    command = (
+        f"llama-server -m MODEL.gguf --split-mode layer --tensor-split {','.join(map(str, counts))}"
+        f" -ngl all -fit off{context} -np {plan.num_microbatches}"
+    )
+    return Export(f"{header}{command}\n")
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read ``--tensor-split`` by llama.cpp's rule; shares may be any proportions.
+
+    Raises:
+        InvalidInput: There are no shares, or they add up to nothing.
+    """
+    found = re.search(r"(?:--tensor-split|-ts)[\s=]+([\d.,/]+)", text)
+    if found:
+        shares = [float(part) for part in re.split("[,/]", found[1]) if part]
+    else:
+        shares = [float(count) for count in parse_counts(text)]
+    if sum(shares) <= 0:
+        raise InvalidInput("the shares of --tensor-split add up to nothing")
+    num_blocks = layers.stack.num_blocks
+    *devices, output = (place_unit(unit, num_blocks + 1, shares) for unit in range(num_blocks + 1))
+    # Devices without any unit stay idle: they are no stages.
+    counts = [devices.count(device) for device in sorted({*devices, output})]
+    return ImportedCut(layers.from_block_counts(counts), len(layers.names))
+
+
+def place_unit(unit: int, num_units: int, shares: list[float]) -> int:
+    """Return the device of a unit: the first whose cumulative share exceeds its position."""
+    total = sum(shares)
+    reached = 0.0
+    for device, share in enumerate(shares):
+        reached += share
+        # Compared as products, which are exact for whole shares; llama.cpp divides in float32.
+        if unit * total < reached * num_units:
+            return device
+    return len(shares) - 1
+
+
+TARGET = Target(
+    name="llama.cpp",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="llama-server.sh",
+    rules=TargetRules(inference=True, unit="block"),
+    write=write,
+    read=read,
+)

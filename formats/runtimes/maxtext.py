@@ -1,0 +1,85 @@
+"""MaxText: equal stages, as settings of its configuration."""
+
+from __future__ import annotations
+
+import re
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    count_blocks,
+    list_devices,
+    write_header,
+)
+
+TITLE = "MaxText"
+CHECKED = "the settings of src/maxtext/configs/base.yml at e591f30c, not run"
+
+
+def write(plan: Plan) -> Export:
+    """Write ``num_layers_per_pipeline_stage`` and its fellows."""
+    counts = count_blocks(plan)
+    places = len(counts) // plan.chunks
+    settings = {
+        "ici_pipeline_parallelism": places,
+        "num_layers_per_pipeline_stage": counts[0],
+        "num_pipeline_repeats": plan.chunks,
+        "num_pipeline_microbatches": plan.num_microbatches,
+    }
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        "Use: python -m maxtext.train base.yml, with these as overrides, or in the file.",
+        f"{list_devices(plan)}.",
+    )
+    return Export(header + "".join(f"{name}: {value}\n" for name, value in settings.items()))
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read equal stages.
+
+    Raises:
+        InvalidInput: A setting is missing.
+    """
+    found = {
+        name: int(value)
+        for name, value in re.findall(r"^\s*(\w+)\s*[:=]\s*(\d{1,6})\b", text, re.MULTILINE)
+    }
+    places = found.get("ici_pipeline_parallelism", 1) * found.get("dcn_pipeline_parallelism", 1)
+    share = found.get("num_layers_per_pipeline_stage")
+    if share is None or places < 2:
+        raise InvalidInput(
+            "a MaxText cut has num_layers_per_pipeline_stage and ici_pipeline_parallelism or "
+            f"dcn_pipeline_parallelism above 1; found {sorted(found)}"
+        )
+    chunks = found.get("num_pipeline_repeats", 1)
+    stages = layers.from_block_counts([share] * (places * chunks))
+    return ImportedCut(
+        stages,
+        len(layers.names),
+        chunks=chunks,
+        num_microbatches=found.get("num_pipeline_microbatches"),
+    )
+
+
+TARGET = Target(
+    name="maxtext",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="maxtext-pipeline.yml",
+    rules=TargetRules(
+        unit="block",
+        schedules=("gpipe", "looped_bfs"),
+        replicas="equal",
+        equal_blocks=True,
+        tied_weights=True,
+    ),
+    write=write,
+    read=read,
+)

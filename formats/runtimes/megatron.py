@@ -1,0 +1,162 @@
+"""Megatron-Core: the pipeline layout, a string with a letter for each layer.
+
+``E`` is the embedding, ``t`` a decoder layer, ``m`` a multi-token-prediction layer and ``L`` the
+loss, with norm and head. ``|`` ends a stage, ``x*n`` repeats a letter and ``(...)*n`` a group;
+commas mean nothing. Stages are in model order, which with virtual stages is every rank's first
+chunk, then every rank's second.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate, groupby, pairwise
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ..block_stack import find_stack
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    list_devices,
+    write_header,
+)
+
+TITLE = "Megatron-Core"
+CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
+
+MAX_LETTERS = 100_000
+"""Letters of a layout with its repetitions written out."""
+
+_LETTERS = re.compile(r"[EtmL|]*")
+
+
+def write(plan: Plan) -> Export:
+    """Write flags of ``pretrain_gpt.py``, and the form that NeMo and Megatron-Bridge take."""
+    layout = format_layout(list_letters(plan))
+    places = plan.num_stages // plan.chunks
+    flags = [
+        f"--pipeline-model-parallel-size {places}",
+        f"--pipeline-model-parallel-layout '{layout}'",
+    ]
+    chunks = f", virtual_pipeline_model_parallel_size={plan.chunks}" if plan.chunks > 1 else ""
+    size = plan.microbatch_size
+    if size:
+        flags += [
+            f"--micro-batch-size {size}",
+            f"--global-batch-size {size * plan.num_microbatches}",
+        ]
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        "Use: add these flags to pretrain_gpt.py. The number of virtual stages follows from the "
+        "layout.",
+        "In NeMo and Megatron-Bridge: "
+        f"cfg.model.pipeline_model_parallel_size={places}, "
+        f'cfg.model.pipeline_model_parallel_layout="{layout}"{chunks}',
+        "E is what precedes the blocks, L what follows them.",
+        f"{list_devices(plan)}.",
+    )
+    return Export(header + " \\\n".join(flags) + "\n")
+
+
+def list_letters(plan: Plan) -> list[str]:
+    """Return the letters of each stage, such as ``Ettt``."""
+    stack = find_stack(plan.layer_names)
+    cuts = list(accumulate(plan.balance, initial=0))
+    letters = ["t" * (stack.count(last) - stack.count(first)) for first, last in pairwise(cuts)]
+    letters[0] = "E" + letters[0]
+    letters[-1] += "L"
+    return letters
+
+
+def format_layout(stages: list[str]) -> str:
+    """Write a layout with runs of letters and of equal stages as repetitions."""
+    short = [re.sub(r"t{2,}", lambda run: f"t*{len(run[0])}", stage) for stage in stages]
+    parts = []
+    # The last stage has no bar behind it, so it stands apart.
+    for stage, run in groupby(short[:-1]):
+        length = len(list(run))
+        parts.append(f"({stage}|)*{length}" if length > 1 else f"{stage}|")
+    return "".join(parts) + short[-1]
+
+
+def parse_layout(text: str) -> list[str]:
+    """Return the letters of each stage of a layout, with repetitions written out.
+
+    Raises:
+        InvalidInput: It is not a layout, or has more letters than `MAX_LETTERS`.
+    """
+    layout = text.replace(",", "")
+    for pattern in (r"\(([^()]+)\)\*(\d{1,5})", r"([EtmL|])\*(\d{1,5})"):
+        length = len(layout) + sum(
+            len(match[1]) * int(match[2]) for match in re.finditer(pattern, layout)
+        )
+        if length > MAX_LETTERS:
+            raise InvalidInput(f"the layout has more than {MAX_LETTERS} letters")
+        layout = re.sub(pattern, lambda match: match[1] * int(match[2]), layout)
+    if not _LETTERS.fullmatch(layout) or "E" not in layout:
+        raise InvalidInput(
+            f"expected a layout of E, t, m, L and |, with x*n and (...)*n, such as 'Et*3|t*2|tL'; "
+            f"found {text[:80]!r}"
+        )
+    return layout.split("|")
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read a layout, alone, behind its flag or as NeMo's setting.
+
+    Raises:
+        InvalidInput: It is no layout, breaks Megatron's rules for ``E`` and ``L``, or has
+            multi-token-prediction layers, of which profiles know nothing.
+    """
+    stages = parse_layout(_find_layout(text))
+    flat = "".join(stages)
+    if flat.count("E") != 1 or flat.count("L") != 1 or flat[0] != "E" or flat[-1] != "L":
+        raise InvalidInput("a layout begins with its only E and ends with its only L")
+    if "m" in flat:
+        raise InvalidInput(
+            "the layout has multi-token-prediction layers (m), which are in no profile; leave "
+            "them out to check the rest"
+        )
+    size = re.search(r"pipeline[-_]model[-_]parallel[-_]size[\s=]+(\d{1,5})", text)
+    places = int(size[1]) if size else len(stages)
+    if len(stages) % places:
+        raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
+    chunks = len(stages) // places
+    counts = [stage.count("t") for stage in stages]
+    # A stage of E alone holds what precedes the blocks, one of L alone what follows.
+    return ImportedCut(
+        layers.from_block_counts(counts),
+        len(layers.names),
+        schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
+        chunks=chunks,
+    )
+
+
+def _find_layout(text: str) -> str:
+    content = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    found = re.search(
+        r"pipeline[-_]model[-_]parallel[-_]layout[\s=:]+[\"']?([EtmL|*()\d,]+)", content
+    )
+    return found[1] if found else content.strip().strip("\"'")
+
+
+TARGET = Target(
+    name="megatron",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="megatron-layout.sh",
+    rules=TargetRules(
+        unit="block",
+        schedules=("1f1b", "interleaved_1f1b"),
+        edges_alone=True,
+        replicas="equal",
+        tied_weights=True,
+    ),
+    write=write,
+    read=read,
+)

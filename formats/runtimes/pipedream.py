@@ -1,0 +1,80 @@
+"""PipeDream: the configuration file of its runtime, which maps modules to stages and ranks."""
+
+from __future__ import annotations
+
+import json
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ..target import Export, ImportedCut, ModelLayers, Target, TargetRules, write_header
+
+TITLE = "PipeDream"
+CHECKED = "the keys that runtime/*/main_with_runtime.py reads, not run"
+
+
+def write(plan: Plan) -> Export:
+    """Write ``module_to_stage_map`` and ``stage_to_rank_map``.
+
+    Its runtime has a module for each stage and, last, the loss, which runs with the last stage.
+    JSON has no comments, so the plan is named under a key the runtime does not read, and so are
+    the layers of each stage.
+    """
+    ranks: dict[str, list[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        first = sum(map(len, ranks.values()))
+        ranks[str(index)] = list(range(first, first + stage.replicas))
+    comment = write_header(plan, TITLE, CHECKED, "Use: --config_path.", comment="").splitlines()
+    document = {
+        "_comment": [line.strip() for line in comment],
+        "_layers": [list(stage.layer_names) for stage in plan.stages],
+        "module_to_stage_map": [*range(plan.num_stages), plan.num_stages - 1],
+        "stage_to_rank_map": ranks,
+    }
+    return Export(json.dumps(document, indent=2) + "\n")
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read a configuration that says which layers its modules have, as `write` does.
+
+    Raises:
+        InvalidInput: It is not such a file, or does not say which layers a module has.
+    """
+    try:
+        document = json.loads(text)
+        modules = [[str(name) for name in names] for names in document["_layers"]]
+        stages = [int(stage) for stage in document["module_to_stage_map"]]
+        ranks = {int(stage): len(held) for stage, held in document["stage_to_rank_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(
+            "expected PipeDream's JSON with module_to_stage_map, stage_to_rank_map and, for the "
+            f"layers of each module, _layers ({type(error).__name__}: {error})"
+        ) from None
+    index = {name: number for number, name in enumerate(layers.names)}
+    unknown = [name for names in modules for name in names if name not in index]
+    if unknown:
+        raise InvalidInput(f"the model has no layer {unknown[0]!r}")
+    if len(stages) != len(modules) + 1 or set(stages) != set(ranks):
+        raise InvalidInput(
+            f"{len(modules)} modules and the loss, but {len(stages)} entries in "
+            f"module_to_stage_map; stages {sorted(set(stages))} have ranks {sorted(ranks)}"
+        )
+    held: list[list[int]] = [[] for _ in ranks]
+    for stage, names in zip(stages, modules, strict=False):
+        held[stage].extend(index[name] for name in names)
+    return ImportedCut(
+        tuple(map(tuple, held)),
+        len(layers.names),
+        replicas=tuple(ranks[stage] for stage in range(len(ranks))),
+        schedule="1f1b",
+    )
+
+
+TARGET = Target(
+    name="pipedream",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="pipedream_conf.json",
+    rules=TargetRules(unit="layer", schedules=("1f1b",), replicas="any"),
+    write=write,
+    read=read,
+)

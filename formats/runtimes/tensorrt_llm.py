@@ -1,0 +1,50 @@
+"""TensorRT-LLM: blocks of each rank in the arguments of its LLM API."""
+
+from __future__ import annotations
+
+from ...core.plan.plan import Plan
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    count_blocks,
+    list_devices,
+    write_header,
+)
+from .block_counts import read_counts, split_evenly
+
+TITLE = "TensorRT-LLM"
+CHECKED = "the grammar of pull request 9003 (November 2025), not run"
+
+
+def write(plan: Plan) -> Export:
+    """Write ``pp_partition`` as a file for ``--config``."""
+    counts = count_blocks(plan)
+    use = (
+        "Use: trtllm-serve MODEL --config THIS_FILE, or LLM(model, pp_partition=[...], "
+        "pipeline_parallel_size=...).",
+        f"{list_devices(plan)}.",
+    )
+    header = write_header(plan, TITLE, CHECKED, *use)
+    return Export(f"{header}pipeline_parallel_size: {len(counts)}\npp_partition: {list(counts)}\n")
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read ``pp_partition`` out of a configuration, or numbers alone."""
+    lines = [line for line in text.splitlines() if "pp_partition" in line]
+    return read_counts(lines[0] if lines else text, layers)
+
+
+TARGET = Target(
+    name="tensorrt-llm",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="tensorrt-llm.yaml",
+    rules=TargetRules(inference=True, unit="block"),
+    write=write,
+    read=read,
+    # torch.tensor_split gives the first parts one more.
+    default_split=split_evenly,
+)

@@ -1,0 +1,237 @@
+"""torch.distributed.pipelining: split points, the order of work as CSV, and a script with both."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ...core.plan.schedule import Action, Schedule, ScheduleName, Work
+from ...schedules.plan_schedule import schedule_of
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    list_devices,
+    parse_literal,
+    write_header,
+)
+
+TITLE = "torch.distributed.pipelining"
+CHECKED = "torch 2.13.0, its own pipeline() and _load_csv on two to four processes"
+
+CSV_NAME, COMMUNICATION_NAME = "schedule.csv", "schedule_comms.csv"
+
+SCHEDULE_CLASSES: dict[ScheduleName, str] = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved_1f1b": "ScheduleInterleaved1F1B",
+    "looped_bfs": "ScheduleLoopedBFS",
+    "zero_bubble": "ScheduleInterleavedZeroBubble",
+    "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+"""torch's classes with the same orders of work; zero_bubble is the interleaved one with one stage a
+rank."""
+
+_SCRIPT = '''\
+from pathlib import Path
+
+from torch.distributed.pipelining import SplitPoint, pipeline
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+SPLIT_SPEC = {{{split_spec}}}
+STAGES_OF_RANK = {stages_of_rank}
+NUM_MICROBATCHES = {num_microbatches}
+SCHEDULE_CSV = Path(__file__).with_name("{csv_name}")
+
+
+def build_schedule(model, microbatch, rank, device, loss_fn, group=None):
+    """Return this rank's stage modules, for the optimizer, and its schedule.
+
+    ``microbatch`` is the model's positional arguments at the size of one micro-batch. Then
+    ``schedule.step(batch)`` on rank 0, ``schedule.step(target=target, losses=losses)`` on the rank
+    of the last stage (both on a rank with both), ``schedule.step()`` elsewhere. Gradients are
+    averaged over micro-batches.
+    """
+    cut = pipeline(model, mb_args=microbatch, split_spec=SPLIT_SPEC)
+    stages = [cut.build_stage(index, device, group) for index in STAGES_OF_RANK[rank]]
+    schedule = _PipelineScheduleRuntime(stages, NUM_MICROBATCHES, loss_fn=loss_fn)
+    schedule._load_csv(str(SCHEDULE_CSV))
+    return [stage.submod for stage in stages], schedule
+'''
+
+
+def write(plan: Plan) -> Export:
+    """Write a script that builds the schedule, and the order of work in both forms of torch."""
+    cuts = list(accumulate(plan.balance))[:-1]
+    points = "".join(f'\n    "{plan.layer_names[cut]}": SplitPoint.BEGINNING,' for cut in cuts)
+    schedule = schedule_of(plan)
+    stages_of_rank = [list(schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        f"Its own class for this order of work is {SCHEDULE_CLASSES[plan.schedule]}; the private "
+        "_load_csv takes",
+        f"the plan's, from {CSV_NAME}. {COMMUNICATION_NAME} is the same with sends and receives "
+        '(format="compute_comms").',
+        f"{list_devices(plan)}.",
+    )
+    script = _SCRIPT.format(
+        split_spec=points + "\n" * bool(points),
+        stages_of_rank=stages_of_rank,
+        num_microbatches=plan.num_microbatches,
+        csv_name=CSV_NAME,
+    )
+    return Export(
+        header + script,
+        {CSV_NAME: write_compute_csv(plan), COMMUNICATION_NAME: write_communication_csv(schedule)},
+    )
+
+
+def write_compute_csv(plan: Plan) -> str:
+    """Write the actions of every rank, a row each, as ``_load_csv`` reads ``compute_only``."""
+    return _write_rows(tuple(map(str, actions)) for actions in schedule_of(plan).ranks)
+
+
+def write_communication_csv(schedule: Schedule) -> str:
+    """Write the actions of every rank with its sends and receives (``compute_comms``)."""
+    return _write_rows(map(tuple, add_communication(schedule)))
+
+
+def _write_rows(rows: Iterator[tuple[str, ...]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def add_communication(schedule: Schedule) -> list[list[str]]:
+    """Return each rank's actions with a send behind and a receive in front of those that need one.
+
+    All ranks are replayed together. The moment an action is done its send is appended to its rank
+    and the receive to its partner, so each pair of ranks lists their messages in one order, and no
+    receive stands in front of an action that its sender waits for: whatever the partner has listed
+    by then needs nothing that is yet to come. That is what keeps blocking messages from deadlock.
+
+    Raises:
+        InvalidInput: The order of work waits for itself.
+    """
+    rank_of = {stage: ranks[0] for stage, ranks in enumerate(schedule.stage_ranks)}
+    last = schedule.num_stages - 1
+    listed: list[list[str]] = [[] for _ in schedule.ranks]
+    arrived: set[tuple[int, str, int]] = set()
+    position = [0] * len(schedule.ranks)
+    while any(
+        place < len(actions) for place, actions in zip(position, schedule.ranks, strict=True)
+    ):
+        advanced = False
+        for rank, actions in enumerate(schedule.ranks):
+            if position[rank] == len(actions):
+                continue
+            action = actions[position[rank]]
+            if not _is_ready(action, last, arrived):
+                continue
+            position[rank] += 1
+            advanced = True
+            listed[rank].append(str(action))
+            target, kind = _find_reader(action, last)
+            if target is None:
+                continue
+            arrived.add((target, kind, action.microbatch))
+            if rank_of[target] != rank:
+                listed[rank].append(f"{action.stage}SEND_{kind}{action.microbatch}")
+                listed[rank_of[target]].append(f"{target}RECV_{kind}{action.microbatch}")
+        if not advanced:
+            raise InvalidInput("the order of work waits for itself: no rank can go on")
+    return listed
+
+
+def _is_ready(action: Action, last: int, arrived: set[tuple[int, str, int]]) -> bool:
+    if action.work is Work.FORWARD:
+        return action.stage == 0 or (action.stage, "F", action.microbatch) in arrived
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
+        return action.stage == last or (action.stage, "B", action.microbatch) in arrived
+    return True
+
+
+def _find_reader(action: Action, last: int) -> tuple[int | None, str]:
+    """Return the stage that reads what an action makes, and the kind of message."""
+    if action.work is Work.FORWARD and action.stage < last:
+        return action.stage + 1, "F"
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT) and action.stage > 0:
+        return action.stage - 1, "B"
+    return None, ""
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read the split points of a script or dict, or of a list of module names.
+
+    Raises:
+        InvalidInput: There are none, or they name modules that begin no layer.
+    """
+    spec = re.search(r"(?:split_spec|SPLIT_SPEC)\s*=\s*\{([^}]*)\}", text)
+    if spec:
+        points = re.findall(r"[\"']([^\"']+)[\"']\s*:\s*SplitPoint\.BEGINNING", spec[1])
+        if "SplitPoint.END" in spec[1]:
+            raise InvalidInput(
+                "split points at the END of a module are not read; name the next module's BEGINNING"
+            )
+    else:
+        points = parse_literal(text, "[") or []
+    if not points or not all(isinstance(point, str) for point in points):
+        raise InvalidInput(
+            'expected split points such as {"model.layers.2": SplitPoint.BEGINNING}, or a list of '
+            "module names"
+        )
+    cuts = sorted(_find_cut(point, layers.names) for point in points)
+    counts = [last - first for first, last in pairwise([0, *cuts, len(layers.names)])]
+    chunks = re.search(r"STAGES_OF_RANK\s*=\s*\[(\[[^\]]*\])", text)
+    number = re.search(r"NUM_MICROBATCHES\s*=\s*(\d{1,7})", text)
+    return ImportedCut(
+        layers.from_counts(counts),
+        len(layers.names),
+        schedule=_find_schedule(text),
+        chunks=len(chunks[1].split(",")) if chunks else 1,
+        num_microbatches=int(number[1]) if number else None,
+    )
+
+
+def _find_schedule(text: str) -> ScheduleName | None:
+    found = next((name for name in SCHEDULE_CLASSES.values() if name in text), None)
+    if found is None:
+        return None
+    several = re.search(r"STAGES_OF_RANK\s*=\s*\[\[\d+,", text)
+    matches = [name for name, title in SCHEDULE_CLASSES.items() if title == found]
+    return matches[-1 if several else 0]
+
+
+def _find_cut(point: str, names: Sequence[str]) -> int:
+    """Return the position of a module's first layer."""
+    for index, name in enumerate(names):
+        if f"{name.partition('@')[0]}.".startswith(f"{point}."):
+            return index
+    raise InvalidInput(f"no layer begins with module {point!r}")
+
+
+TARGET = Target(
+    name="torch",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="torch_pipeline.py",
+    rules=TargetRules(
+        schedules=tuple(SCHEDULE_CLASSES),
+        unit="module",
+        direct_sends=True,
+        own_depths=True,
+    ),
+    write=write,
+    read=read,
+)

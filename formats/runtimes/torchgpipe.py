@@ -1,0 +1,65 @@
+"""torchgpipe: a balance, the number of layers of a Sequential in each stage."""
+
+from __future__ import annotations
+
+import re
+
+from ...core.plan.plan import Plan
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    list_devices,
+    write_header,
+)
+from .block_counts import parse_counts
+
+TITLE = "torchgpipe"
+CHECKED = "torchgpipe 0.0.7, its own GPipe"
+
+
+def write(plan: Plan) -> Export:
+    """Write the arguments of ``torchgpipe.GPipe``."""
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        "Use: model = torchgpipe.GPipe(model, balance, devices=[...], chunks=chunks, "
+        "checkpoint=checkpoint)",
+        f"for a Sequential of {len(plan.layer_names)} modules: {plan.layer_names[0]} to "
+        f"{plan.layer_names[-1]}.",
+        f"{list_devices(plan)}.",
+    )
+    text = (
+        f"{header}balance = {list(plan.balance)}\nchunks = {plan.num_microbatches}\n"
+        f'checkpoint = "{plan.stages[0].recompute}"\n'
+    )
+    return Export(text)
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read ``balance``, ``chunks`` and ``checkpoint``, or a balance alone."""
+    balance = re.search(r"balance\s*=\s*(\[[^\]]*\])", text)
+    counts = parse_counts(balance[1] if balance else text)
+    chunks = re.search(r"chunks\s*=\s*(\d{1,6})", text)
+    mode = re.search(r"checkpoint\s*=\s*[\"'](never|always|except_last)[\"']", text)
+    return ImportedCut(
+        layers.from_counts(counts),
+        len(layers.names),
+        schedule="gpipe",
+        num_microbatches=int(chunks[1]) if chunks else None,
+        recompute=mode[1] if mode else None,  # type: ignore[arg-type]
+    )
+
+
+TARGET = Target(
+    name="torchgpipe",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="torchgpipe_balance.py",
+    rules=TargetRules(unit="layer", schedules=("gpipe",), recompute=("always", "except_last")),
+    write=write,
+    read=read,
+)

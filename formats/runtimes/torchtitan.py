@@ -1,0 +1,151 @@
+"""torchtitan: names of the modules in each model part, as a setting or flag."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from itertools import accumulate, pairwise
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ..block_stack import BlockStack, find_stack
+from ..target import (
+    Export,
+    ImportedCut,
+    ModelLayers,
+    Target,
+    TargetRules,
+    list_devices,
+    parse_literal,
+    write_header,
+)
+from .torch_pipelining import SCHEDULE_CLASSES, write_compute_csv
+
+TITLE = "torchtitan"
+CHECKED = "torchtitan 0.3.0, its own _split_module"
+CSV_NAME = "schedule.csv"
+
+FIRST_NAMES = ("tok_embeddings",)
+LAST_NAMES = ("norm", "lm_head")
+"""torchtitan's own names of what precedes and follows ``layers.N``."""
+
+
+def write(plan: Plan) -> Export:
+    """Write ``module_fqns_per_model_part`` as TOML and as flags, and the schedule as CSV."""
+    parts = list_parts(plan)
+    schedule = SCHEDULE_CLASSES[plan.schedule].removeprefix("Schedule")
+    places = plan.num_stages // plan.chunks
+    header = write_header(
+        plan,
+        TITLE,
+        CHECKED,
+        "Use: merge it into the job's configuration, or as flags: "
+        f"--parallelism.pipeline_parallel_degree {places} "
+        f"--parallelism.module_fqns_per_model_part '{json.dumps(parts)}'",
+        f"{CSV_NAME} has the plan's own order of work; leave that line out for torchtitan's.",
+        f"{list_devices(plan)}.",
+    )
+    lines = [
+        "[parallelism]",
+        f"pipeline_parallel_degree = {places}",
+        f'pipeline_parallel_schedule = "{schedule}"',
+        f'pipeline_parallel_schedule_csv = "{CSV_NAME}"',
+        f"num_pp_microbatches = {plan.num_microbatches}",
+        "module_fqns_per_model_part = [",
+        *(f"    {json.dumps(part)}," for part in parts),
+        "]",
+    ]
+    return Export(header + "\n".join(lines) + "\n", {CSV_NAME: write_compute_csv(plan)})
+
+
+def list_parts(plan: Plan) -> list[list[str]]:
+    """Return the module names of each stage.
+
+    Names of a model written for torchtitan, direct children of the model, are kept. Those of other
+    models, such as ``model.embed_tokens``, are put into torchtitan's: ``tok_embeddings``,
+    ``layers.N``, ``norm``, ``lm_head``.
+    """
+    stack = find_stack(plan.layer_names)
+    cuts = list(accumulate(plan.balance, initial=0))
+    names = plan.layer_names
+    edges = (*names[: stack.starts[0]], *names[stack.end :])
+    is_own = "." not in stack.prefix and all("." not in name for name in edges)
+    parts = []
+    for first, last in pairwise(cuts):
+        blocks = range(stack.count(first), stack.count(last))
+        prefix = stack.prefix if is_own else "layers"
+        before = list(names[first : min(last, stack.starts[0])])
+        after = list(names[max(first, stack.end) : last])
+        if not is_own:
+            before, after = list(FIRST_NAMES) * bool(before), list(LAST_NAMES) * bool(after)
+        parts.append([*before, *(f"{prefix}.{block}" for block in blocks), *after])
+    return parts
+
+
+def read(text: str, layers: ModelLayers) -> ImportedCut:
+    """Read ``module_fqns_per_model_part``, or its lists alone.
+
+    Raises:
+        InvalidInput: There are no such lists, or they name modules that the model does not have.
+    """
+    try:
+        settings = tomllib.loads(text).get("parallelism", {})
+    except tomllib.TOMLDecodeError:
+        settings = {}
+    parts = settings.get("module_fqns_per_model_part") or parse_literal(text, "[[")
+    is_lists = isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts)
+    if not is_lists or not all(isinstance(name, str) for part in parts for name in part):
+        raise InvalidInput(
+            'expected lists of module names such as [["tok_embeddings", "layers.0"], '
+            '["layers.1", "norm", "lm_head"]]'
+        )
+    places = settings.get("pipeline_parallel_degree", len(parts))
+    if type(places) is not int or places < 1 or len(parts) % places:
+        raise InvalidInput(f"{len(parts)} model parts are no multiple of {places!r} ranks")
+    schedule = {name.removeprefix("Schedule"): ours for ours, name in SCHEDULE_CLASSES.items()}
+    stack = layers.stack
+    return ImportedCut(
+        tuple(tuple(_find_layers(part, layers.names, stack)) for part in parts),
+        len(layers.names),
+        schedule=schedule.get(settings.get("pipeline_parallel_schedule", "")),
+        chunks=len(parts) // places,
+        num_microbatches=settings.get("num_pp_microbatches"),
+    )
+
+
+def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> list[int]:
+    found: list[int] = []
+    for name in part:
+        block = re.fullmatch(rf"(?:{re.escape(stack.prefix)}|layers)\.(\d+)", name)
+        if block and int(block[1]) < stack.num_blocks:
+            found += range(stack.cuts[int(block[1])], stack.cuts[int(block[1]) + 1])
+        elif name in names:
+            found.append(names.index(name))
+        elif name in FIRST_NAMES:
+            found += range(stack.starts[0])
+        # The last layer is the head; whatever else follows the blocks is the norm's.
+        elif name == "norm":
+            found += range(stack.end, stack.num_layers - 1)
+        elif name in ("lm_head", "output"):
+            found += range(max(stack.end, stack.num_layers - 1), stack.num_layers)
+        else:
+            raise InvalidInput(f"the model has no module {name!r}")
+    return found
+
+
+TARGET = Target(
+    name="torchtitan",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="torchtitan_parallelism.toml",
+    rules=TargetRules(
+        schedules=tuple(SCHEDULE_CLASSES),
+        unit="block",
+        edges_alone=True,
+        replicas="equal",
+        own_depths=True,
+    ),
+    write=write,
+    read=read,
+)

@@ -1,0 +1,44 @@
+"""vLLM: blocks of each rank in an environment variable."""
+
+from __future__ import annotations
+
+from ...core.plan.plan import Plan
+from ..target import Export, Target, TargetRules, count_blocks, list_devices, write_header
+from .block_counts import read_counts
+
+TITLE = "vLLM"
+CHECKED = "the rule of vllm/distributed/utils.py (get_pp_indices) of vLLM 0.33.0, rewritten"
+
+
+def write(plan: Plan) -> Export:
+    """Write ``VLLM_PP_LAYER_PARTITION``; the last rank also has norm and head."""
+    counts = count_blocks(plan)
+    use = (
+        f"Set it in the environment of: vllm serve MODEL --pipeline-parallel-size {len(counts)}",
+        f"{list_devices(plan)}.",
+    )
+    header = write_header(plan, TITLE, CHECKED, *use)
+    return Export(f"{header}export VLLM_PP_LAYER_PARTITION={','.join(map(str, counts))}\n")
+
+
+def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
+    """Return vLLM's own split: what is left over goes to the ranks in front of the last one."""
+    share, rest = divmod(num_blocks, num_stages)
+    counts = [share] * num_stages
+    # get_pp_indices of 0.33.0: the last rank has the head, so it gets nothing extra, and the
+    # ranks before it are filled from the back.
+    for index in range(rest):
+        counts[-2 - index] += 1
+    return tuple(counts)
+
+
+TARGET = Target(
+    name="vllm",
+    title=TITLE,
+    checked_with=CHECKED,
+    file_name="vllm-partition.sh",
+    rules=TargetRules(inference=True, unit="block"),
+    write=write,
+    read=read_counts,
+    default_split=split_by_default,
+)
