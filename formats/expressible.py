@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from ..schedules.action_order import default_depths
 from .block_stack import BlockStack, find_stack
-from .target import Target, TargetRules, count_blocks
+from .target import Refusal, Target, TargetRules, count_blocks
 
 MOST_SHOWN = 3
 """Occurrences of one feature that a message lists."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A feature of a plan that a runtime cannot express.
-
-    Attributes:
-        feature: Its short name, such as ``replicas``.
-        reason: Where the plan uses it, and what the runtime has instead.
-        remedy: The option that makes the plan expressible.
-    """
-
-    feature: str
-    reason: str
-    remedy: str
 
 
 class Inexpressible(InvalidInput):
@@ -55,9 +39,8 @@ def check_expressible(plan: Plan, target: Target) -> None:
     Raises:
         Inexpressible: With every feature that is in the way.
     """
-    refusals = tuple(
-        refusal for check in CHECKS for refusal in check(plan, target.rules, target.title)
-    )
+    found = (check(plan, target.rules, target.title) for check in CHECKS)
+    refusals = (*chain.from_iterable(found), *target.check(plan))
     if refusals:
         raise Inexpressible(target, refusals)
 

@@ -49,6 +49,21 @@ class TargetRules:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """A feature of a plan that a runtime cannot express.
+
+    Attributes:
+        feature: Its short name, such as ``replicas``.
+        reason: Where the plan uses it, and what the runtime has instead.
+        remedy: The option that makes the plan expressible.
+    """
+
+    feature: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class Export:
     """A plan in a runtime's form.
 
@@ -171,6 +186,7 @@ class Target:
         rules: What it can express.
         write: Writes a plan that keeps the rules.
         read: Reads its form back for a model; raises `InvalidInput` for other text.
+        check: Refuses what the rules do not cover, such as a bug of that version.
         default_split: Numbers of blocks that the runtime itself would choose for a number of
             blocks and stages; `None` if it has no default.
     """
@@ -182,6 +198,7 @@ class Target:
     rules: TargetRules
     write: Callable[[Plan], Export]
     read: Callable[[str, ModelLayers], ImportedCut]
+    check: Callable[[Plan], tuple[Refusal, ...]] = lambda plan: ()
     default_split: Callable[[int, int], tuple[int, ...]] | None = None
 
 

@@ -53,10 +53,10 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     }
     places = found.get("ici_pipeline_parallelism", 1) * found.get("dcn_pipeline_parallelism", 1)
     share = found.get("num_layers_per_pipeline_stage")
-    if share is None or places < 2:
+    if share is None or not any(name.endswith("pipeline_parallelism") for name in found):
         raise InvalidInput(
             "a MaxText cut has num_layers_per_pipeline_stage and ici_pipeline_parallelism or "
-            f"dcn_pipeline_parallelism above 1; found {sorted(found)}"
+            f"dcn_pipeline_parallelism; found {sorted(found)}"
         )
     chunks = found.get("num_pipeline_repeats", 1)
     stages = layers.from_block_counts([share] * (places * chunks))

@@ -33,7 +33,7 @@ def write(plan: Plan) -> Export:
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``pp_partition`` out of a configuration, or numbers alone."""
-    lines = [line for line in text.splitlines() if "pp_partition" in line]
+    lines = [line for line in text.splitlines() if line.strip().startswith("pp_partition")]
     return read_counts(lines[0] if lines else text, layers)
 
 

@@ -12,10 +12,12 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Action, Schedule, ScheduleName, Work
 from ...schedules.plan_schedule import schedule_of
+from ...schedules.traits import FOLDED
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
+    Refusal,
     Target,
     TargetRules,
     list_devices,
@@ -44,7 +46,7 @@ rank."""
 _SCRIPT = '''\
 from pathlib import Path
 
-from torch.distributed.pipelining import SplitPoint, pipeline
+from torch.distributed.pipelining import {imports}
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 SPLIT_SPEC = {{{split_spec}}}
@@ -62,11 +64,37 @@ def build_schedule(model, microbatch, rank, device, loss_fn, group=None):
     averaged over micro-batches.
     """
     cut = pipeline(model, mb_args=microbatch, split_spec=SPLIT_SPEC)
-    stages = [cut.build_stage(index, device, group) for index in STAGES_OF_RANK[rank]]
+    stages = [{stage} for index in STAGES_OF_RANK[rank]]
     schedule = _PipelineScheduleRuntime(stages, NUM_MICROBATCHES, loss_fn=loss_fn)
     schedule._load_csv(str(SCHEDULE_CSV))
     return [stage.submod for stage in stages], schedule
 '''
+
+
+# In torch 2.13 stages made by build_stage greet both neighbours by a message before the first step.
+# Where a rank holds both (the turn of a V) it would send to itself, which gloo refuses. A
+# PipelineStage has no such greeting, but only sends to the next stage.
+_FOLDED_STAGE = (
+    "PipelineStage(cut.get_stage_module(index), index, cut.num_stages, device, group=group)"
+)
+
+
+def check_folded(plan: Plan) -> tuple[Refusal, ...]:
+    """Refuse values that skip a stage under a V-shaped schedule."""
+    if plan.schedule not in FOLDED:
+        return ()
+    for before, after in pairwise(plan.boundaries):
+        passed = {tensor.name for tensor in before.tensors} & {each.name for each in after.tensors}
+        if passed:
+            return (
+                Refusal(
+                    "values that skip a stage",
+                    f"{min(passed)!r} crosses two cuts, which torch cannot carry under "
+                    f"{plan.schedule}",
+                    "--schedule 1f1b",
+                ),
+            )
+    return ()
 
 
 def write(plan: Plan) -> Export:
@@ -74,6 +102,7 @@ def write(plan: Plan) -> Export:
     cuts = list(accumulate(plan.balance))[:-1]
     points = "".join(f'\n    "{plan.layer_names[cut]}": SplitPoint.BEGINNING,' for cut in cuts)
     schedule = schedule_of(plan)
+    is_folded = plan.schedule in FOLDED
     stages_of_rank = [list(schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
     header = write_header(
         plan,
@@ -90,6 +119,8 @@ def write(plan: Plan) -> Export:
         stages_of_rank=stages_of_rank,
         num_microbatches=plan.num_microbatches,
         csv_name=CSV_NAME,
+        imports="PipelineStage, SplitPoint, pipeline" if is_folded else "SplitPoint, pipeline",
+        stage=_FOLDED_STAGE if is_folded else "cut.build_stage(index, device, group)",
     )
     return Export(
         header + script,
@@ -114,7 +145,7 @@ def _write_rows(rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def add_communication(schedule: Schedule) -> list[list[str]]:
-    """Return each rank's actions with a send behind and a receive in front of those that need one.
+    """Return each rank's actions with their sends, receives and, last, reductions of gradients.
 
     All ranks are replayed together. The moment an action is done its send is appended to its rank
     and the receive to its partner, so each pair of ranks lists their messages in one order, and no
@@ -127,6 +158,13 @@ def add_communication(schedule: Schedule) -> list[list[str]]:
     rank_of = {stage: ranks[0] for stage, ranks in enumerate(schedule.stage_ranks)}
     last = schedule.num_stages - 1
     listed: list[list[str]] = [[] for _ in schedule.ranks]
+    # torch averages a stage's gradients over the micro-batches when it meets this action.
+    last_of_stage = {
+        action.stage: action
+        for actions in schedule.ranks
+        for action in actions
+        if action.work in (Work.BACKWARD, Work.BACKWARD_WEIGHT)
+    }
     arrived: set[tuple[int, str, int]] = set()
     position = [0] * len(schedule.ranks)
     while any(
@@ -142,6 +180,8 @@ def add_communication(schedule: Schedule) -> list[list[str]]:
             position[rank] += 1
             advanced = True
             listed[rank].append(str(action))
+            if action == last_of_stage.get(action.stage):
+                listed[rank].append(f"{action.stage}REDUCE_GRAD")
             target, kind = _find_reader(action, last)
             if target is None:
                 continue
@@ -186,31 +226,32 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
             )
     else:
         points = parse_literal(text, "[") or []
-    if not points or not all(isinstance(point, str) for point in points):
+    is_whole = spec is not None and not spec[1].strip()
+    if not (points or is_whole) or not all(isinstance(point, str) for point in points):
         raise InvalidInput(
             'expected split points such as {"model.layers.2": SplitPoint.BEGINNING}, or a list of '
             "module names"
         )
     cuts = sorted(_find_cut(point, layers.names) for point in points)
     counts = [last - first for first, last in pairwise([0, *cuts, len(layers.names)])]
-    chunks = re.search(r"STAGES_OF_RANK\s*=\s*\[(\[[^\]]*\])", text)
+    first_rank = re.search(r"STAGES_OF_RANK\s*=\s*\[(\[[^\]]*\])", text)
+    chunks = len(first_rank[1].split(",")) if first_rank else 1
     number = re.search(r"NUM_MICROBATCHES\s*=\s*(\d{1,7})", text)
     return ImportedCut(
         layers.from_counts(counts),
         len(layers.names),
-        schedule=_find_schedule(text),
-        chunks=len(chunks[1].split(",")) if chunks else 1,
+        schedule=find_schedule(text, chunks),
+        chunks=chunks,
         num_microbatches=int(number[1]) if number else None,
     )
 
 
-def _find_schedule(text: str) -> ScheduleName | None:
-    found = next((name for name in SCHEDULE_CLASSES.values() if name in text), None)
-    if found is None:
-        return None
-    several = re.search(r"STAGES_OF_RANK\s*=\s*\[\[\d+,", text)
-    matches = [name for name, title in SCHEDULE_CLASSES.items() if title == found]
-    return matches[-1 if several else 0]
+def find_schedule(text: str, chunks: int) -> ScheduleName | None:
+    """Return the schedule whose class in torch a text names; `None` if it names none."""
+    found = re.search(r"Schedule(\w+)", text)
+    names = [ours for ours, name in SCHEDULE_CLASSES.items() if found and name == found[0]]
+    # Both zero-bubble schedules are one class, which tells them apart by the stages of a rank.
+    return names[-1 if chunks > 1 else 0] if names else None
 
 
 def _find_cut(point: str, names: Sequence[str]) -> int:
@@ -234,4 +275,5 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    check=check_folded,
 )

@@ -20,7 +20,7 @@ from ..target import (
     parse_literal,
     write_header,
 )
-from .torch_pipelining import SCHEDULE_CLASSES, write_compute_csv
+from .torch_pipelining import SCHEDULE_CLASSES, find_schedule, write_compute_csv
 
 TITLE = "torchtitan"
 CHECKED = "torchtitan 0.3.0, its own _split_module"
@@ -103,12 +103,12 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     places = settings.get("pipeline_parallel_degree", len(parts))
     if type(places) is not int or places < 1 or len(parts) % places:
         raise InvalidInput(f"{len(parts)} model parts are no multiple of {places!r} ranks")
-    schedule = {name.removeprefix("Schedule"): ours for ours, name in SCHEDULE_CLASSES.items()}
+    schedule = f"Schedule{settings.get('pipeline_parallel_schedule', '')}"
     stack = layers.stack
     return ImportedCut(
         tuple(tuple(_find_layers(part, layers.names, stack)) for part in parts),
         len(layers.names),
-        schedule=schedule.get(settings.get("pipeline_parallel_schedule", "")),
+        schedule=find_schedule(schedule, len(parts) // places),
         chunks=len(parts) // places,
         num_microbatches=settings.get("num_pp_microbatches"),
     )

@@ -1,0 +1,68 @@
+"""What is exported to a target and read back is the plan's cut."""
+
+import random
+
+import pytest
+
+from stagewright.core.errors import InvalidInput
+from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
+from tests.formats.runtimes.random_plans import draw_plan
+
+NUM_PLANS = 1000
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_imported_export_is_the_plan(name):
+    target = TARGETS[name]
+    draw = random.Random(name)
+    several = 0
+    for _ in range(NUM_PLANS):
+        plan = draw_plan(draw, target.rules)
+        several += plan.num_stages > 2
+        text = export(plan, name).text
+        assert plan.content_id() in text
+        cut = import_cut(text, name, plan.layer_names)
+        assert cut.balance == plan.balance, text
+        assert cut.replicas in ((), tuple(stage.replicas for stage in plan.stages))
+        assert cut.num_microbatches in (None, plan.num_microbatches)
+        assert cut.recompute in (None, plan.stages[0].recompute)
+        if cut.schedule is not None:
+            assert (cut.schedule, cut.chunks) == (plan.schedule, plan.chunks)
+    assert several > NUM_PLANS / 4
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "nonsense",
+        "[",
+        "{",
+        "[[[",
+        "{'a': [}",
+        "-1,2",
+        "1,2,x",
+        "#",
+        "0x10",
+        "\0",
+        "9" * 400,
+    ],
+)
+def test_other_text_is_refused(name, text):
+    layers = ("embed", *(f"layers.{index}" for index in range(8)), "norm", "lm_head")
+    with pytest.raises(InvalidInput):
+        import_cut(text, name, layers)
+
+
+def test_an_unknown_target_is_refused_with_a_suggestion():
+    with pytest.raises(InvalidInput, match="did you mean 'megatron'"):
+        import_cut("x", "megatrn", ("layers.0",))
+
+
+def test_text_without_end_is_not_read():
+    with pytest.raises(InvalidInput, match="characters"):
+        import_cut("1," * 2**20, "vllm", ("layers.0", "layers.1"))
+    with pytest.raises(InvalidInput, match="letters"):
+        import_cut("E((t*99999)*99999)*99999L", "megatron", ("layers.0", "layers.1"))
