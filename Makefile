@@ -11,7 +11,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test shuffle check docs dist schemas bench fuzz load chaos hostile roundtrip timm clean
+.PHONY: help setup demo test shuffle check docs dist schemas bench fuzz load chaos hostile roundtrip timm runtimes clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,14 @@ roundtrip: $(INSTALLED)  ## Plan GPT-2 and ResNet-50 by way of a service, and co
 
 timm: $(INSTALLED)  ## Install timm into .timm, for its rows of docs/evidence/capture.md and their test
 	$(PIP_INSTALL) --no-deps --target .timm timm torchvision pillow
+
+# Without what they depend on, which is here or not needed for their parsers; DeepSpeed compiles its
+# operations when they are first used, and none is.
+runtimes: $(INSTALLED)  ## Install other runtimes into .runtimes, for the tests of exports to them
+	DS_BUILD_OPS=0 $(PIP_INSTALL) --no-deps --no-build-isolation --upgrade --target .runtimes \
+	    megatron-core==0.16.1 torchtitan==0.3.0 spmd_types==0.2.3 torchdata==0.11.0 datasets==4.7.0 \
+	    deepspeed==0.19.8 hjson==3.1.0 ninja==1.13.2 py-cpuinfo==9.0.0 einops==0.8.2 tyro==1.0.17 \
+	    typeguard==4.6.1 docstring_parser==0.18.0 shtab==1.13.0
 
 clean:  ## Remove what was built and cached, but not the virtual environment
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

@@ -1,0 +1,84 @@
+"""Questions to the parsers of other runtimes, answered in a process that has them.
+
+``python parsers.py QUESTION`` with a JSON list of cases on standard input; `.runtimes` is on its
+path. The answers go to standard output, one for each case, as JSON.
+"""
+
+import json
+import sys
+from typing import Any
+
+from torch import nn
+
+
+def ask_megatron(case: dict[str, Any]) -> list[list[str]]:
+    """Return the layer types of each stage, in model order, after Megatron's own validation."""
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    layout = PipelineParallelLayerLayout(case["layout"], case["ranks"])
+    layout.validate_layer_layout(case["num_layers"], 0)
+    chunks = layout.virtual_pipeline_model_parallel_size
+    # Stage index = chunk * ranks + rank.
+    return [
+        [kind.name for kind in layout.layout[rank][chunk]]
+        for chunk in range(chunks)
+        for rank in range(case["ranks"])
+    ]
+
+
+def ask_torchtitan(case: dict[str, Any]) -> list[list[str]]:
+    """Return the layers that torchtitan's _split_module leaves in each model part."""
+    from torchtitan.distributed.pipeline_parallel import _split_module
+
+    model = nn.Module()
+    for name in case["edges"]:
+        model.add_module(name, Numbered(name))
+    prefix = case["prefix"]
+    blocks = (Numbered(f"{prefix}.{index}") for index in range(case["num_blocks"]))
+    model.add_module(prefix, nn.ModuleList(blocks))
+    parts = (_split_module(model, part) for part in case["parts"])
+    return [[m.name for m in part.modules() if isinstance(m, Numbered)] for part in parts]
+
+
+def ask_deepspeed(case: dict[str, Any]) -> list[list[int]]:
+    """Return the bounds of each stage that the exported class gives DeepSpeed's own method."""
+    scope: dict[str, Any] = {}
+    exec(case["text"], scope)
+    bounds = []
+    for stage in range(case["num_stages"]):
+        module = scope["PlannedPipelineModule"].__new__(scope["PlannedPipelineModule"])
+        nn.Module.__init__(module)
+        module._topo, module.global_rank = OneStage(stage), stage
+        module._layer_specs = [None] * case["num_layers"]
+        module._partition_layers()
+        bounds.append([module._local_start, module._local_stop])
+    return bounds
+
+
+class Numbered(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class OneStage:
+    """A topology in which a rank is the stage of its number."""
+
+    def __init__(self, stage: int) -> None:
+        self.pipe = stage
+
+    def get_coord(self, rank: int) -> "OneStage":
+        assert rank == self.pipe
+        return self
+
+
+QUESTIONS = {
+    "megatron": ask_megatron,
+    "torchtitan": ask_torchtitan,
+    "deepspeed": ask_deepspeed,
+}
+
+if __name__ == "__main__":
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    ask = QUESTIONS[sys.argv[1]]
+    json.dump([ask(case) for case in json.load(sys.stdin)], stdout)
