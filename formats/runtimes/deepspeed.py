@@ -59,6 +59,7 @@ def write(plan: Plan) -> Export:
         "Use: engine = deepspeed.initialize(model=PlannedPipelineModule(layers, loss_fn=loss), "
         f'config={{"gradient_accumulation_steps": {plan.num_microbatches}{batch}, ...}})[0]; '
         "engine.train_batch(iterator)",
+        'DeepSpeed clips gradients to a norm of 1 unless the config says "gradient_clipping": 0.0.',
         f"layers has {len(plan.layer_names)} entries, modules or LayerSpecs, one for each of:",
         *(f"  {index}: {name}" for index, name in enumerate(plan.layer_names)),
         f"{list_devices(plan)}.",

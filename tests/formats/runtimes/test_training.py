@@ -1,0 +1,143 @@
+"""One plan, several runtimes: three steps have the losses of the unsplit model."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import stagewright
+from stagewright.formats.runtimes.registry import export
+from tests.formats.runtimes.small_models import BATCH, MODELS, loss_fn
+from tests.formats.runtimes.test_own_parsers import ROOT, RUNTIMES, needs_runtimes
+
+
+def make_plan(schedule, num_stages=2, **options):
+    build, sample, _ = MODELS["cnn"]
+    chosen = stagewright.PlanOptions(
+        num_microbatches=4, schedule=schedule, num_stages=num_stages, **options
+    )
+    return stagewright.plan(
+        stagewright.profile(build(), sample(BATCH // 4)), f"{num_stages}xcpu", chosen
+    )
+
+
+def unsplit_losses(dtype=torch.float64):
+    build, sample, target = MODELS["cnn"]
+    model = build().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_fn(model(sample(BATCH).to(dtype)), target(BATCH).to(dtype))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@needs_runtimes
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_deepspeed_trains_the_stages(recompute, tmp_path):
+    plan = make_plan("1f1b", recompute=recompute)
+    exported = export(plan, "deepspeed")
+    (tmp_path / "planned_pipeline_module.py").write_text(exported.text)
+    settings = {"gradient_accumulation_steps": plan.num_microbatches}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}:{RUNTIMES}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+    }
+    worker = [sys.executable, "-m", "tests.formats.runtimes.deepspeed_worker", str(tmp_path)]
+    logs = [(tmp_path / f"rank{rank}.log").open("w+") for rank in range(2)]
+    started = [
+        subprocess.Popen(
+            [*worker, str(rank), "2"], env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        codes = [process.wait(timeout=400) for process in started]
+        texts = [(tmp_path / f"rank{rank}.log").read_text()[-3000:] for rank in range(2)]
+        assert codes == [0, 0], texts
+    finally:
+        for process, log in zip(started, logs, strict=True):
+            process.kill()
+            process.wait()
+            log.close()
+    for rank in range(2):
+        losses = json.loads((tmp_path / f"losses{rank}.json").read_text())
+        # DeepSpeed sums gradients in float32 only.
+        assert losses == pytest.approx(unsplit_losses(torch.float32), rel=1e-5)
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_torchgpipe_trains_the_stages(recompute):
+    import torchgpipe
+
+    plan = make_plan("gpipe", num_stages=3, recompute=recompute)
+    scope = {}
+    exec(export(plan, "torchgpipe").text, scope)
+    build, sample, target = MODELS["cnn"]
+    model = torchgpipe.GPipe(
+        build(),
+        scope["balance"],
+        devices=["cpu"] * 3,
+        chunks=scope["chunks"],
+        checkpoint=scope["checkpoint"],
+    )
+    assert [len(part) for part in model.partitions] == list(plan.balance)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_fn(model(sample(BATCH)), target(BATCH))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == pytest.approx(unsplit_losses(), rel=1e-12)
+
+
+def test_accelerate_dispatches_a_model_whose_forward_is_the_unsplit_one(tmp_path):
+    """Stage 0 on the CPU, stage 1 read from disk as it is needed: two devices without a GPU."""
+    import accelerate
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    model = LlamaForCausalLM(config).eval()
+    tokens = torch.randint(50, (2, 7))
+    profile = stagewright.profile(model, {"input_ids": tokens, "use_cache": False})
+    plan = stagewright.plan(
+        stagewright.for_inference(profile),
+        "2xcpu",
+        stagewright.PlanOptions(
+            num_stages=2,
+            objective="throughput",
+            no_cut_after=("model.embed_tokens", "model.norm"),
+        ),
+    )
+    scope = {}
+    exec(export(plan, "accelerate").text, scope)
+    assert set(scope["device_map"].values()) == {0, 1}
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+        places = {name: ("cpu", "disk")[stage] for name, stage in scope["device_map"].items()}
+        dispatched = accelerate.dispatch_model(
+            model, places, main_device="cpu", offload_dir=str(tmp_path)
+        )
+        assert torch.equal(dispatched(tokens, use_cache=False).logits, expected)
