@@ -75,6 +75,9 @@ class Export:
     text: str
     attachments: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class ImportedCut:

@@ -1,0 +1,174 @@
+"""Plans under the rules of another runtime, so that an export never fails after the fact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..core.cluster.cluster import Cluster
+from ..core.errors import Infeasible, InvalidInput
+from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.forward_only import for_inference
+from ..core.profile.profile import Profile
+from ..planner.plan import plan
+from ..planner.price_split import plan_from_balance
+from ..planner.problem.input_checks import count_chunks, parse_cluster, require_options
+from .block_stack import find_stack
+from .expressible import check_expressible, find_module_conflict, is_block_cut
+from .target import Target, TargetRules
+
+Search = Callable[[Profile, Cluster, PlanOptions], Plan]
+"""Finds the best plan; `planner.plan.plan`, perhaps with a deadline."""
+
+
+@dataclass(frozen=True)
+class TargetPlan:
+    """The best plan under a runtime's rules, and the best one without them.
+
+    Attributes:
+        plan: It can be exported to the runtime.
+        free: The best plan of the same options for our own runtime.
+    """
+
+    plan: Plan
+    free: Plan
+
+    @property
+    def price(self) -> float:
+        """Return by how much longer the step is than without the rules, as a fraction."""
+        free_s = self.free.step_time_s
+        return self.plan.step_time_s / free_s - 1 if free_s else 0.0
+
+
+def plan_for(
+    target: Target,
+    profile: Profile,
+    cluster: Cluster | str,
+    options: PlanOptions | None = None,
+    *,
+    search: Search = plan,
+) -> TargetPlan:
+    """Return the best plan that a runtime can express, and what its rules cost.
+
+    The proof of the plan is of the target's rules: its bound holds for all plans that keep them.
+    Where every stage must have equally many blocks, all such cuts are priced.
+
+    Args:
+        target: The runtime; `runtimes.registry.find_target` finds it by name.
+        profile: Costs of the layers; reduced to forward passes for a runtime without training.
+        cluster: Devices and links, or shorthand.
+        options: Further options, which have to be within the target's rules.
+        search: Finds the best plan under options.
+
+    Raises:
+        InvalidInput: An option contradicts the target's rules, or the model has no blocks where
+            the target counts them.
+        Infeasible: No plan within the rules fits.
+    """
+    cluster, asked = parse_cluster(cluster), require_options(options)
+    if target.rules.inference:
+        profile = for_inference(profile)
+    options = apply_rules(target, profile, asked)
+    found: list[Plan] = []
+    failures: list[Infeasible] = []
+    for candidate in _uniform_recompute(options, target.rules):
+        try:
+            if target.rules.equal_blocks:
+                found.append(_best_equal_cut(profile, cluster, candidate))
+            else:
+                found.append(search(profile, cluster, candidate))
+        except Infeasible as error:
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    best = min(found, key=lambda each: each.step_time_s)
+    check_expressible(best, target)
+    free = search(profile, cluster, asked)
+    return TargetPlan(best, min(best, free, key=lambda each: each.step_time_s))
+
+
+def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanOptions:
+    """Return the options with the target's rules as constraints.
+
+    Raises:
+        InvalidInput: An option contradicts a rule.
+    """
+    rules, title = target.rules, target.title
+
+    def refuse(field: str, what: str) -> InvalidInput:
+        return InvalidInput(f"{title} {what}", field=f"/options/{field}")
+
+    if not rules.inference and options.schedule not in rules.schedules:
+        known = ", ".join(rules.schedules)
+        raise refuse("schedule", f"has no schedule {options.schedule}; choose one of {known}")
+    if options.max_replicas != 1 and rules.replicas == "none":
+        raise refuse("max_replicas", "has one device a stage; leave max_replicas at 1")
+    if options.layer_order != "given":
+        raise refuse("layer_order", "runs layers in the model's order; set layer_order to given")
+    if options.skips != "relay" and not rules.direct_sends:
+        raise refuse("skips", "only sends to the next stage; set skips to relay")
+    if options.max_extra_in_flight and not rules.own_depths:
+        raise refuse("max_extra_in_flight", "has 1f1b's own warm-up; set max_extra_in_flight to 0")
+    if options.recompute == "always" and not rules.recompute:
+        raise refuse("recompute", "cannot recompute whole stages; set recompute to never")
+    update: dict[str, object] = {}
+    if options.recompute == "auto" and not rules.recompute:
+        update["recompute"] = "never"
+    if not (rules.tied_weights or rules.inference):
+        update["tied"] = "together"
+    forbidden = dict.fromkeys((*options.no_cut_after, *forbidden_cuts(profile, rules)))
+    update["no_cut_after"] = tuple(forbidden)
+    return PlanOptions.model_validate(options.model_copy(update=update).model_dump())
+
+
+def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
+    """Yield the layers behind which a target cannot cut.
+
+    Raises:
+        InvalidInput: The target counts blocks, and the model has no single stack of them.
+    """
+    names = tuple(entry.layer.name for entry in profile.layers)
+    stack = find_stack(names) if rules.unit == "block" else None
+    for cut in range(1, len(names)):
+        is_inside = stack is not None and not is_block_cut(cut, stack, rules)
+        if is_inside or (rules.unit == "module" and find_module_conflict(names, cut)):
+            yield names[cut - 1]
+
+
+def _uniform_recompute(options: PlanOptions, rules: TargetRules) -> Iterator[PlanOptions]:
+    """Yield the options with one way to recompute for all stages, each that the target has."""
+    if options.recompute != "auto":
+        yield options
+        return
+    for mode in ("never", "always"):
+        yield options.model_copy(update={"recompute": mode})
+
+
+def _best_equal_cut(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
+    """Price every cut into stages of equally many blocks; return the fastest."""
+    stack = find_stack([entry.layer.name for entry in profile.layers])
+    chunks = count_chunks(options)
+    most = min(stack.num_blocks, chunks * len(cluster.devices))
+    found: list[Plan] = []
+    failure: Infeasible | None = None
+    for num_stages in range(1, most + 1):
+        wanted = options.num_stages or num_stages
+        if stack.num_blocks % num_stages or num_stages % chunks or num_stages != wanted:
+            continue
+        share = stack.num_blocks // num_stages
+        inner = [stack.starts[share * stage] for stage in range(1, num_stages)]
+        cuts = [0, *inner, stack.num_layers]
+        balance = [last - first for first, last in pairwise(cuts)]
+        try:
+            found.append(plan_from_balance(profile, cluster, options, balance))
+        except Infeasible as error:
+            failure = error
+    if found:
+        return min(found, key=lambda each: each.step_time_s)
+    raise failure or Infeasible(
+        f"{stack.num_blocks} blocks cannot be cut into stages of equally many on "
+        f"{len(cluster.devices)} devices; use another number of devices",
+        constraint="stages",
+        available=len(cluster.devices),
+    )
