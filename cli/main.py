@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from itertools import takewhile
+from keyword import iskeyword
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,8 @@ COMMANDS = (
     "diff",
     "merge",
     "export",
+    "import",
+    "check",
     "serve",
     "worker",
     "jobs",
@@ -81,7 +84,9 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_show_overview)
     for name in COMMANDS:
-        module = importlib.import_module(f".commands.{name}", __package__)
+        # A module cannot be called by a keyword of Python, such as import.
+        module_name = f"{name}_" if iskeyword(name) else name
+        module = importlib.import_module(f".commands.{module_name}", __package__)
         app.command(name, cls=GroupedCommand)(module.command)
     return app
 

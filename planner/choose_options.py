@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import PlanOptions
-from ..core.plan.schedule import TrainingSchedule
+from ..core.plan.schedule import ScheduleName, TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .plan import Planner
@@ -67,6 +67,7 @@ def choose_options(
     *,
     schedule: bool = True,
     num_microbatches: bool = True,
+    schedules: Sequence[ScheduleName] = (),
 ) -> ChosenOptions:
     """Return the options with schedule and number of micro-batches chosen for the shortest step.
 
@@ -82,6 +83,7 @@ def choose_options(
         options: What else the plan has to keep.
         schedule: Choose the schedule.
         num_microbatches: Choose the number of micro-batches.
+        schedules: Choose among these alone; all if empty.
 
     Raises:
         InvalidInput: An option or the profile's numbers are out of range.
@@ -91,7 +93,9 @@ def choose_options(
     if options.objective != "step_time":
         return ChosenOptions(options)
     given_batch = options.batch_size is not None
-    study = _Study(planner, cluster, options, SCHEDULES if schedule else (options.schedule,))
+    known = tuple(name for name in SCHEDULES if name in schedules) if schedules else SCHEDULES
+    tried = known if schedule and known else (options.schedule,)
+    study = _Study(planner, cluster, options, tried)
     counts = [options.num_microbatches]
     if given_batch:
         counts = [study.count_for_batch()]

@@ -1,38 +1,102 @@
-"""``stagewright export``: write a profile as CSV or JSON rows for other programs."""
+"""``stagewright export``: write a plan for another runtime, or a profile as rows."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from ...core.errors import InvalidInput
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
 from ..support.read_documents import read_document
 
+if TYPE_CHECKING:
+    from ...core.plan.plan import Plan
+    from ...core.profile.profile import Profile
+    from ...formats.target import Export
+
+CSV = "csv"
+
 
 def command(
-    file: Annotated[Path, Argument(metavar="PROFILE", help="A profile.")],
+    file: Annotated[Path, Argument(metavar="PLAN|PROFILE", help="A plan or a profile.")],
+    to: Annotated[
+        str | None,
+        Option(
+            help="Runtime to write a plan for: torch, torchtitan, megatron, deepspeed, accelerate, "
+            "vllm, sglang, tensorrt-llm, colossalai, maxtext, llama.cpp, torchgpipe or pipedream. "
+            "Profiles are written as csv.",
+            metavar="TARGET",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write to this file instead of stdout.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a profile as CSV with one row per layer and units in the column names.
+    """Write a plan in the form of another runtime, or a profile as CSV.
 
-    With --json, write the rows as a list of objects.
+    What the runtime cannot express is refused, each with the option that avoids it; 'stagewright
+    plan --for TARGET' plans under its rules. A profile becomes one row per layer, with units in
+    the column names. With --json, a plan's files are an object by name, and a profile's rows a
+    list of objects.
+
+    Examples:
+    stagewright export plan.json --to megatron
+
+    stagewright export plan.json --to torch -o torch_pipeline.py
     """
+    from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
-    from ...formats.profile_csv import profile_csv, profile_rows
 
     check_writable(output)
-    profile = read_document(file, Profile)
+    document = read_document(file, Plan, Profile)
+    if isinstance(document, Profile):
+        if to not in (None, CSV):
+            raise InvalidInput(f"{file} is a profile, which is exported to csv; plan it first")
+        _write_profile(document, output, as_json=as_json)
+        say_next(command_line("show", file), quiet=as_json)
+        return
+    assert isinstance(document, Plan), "one of the two kinds asked for"
+    _write_plan(document, to, output, as_json=as_json)
+
+
+def _write_profile(profile: Profile, output: Path | None, *, as_json: bool) -> None:
+    from ...formats.profile_csv import profile_csv, profile_rows
+
     text = json.dumps(profile_rows(profile), indent=2) if as_json else profile_csv(profile)
     if output is None:
         emit(text.rstrip("\r\n"))
     else:
         write_file(output, text if text.endswith("\n") else text + "\n")
         say(f"wrote {output}", quiet=as_json)
-    say_next(command_line("show", file), quiet=as_json)
+
+
+def _write_plan(plan: Plan, to: str | None, output: Path | None, *, as_json: bool) -> None:
+    from ...formats.runtimes.registry import TARGETS, export, find_target
+
+    if to is None:
+        raise InvalidInput(f"name a runtime for the plan with --to: {', '.join(TARGETS)}")
+    exported, name = export(plan, to), find_target(to).file_name
+    if output is not None:
+        # What the file reads lies beside it, under the names that it uses.
+        for path in (*(output.parent / each for each in exported.attachments), output):
+            check_writable(path)
+        write_file(output, exported.text)
+        for each, text in exported.attachments.items():
+            write_file(output.parent / each, text)
+        written = ", ".join(map(str, (output, *exported.attachments)))
+        say(f"wrote {written}", quiet=as_json)
+    if as_json:
+        emit(json.dumps({name: exported.text, **exported.attachments}, indent=2))
+    elif output is None:
+        emit(exported.text.rstrip("\n"))
+        _say_attachments(exported, name, plan)
+
+
+def _say_attachments(exported: Export, name: str, plan: Plan) -> None:
+    if exported.attachments:
+        say(f"-o {name} also writes {', '.join(exported.attachments)} beside it")

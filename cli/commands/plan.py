@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Context
 
+from ...core.errors import InvalidInput
 from ...view.option_flags import FLAGS
 from ..options import plan as flags
 from ..options.service import Server, Token, check_token
@@ -68,6 +69,7 @@ def command(
     no_cut_after: flags.NoCutAfter = None,
     pin: flags.Pins = None,
     tied: flags.Tied = "priced",
+    target: flags.Target = None,
     optimizer: flags.Optimizer = "adam",
     memory_fraction: flags.MemoryFraction = None,
     gap: flags.Gap = 0.0,
@@ -90,8 +92,17 @@ def command(
     name, cluster = find_model_name(profiles), read_devices(devices)
     options, is_open = build_options(context.params, is_model=is_model_name(name))
     estimate = EstimateFlags.of(context.params)
-    make = partial(_make_plan, options=options, is_open=is_open, deadline_s=deadline, quiet=as_json)
+    make = partial(
+        _make_plan,
+        options=options,
+        is_open=is_open,
+        target=target,
+        deadline_s=deadline,
+        quiet=as_json,
+    )
     if server is not None:
+        if target is not None:
+            raise InvalidInput("--for plans here; leave out --server, or plan without --for")
         options = _default_options(options, is_open, len(cluster.devices))
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
@@ -181,6 +192,7 @@ def _make_plan(
     *,
     options: PlanOptions,
     is_open: frozenset[str],
+    target: str | None,
     deadline_s: float | None,
     quiet: bool,
 ) -> Plan:
@@ -189,6 +201,12 @@ def _make_plan(
 
     if "memory_fraction" in is_open and profiles[0].provenance.source == "estimated":
         options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
+    if target is not None:
+        from ..support.plan_for import make_plan_for
+
+        return make_plan_for(
+            target, profiles, cluster, options, is_open, deadline_s=deadline_s, quiet=quiet
+        )
     with planning_progress(options.objective, quiet=quiet) as progress:
         choice = choose_options(
             profiles,

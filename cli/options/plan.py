@@ -151,6 +151,16 @@ Skips = Annotated[
     str,
     _option(GOAL, "relay, or direct to let values for a later stage bypass the stages in between."),
 ]
+Target = Annotated[
+    str | None,
+    _option(
+        RULES,
+        "Plan under the rules of another runtime, so that 'stagewright export' can write the plan "
+        "for it: megatron, torch, deepspeed, vllm, ... The result says what the rules cost.",
+        "--for",
+        metavar="TARGET",
+    ),
+]
 Together = Annotated[
     list[str] | None,
     _option(

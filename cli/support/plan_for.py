@@ -1,0 +1,71 @@
+"""Plans of ``stagewright plan --for TARGET``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...core.errors import InvalidInput
+from .progress import working
+
+if TYPE_CHECKING:
+    from ...core.cluster.cluster import Cluster
+    from ...core.plan.plan import Plan, PlanOptions
+    from ...core.profile.profile import Profile
+
+
+def make_plan_for(
+    name: str,
+    profiles: Sequence[Profile],
+    cluster: Cluster,
+    options: PlanOptions,
+    is_open: frozenset[str],
+    *,
+    deadline_s: float | None,
+    quiet: bool,
+) -> Plan:
+    """Plan under a target's rules; a note says what they cost.
+
+    Raises:
+        InvalidInput: An option contradicts the rules, or there are several profiles.
+        Infeasible: No plan within the rules fits.
+    """
+    from functools import partial
+
+    from ...core.profile.forward_only import for_inference
+    from ...formats.plan_for import apply_rules, plan_for
+    from ...formats.runtimes.registry import find_target
+    from ...planner.choose_options import choose_options
+    from ...planner.plan import plan
+
+    target = find_target(name)
+    if len(profiles) > 1:
+        raise InvalidInput("--for takes one profile; choose the micro-batch size first")
+    profile = for_inference(profiles[0]) if target.rules.inference else profiles[0]
+    schedules = target.rules.schedules
+    if "schedule" in is_open and schedules:
+        options = options.model_copy(update={"schedule": schedules[0]})
+    ruled = apply_rules(target, profile, options)
+    with working(f"planning under the rules of {target.title}"):
+        choice = choose_options(
+            profile,
+            cluster,
+            ruled,
+            schedule="schedule" in is_open and not target.rules.inference,
+            num_microbatches="num_microbatches" in is_open,
+            schedules=schedules,
+        )
+        chosen = {
+            "schedule": choice.options.schedule,
+            "num_microbatches": choice.options.num_microbatches,
+        }
+        found = plan_for(
+            target,
+            profile,
+            cluster,
+            options.model_copy(update=chosen),
+            search=partial(plan, deadline_s=deadline_s),
+        )
+    price = f"{found.price:.1%} slower than" if found.price >= 5e-4 else "as fast as"
+    note = f"under the rules of {target.title}, {price} the free plan of the same schedule"
+    return found.plan.model_copy(update={"notes": (note, *choice.reasons, *found.plan.notes)})
