@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .core.profile.forward_only import for_inference as for_inference
     from .core.profile.profile import Profile as Profile
     from .data import PipelineLoader as PipelineLoader
+    from .formats.runtimes.registry import export as export
     from .planner.choose_options import choose_options as choose_options
     from .planner.explain import explain as explain
     from .planner.plan import Planner as Planner
@@ -65,6 +66,7 @@ _NAMES = {
     "core.profile.profile": ("Profile",),
     "data": ("PipelineLoader",),
     "planner.choose_options": ("choose_options",),
+    "formats.runtimes.registry": ("export",),
     "planner.explain": ("explain",),
     "planner.plan": ("Planner", "plan"),
     "planner.validation.validate": ("validate",),

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from ...core.errors import InvalidInput
 from ...core.profile.diff import diff
 from ...core.service.documents import ProfileSummary, StoredPlan
+from ...formats.runtimes.registry import TARGETS
 from ...view.layer_columns import build_profile_layers
 from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
@@ -82,7 +83,14 @@ async def plan(store: TheStore, views: TheViews, plan_id: str, principal: Curren
         "choices": found.choices,
         "step": step,
     }
-    values = {"stored": stored, "view": found.shown, "request": request, "step": step}
+    targets = tuple(TARGETS.values())
+    values = {
+        "stored": stored,
+        "view": found.shown,
+        "request": request,
+        "step": step,
+        "targets": targets,
+    }
     # Markup: `view.html.data` has escaped the JSON for a script element already.
     block = Markup(found.text)
     return await run_in_threadpool(

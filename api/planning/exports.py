@@ -12,6 +12,7 @@ from ...core.plan.plan import Plan
 from ...core.service.documents import StoredPlan, StoredProfile
 from ...formats.chrome_trace import chrome_trace
 from ...formats.profile_csv import profile_csv
+from ...formats.runtimes.registry import export
 from ...formats.svg import timeline_svg
 from ...planner.simulator.plan_timeline import plan_timeline
 from ...schedules.plan_schedule import schedule_of
@@ -79,6 +80,20 @@ def plan_text(record_json: str, form: PlanFormat) -> str:
     if form == "timeline":
         return timeline.to_json()
     return timeline_svg(plan, timeline) if form == "svg" else chrome_trace(timeline)
+
+
+def runtime_text(record_json: str, target: str, file: str | None) -> str:
+    """Write a `StoredPlan` for another runtime; ``file`` is one that the main file reads.
+
+    Raises: NoPlan, InvalidInput.
+    """
+    exported = export(plan_of(read_stored(StoredPlan, record_json, "the plan")), target)
+    if file is None:
+        return exported.text
+    if file not in exported.attachments:
+        known = ", ".join(exported.attachments) or "no further files"
+        raise InvalidInput(f"no file {file!r} comes with a plan for {target}; there are: {known}")
+    return exported.attachments[file]
 
 
 def profile_text(stored_json: str, form: ProfileFormat) -> str:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Annotated, TypeVar
 
 from anyio import CancelScope
-from fastapi import Body, Depends, Header, Request, Response
+from fastapi import Body, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive
 
@@ -20,6 +20,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.service.documents import LabelRequest, PlanList, PlanSummary, StoredPlan
+from ...formats.runtimes.registry import find_target
 from ..auth.access import CurrentPrincipal
 from ..http.examples import (
     COMPARISON_EXAMPLES,
@@ -30,7 +31,7 @@ from ..http.examples import (
 from ..http.pagination import Cursor, Limit, Search, blame_parameter
 from ..http.problems import Problem, rebuild_problem
 from ..jobs.outcome import read_problem
-from ..planning.exports import MEDIA_TYPES, PlanFormat, TraceFile, plan_text
+from ..planning.exports import MEDIA_TYPES, PlanFormat, TraceFile, plan_text, runtime_text
 from ..planning.requests import PlanRequest
 from ..planning.service import PlanResult
 from ..planning.what_if import Comparison, ComparisonRequest, Simulation, SimulationRequest
@@ -68,6 +69,10 @@ SLACK_S = 5.0
 """A request may wait for this long beyond the longest measurement, until its end is stored."""
 
 APPLIED = "Preference-Applied"
+
+FileName = Annotated[
+    str | None, Query(max_length=100, description="A further file that the form reads.")
+]
 
 Prefer = Annotated[
     list[str] | None,
@@ -224,6 +229,35 @@ async def get_plan(
         lambda: planning.run_in_solver(reading.principal, plan_text, record, format),
         media_type,
         ending and f"{plan_id}.{ending}",
+    )
+
+
+@router.get(
+    "/{plan_id}/exports/{target}",
+    response_class=Response,
+    responses={
+        **TAGGED,
+        200: {
+            "description": "The runtime's form of the plan, with how to use it.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+    },
+)
+async def export_plan(
+    planning: ThePlanning, plan_id: str, target: str, reading: TheReading, file: FileName = None
+) -> Response:
+    """Return a plan in the form of another runtime, such as ``megatron`` or ``vllm``.
+
+    What the runtime cannot express is refused (422), each with the option that avoids it. ``file``
+    asks for one of the further files that some forms read, such as ``schedule.csv``.
+    """
+    record = await run_in_threadpool(reading.document, "plan", plan_id)
+    name = file or find_target(target).file_name
+    return await reading.respond_derived(
+        f"{plan_id}.{target}.{name}",
+        lambda: planning.run_in_solver(reading.principal, runtime_text, record, target, file),
+        "text/plain",
+        name,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from .named_models import EstimateFlags, describe_estimate, is_model_name
+from .named_models import EstimateFlags, describe_estimate, find_model_name
 from .output import say
 from .read_documents import read_document
 
@@ -61,11 +61,12 @@ def read_profile(
     from ...core.profile.profile import Profile
 
     flags = EstimateFlags(microbatch=microbatch, sequence=sequence)
-    if not is_model_name(model):
+    name = find_model_name([model])
+    if name is None:
         flags.refuse_for_profiles()
         return read_document(Path(model), Profile), cluster
-    estimated = flags.estimate(model, cluster)
-    say(describe_estimate(model, estimated), quiet=quiet)
+    estimated = flags.estimate(name, cluster)
+    say(describe_estimate(name, estimated), quiet=quiet)
     return estimated.profile, estimated.cluster
 
 

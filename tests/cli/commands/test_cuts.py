@@ -1,0 +1,144 @@
+"""``export --to``, ``import``, ``check`` and ``plan --for``."""
+
+import json
+
+import pytest
+
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
+from tests.builders import chain_profile
+
+
+@pytest.fixture
+def call(run):
+    """Run a command; return its exit code, standard output and standard error."""
+
+    def call(*words):
+        ran = run(*words)
+        return ran.code, ran.stdout, ran.stderr
+
+    return call
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """Eight blocks of layer.0 to layer.7, the last one slow."""
+    file = tmp_path / "profile.json"
+    times = [1e-3] * 7 + [3e-3]
+    costs = chain_profile(times, forward_bytes=1000, parameter_bytes=400, saved_bytes=100)
+    file.write_text(costs.to_json())
+    return file
+
+
+def test_a_plan_under_a_target_s_rules_is_exported_and_read_back(call, profile, tmp_path):
+    plan, layout = tmp_path / "plan.json", tmp_path / "layout.sh"
+    words = ("plan", profile, "-d", "3xcpu", "--microbatches", "6", "-o", plan)
+    code, out, _ = call(*words, "--for", "megatron")
+    assert code == 0
+    assert "under the rules of Megatron-Core, as fast as the free plan" in out
+    assert call("export", plan, "--to", "megatron", "-o", layout)[0] == 0
+    assert "--pipeline-model-parallel-layout 'Et*" in layout.read_text()
+    again = tmp_path / "again.json"
+    words = (layout, "--from", "megatron", "--model", profile, "-d", "3xcpu", "-o", again)
+    assert call("import", *words, "--microbatches", "6")[0] == 0
+    made, read = (Plan.from_json(path.read_text()) for path in (plan, again))
+    assert (read.balance, read.step_time_s) == (made.balance, made.step_time_s)
+
+
+def test_files_that_a_form_reads_are_written_beside_it(call, profile, tmp_path):
+    plan, script = tmp_path / "plan.json", tmp_path / "out" / "torch_pipeline.py"
+    script.parent.mkdir()
+    call("plan", profile, "-d", "2xcpu", "--schedule", "1f1b", "--microbatches", "4", "-o", plan)
+    assert call("export", plan, "--to", "torch", "-o", script)[0] == 0
+    assert {path.name for path in script.parent.iterdir()} == {
+        "torch_pipeline.py",
+        "schedule.csv",
+        "schedule_comms.csv",
+    }
+    code, out, _ = call("export", plan, "--to", "torch", "--json")
+    assert code == 0
+    assert json.loads(out)["torch_pipeline.py"] == script.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--to", "vllm"), "vLLM only runs inference (plan for_inference(profile))"),
+        ((), "name a runtime for the plan with --to: torch, torchtitan, megatron"),
+        (("--to", "megatrn"), "did you mean 'megatron'?"),
+    ],
+)
+def test_what_cannot_be_exported_says_what_to_do(call, profile, tmp_path, words, expected):
+    plan = tmp_path / "plan.json"
+    call("plan", profile, "-d", "2xcpu", "-o", plan)
+    code, _, err = call("export", plan, *words)
+    assert code == 2
+    assert expected in err
+
+
+def test_a_cut_in_use_is_judged(call, profile):
+    words = ("--from", "megatron", "--model", profile, "-d", "2xcpu", "--microbatches", "8")
+    code, out, _ = call("check", "Et*4|t*4L", *words)
+    assert code == 0
+    assert "2 stages of 4, 4 layers" in out
+    assert "best: " in out
+    # 12 + 18 + 7 x 18 = 156 ms against 15 + 15 + 7 x 15 = 135 ms, and what travels.
+    assert "this cut is 15." in out
+
+
+def test_lost_layers_are_named(call, profile):
+    words = ("--from", "vllm", "--model", profile, "-d", "2xcpu")
+    code, out, _ = call("check", "4,3", *words)
+    assert code == 3
+    assert "lost: layer.7 in no stage" in out
+    code, out, _ = call("check", "4,3", *words, "--json")
+    assert json.loads(out)["lost"] == ["layer.7"]
+    code, _, err = call("import", "4,3", *words)
+    assert code == 2
+    assert "run 'stagewright check'" in err
+
+
+def test_doubled_layers_are_named(call, profile):
+    parts = '[["layer.0", "layer.1", "layer.2", "layer.3"], ["layer.3", "layer.4", "layer.5", '
+    parts += '"layer.6", "layer.7"]]'
+    words = ("--from", "torchtitan", "--model", profile, "-d", "2xcpu")
+    code, out, _ = call("check", parts, *words)
+    assert code == 3
+    assert "doubled: layer.3 in several stages" in out
+
+
+def test_memory_that_does_not_suffice_is_said_with_both_numbers(call, profile, tmp_path):
+    cluster = tmp_path / "cluster.json"
+    whole = Cluster.parse("2xcpu")
+    limited = tuple(each.model_copy(update={"memory_bytes": 7000}) for each in whole.devices)
+    cluster.write_text(whole.model_copy(update={"devices": limited}).to_json())
+    words = ("--from", "megatron", "--model", profile, "-d", cluster, "--microbatches", "4")
+    code, out, _ = call("check", "Et*6|t*2L", *words)
+    assert code == 3
+    assert "needs" in out
+    assert "7000 bytes" in out
+    assert "if memory had no limit" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--for", "deepspeed", "--schedule", "zbv"), "DeepSpeed has no schedule zbv"),
+        (("--for", "vllm", "--max-replicas", "2"), "vLLM has one device a stage"),
+        (("--for", "torch", "--recompute", "always"), "cannot recompute whole stages"),
+        (("--for", "nobody"), "no target is called 'nobody'"),
+    ],
+)
+def test_options_against_a_target_s_rules_are_refused(call, profile, words, expected):
+    code, _, err = call("plan", profile, "-d", "2xcpu", *words)
+    assert code == 2
+    assert expected in err
+
+
+def test_a_profile_is_still_exported_as_rows(call, profile):
+    code, out, _ = call("export", profile)
+    assert code == 0
+    assert len(out.splitlines()) == 9
+    assert call("export", profile, "--to", "megatron")[0] == 2
+    assert Profile.from_json(profile.read_text()).layers

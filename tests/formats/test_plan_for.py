@@ -1,0 +1,120 @@
+"""Plans under a target's rules are the best of all that keep them, and can be exported."""
+
+import random
+from itertools import combinations, pairwise
+
+import pytest
+
+from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.forward_only import for_inference
+from stagewright.formats.block_stack import find_stack
+from stagewright.formats.plan_for import plan_for
+from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
+from stagewright.planner.price_split import plan_from_balance
+from tests.builders import chain_profile
+
+NAMES = (
+    "embed",
+    "layers.0.attention",
+    "layers.0.mlp",
+    "layers.1",
+    "layers.2.attention",
+    "layers.2.mlp",
+    "layers.3",
+    "norm",
+    "head",
+)
+
+
+def draw_profile(draw):
+    times = [draw.uniform(0.2, 3) * 1e-3 for _ in NAMES]
+    costs = chain_profile(times, forward_bytes=draw.choice([0, 10**5, 10**6]), saved_bytes=100)
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
+        for entry, name in zip(costs.layers, NAMES, strict=True)
+    )
+    return costs.model_copy(update={"layers": layers})
+
+
+def keeps_rules(cuts, rules):
+    """Return whether cuts keep a target's rules, by the names written above alone."""
+    if rules.unit != "block":
+        return True
+    between, edges = {3, 4, 6}, {1, 7}
+    if not set(cuts) <= (between | edges if rules.edges_alone else between):
+        return False
+    blocks = [
+        sum(first <= start < last for start in (1, 3, 4, 6))
+        for first, last in pairwise((0, *cuts, 9))
+    ]
+    return not rules.equal_blocks or len(set(blocks)) == 1
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_cut_within_the_rules_has_a_shorter_step(name):
+    target = TARGETS[name]
+    draw = random.Random(name)
+    schedule = (target.rules.schedules or ("1f1b",))[0]
+    options = PlanOptions(schedule=schedule, num_microbatches=6)
+    for _ in range(12):
+        profile = draw_profile(draw)
+        found = plan_for(target, profile, "3xcpu", options)
+        costs = for_inference(profile) if target.rules.inference else profile
+        best = min(
+            plan_from_balance(
+                costs, "3xcpu", options, [last - first for first, last in pairwise((0, *cuts, 9))]
+            ).step_time_s
+            for stages in range(1, 4)
+            for cuts in combinations(range(1, 9), stages - 1)
+            if keeps_rules(cuts, target.rules)
+        )
+        assert found.plan.step_time_s <= best * 1.01
+        assert found.plan.proof.simulated_lower_bound_s <= best * (1 + 1e-9)
+        assert found.price >= -1e-12
+        text = export(found.plan, name).text
+        assert import_cut(text, name, NAMES).balance == found.plan.balance
+
+
+@pytest.mark.parametrize("name", [name for name, t in TARGETS.items() if t.default_split])
+def test_a_plan_is_never_slower_than_the_target_s_own_split(name):
+    target = TARGETS[name]
+    draw = random.Random(name)
+    schedule = (target.rules.schedules or ("1f1b",))[0]
+    for _ in range(20):
+        profile = draw_profile(draw)
+        options = PlanOptions(schedule=schedule, num_microbatches=6)
+        plan = plan_for(target, profile, "3xcpu", options).plan
+        stack = find_stack(NAMES)
+        for stages in (2, 3):
+            counts = target.default_split(stack.num_blocks, stages)
+            cut = import_cut(",".join(map(str, counts)), name, NAMES)
+            costs = for_inference(profile) if target.rules.inference else profile
+            split = plan_from_balance(costs, "3xcpu", options, cut.balance)
+            assert plan.step_time_s <= split.step_time_s * (1 + 1e-9)
+
+
+def test_recomputation_is_one_way_for_all_where_the_target_has_one():
+    """Memory that suffices for some stages only: never and always are planned, and compared."""
+    profile = draw_profile(random.Random(1))
+    options = PlanOptions(schedule="gpipe", num_microbatches=4, recompute="auto")
+    plan = plan_for(TARGETS["torchgpipe"], profile, "2xcpu", options).plan
+    assert len({stage.recompute for stage in plan.stages}) == 1
+
+
+def test_equal_stages_that_do_not_exist_are_infeasible():
+    profile = draw_profile(random.Random(2))
+    options = PlanOptions(schedule="gpipe", num_stages=3)
+    with pytest.raises(Infeasible, match="4 blocks cannot be cut into stages of equally many"):
+        plan_for(TARGETS["maxtext"], profile, "3xcpu", options)
+
+
+def test_a_model_without_blocks_is_refused_by_what_counts_them():
+    profile = chain_profile([1e-3] * 3)
+    renamed = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
+        for entry, name in zip(profile.layers, ("stem", "body", "head"), strict=True)
+    )
+    profile = profile.model_copy(update={"layers": renamed})
+    with pytest.raises(InvalidInput, match="no layer is part of a numbered block"):
+        plan_for(TARGETS["megatron"], profile, "2xcpu")
