@@ -1,0 +1,212 @@
+"""Cuts that others published or that runtimes choose by themselves, beside the best plan.
+
+Each is read by the same code as `stagewright check`, estimated for H100s, and priced with and
+without tensor parallelism left out: a device stands for all GPUs of a tensor-parallel group, with
+their memory, so the ratio of two cuts is compared, not a throughput.
+
+    python benchmarks/published_cuts.py --write docs/evidence/published-cuts.md
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tables import markdown_table, write_between_marks
+
+from stagewright.cli.support.named_models import EstimateFlags
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.forward_only import for_inference
+from stagewright.formats.check_cut import CutReport, check_cut
+from stagewright.formats.runtimes.registry import TARGETS, import_cut
+
+GPU_GIB = 80
+
+
+@dataclass(frozen=True)
+class PublishedCut:
+    """A cut with its source.
+
+    Attributes:
+        name: What the table calls it.
+        source: Where it was read.
+        runtime: Its form.
+        text: The cut in that form.
+        model: Name of the published model.
+        ranks: Pipeline ranks.
+        gpus: GPUs of a tensor-parallel group.
+        microbatches: Micro-batches a step.
+    """
+
+    name: str
+    source: str
+    runtime: str
+    text: str
+    model: str
+    ranks: int
+    gpus: int = 1
+    microbatches: int = 32
+
+
+def default_counts(runtime: str, blocks: int, ranks: int) -> str:
+    """Return what a runtime chooses without being told."""
+    split = TARGETS[runtime].default_split
+    assert split is not None, runtime
+    return ",".join(map(str, split(blocks, ranks)))
+
+
+def titan_parts(counts: list[int]) -> str:
+    """Return torchtitan's lists for numbers of layers."""
+    parts, first = [], 0
+    for count in counts:
+        parts.append([f"layers.{index}" for index in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return repr(parts).replace("'", '"')
+
+
+TITAN = "torchtitan 0.3.0, what _generate_llm_fqn_per_model_part returned"
+
+CUTS = (
+    PublishedCut(
+        "torchtitan's own", TITAN, "torchtitan", titan_parts([16, 16]), "llama-3-8b", 2
+    ),
+    PublishedCut(
+        "torchtitan's own",
+        TITAN,
+        "torchtitan",
+        titan_parts([20, 21, 20, 19]),
+        "llama-3-70b",
+        4,
+        gpus=8,
+    ),
+    PublishedCut(
+        "Llama 3, 16 stages",
+        "The Llama 3 Herd of Models, 3.3.2: a layer less on the first and the last; also "
+        "torchtitan's own",
+        "torchtitan",
+        titan_parts([7, *[8] * 14, 7]),
+        "llama-3.1-405b",
+        16,
+        gpus=8,
+        microbatches=64,
+    ),
+    PublishedCut(
+        "NeMo's recipe",
+        "NVIDIA/NeMo llama31_405b.py at 00aa2e12: 9 ranks of 2 chunks",
+        "megatron",
+        "--pipeline-model-parallel-size 9 --pipeline-model-parallel-layout "
+        "'Et*7|(t*7|)*16t*7L'",
+        "llama-3.1-405b",
+        9,
+        gpus=8,
+        microbatches=72,
+    ),
+    PublishedCut(
+        "NeMo's recipe",
+        "NVIDIA/NeMo llama3_70b.py at 0189a3b3: 4 ranks of 5 chunks",
+        "megatron",
+        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout "
+        "'Et*4|(t*4|)*18t*4L'",
+        "llama-3-70b",
+        4,
+        gpus=4,
+    ),
+    PublishedCut(
+        "Megatron-LM, 96 GPUs a model",
+        "Narayanan et al. 2021, table 2: 8 x 12 model-parallel GPUs, equal stages",
+        "megatron",
+        "Et*8|(t*8|)*10t*8L",
+        "gpt3-175b",
+        12,
+        gpus=8,
+        microbatches=48,
+    ),
+    *(
+        PublishedCut(
+            f"{TARGETS[runtime].title}'s own",
+            TARGETS[runtime].checked_with,
+            runtime,
+            default_counts(runtime, blocks, 3),
+            model,
+            3,
+            microbatches=8,
+        )
+        for runtime, model, blocks in (
+            ("vllm", "llama-3-70b", 80),
+            ("vllm", "llama-2-13b", 40),
+            ("sglang", "llama-3-70b", 80),
+            ("tensorrt-llm", "llama-2-13b", 40),
+        )
+    ),
+)
+
+
+def judge(cut: PublishedCut) -> CutReport:
+    """Price a cut and the best plan."""
+    cluster = Cluster.parse(f"{cut.ranks}xH100")
+    estimated = EstimateFlags(sequence=2048).estimate(cut.model, cluster)
+    larger = tuple(
+        device.model_copy(update={"memory_bytes": cut.gpus * GPU_GIB * 2**30})
+        for device in estimated.cluster.devices
+    )
+    cluster = estimated.cluster.model_copy(update={"devices": larger})
+    profile = estimated.profile
+    if TARGETS[cut.runtime].rules.inference:
+        profile = for_inference(profile)
+    names = tuple(entry.layer.name for entry in profile.layers)
+    options = PlanOptions(num_microbatches=cut.microbatches)
+    found = import_cut(cut.text, cut.runtime, names)
+    from stagewright.planner.plan import plan
+
+    return check_cut(found, profile, cluster, options, search=partial(plan, deadline_s=60.0))
+
+
+def row(cut: PublishedCut) -> list[str]:
+    """Return the table's row of a cut."""
+    report = judge(cut)
+    priced = report.plan or report.unlimited
+    assert priced is not None, report
+    slower = report.slowdown
+    counts = "nothing fits" if report.best is None else ", ".join(map(str, report.best.balance))
+    return [
+        cut.model,
+        cut.name,
+        str(priced.num_stages),
+        f"{priced.bubble_fraction:.1%}",
+        "fits" if report.plan is not None else "does not fit",
+        "" if slower is None else f"{max(slower, 0.0):.1%}",
+        counts,
+        cut.source,
+    ]
+
+
+def main() -> None:
+    """Price every cut, print the table, and write it if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="Write the table into this page.")
+    chosen = parser.parse_args()
+    columns = [
+        "model",
+        "cut",
+        "stages",
+        "bubble",
+        "memory",
+        "slower than the best",
+        "layers of the best",
+        "source",
+    ]
+    rows = []
+    for cut in CUTS:
+        rows.append(row(cut))
+        print(" | ".join(rows[-1]), flush=True)
+    if chosen.write is not None:
+        write_between_marks(chosen.write, "published_cuts.py", markdown_table(columns, rows))
+
+
+if __name__ == "__main__":
+    main()
