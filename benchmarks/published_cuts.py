@@ -72,9 +72,7 @@ def titan_parts(counts: list[int]) -> str:
 TITAN = "torchtitan 0.3.0, what _generate_llm_fqn_per_model_part returned"
 
 CUTS = (
-    PublishedCut(
-        "torchtitan's own", TITAN, "torchtitan", titan_parts([16, 16]), "llama-3-8b", 2
-    ),
+    PublishedCut("torchtitan's own", TITAN, "torchtitan", titan_parts([16, 16]), "llama-3-8b", 2),
     PublishedCut(
         "torchtitan's own",
         TITAN,
@@ -99,8 +97,7 @@ CUTS = (
         "NeMo's recipe",
         "NVIDIA/NeMo llama31_405b.py at 00aa2e12: 9 ranks of 2 chunks",
         "megatron",
-        "--pipeline-model-parallel-size 9 --pipeline-model-parallel-layout "
-        "'Et*7|(t*7|)*16t*7L'",
+        "--pipeline-model-parallel-size 9 --pipeline-model-parallel-layout 'Et*7|(t*7|)*16t*7L'",
         "llama-3.1-405b",
         9,
         gpus=8,
@@ -110,8 +107,7 @@ CUTS = (
         "NeMo's recipe",
         "NVIDIA/NeMo llama3_70b.py at 0189a3b3: 4 ranks of 5 chunks",
         "megatron",
-        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout "
-        "'Et*4|(t*4|)*18t*4L'",
+        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*4|(t*4|)*18t*4L'",
         "llama-3-70b",
         4,
         gpus=4,

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Exit, Option
 
 from ..exit_codes import ExitCode
-from ..support import cuts
+from ..options import cuts
 from ..support.output import JsonFlag, emit
 from ..support.progress import working
 from ..support.read_documents import read_devices

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from ..support import cuts
+from ..options import cuts
 from ..support.flag_names import plan_text
 from ..support.next_steps import suggest_after_plan
 from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file

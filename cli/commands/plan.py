@@ -89,20 +89,12 @@ def command(
     """
     check_writable(output)
     check_token(server, token)
+    check_target(server, target)
     name, cluster = find_model_name(profiles), read_devices(devices)
     options, is_open = build_options(context.params, is_model=is_model_name(name))
     estimate = EstimateFlags.of(context.params)
-    make = partial(
-        _make_plan,
-        options=options,
-        is_open=is_open,
-        target=target,
-        deadline_s=deadline,
-        quiet=as_json,
-    )
+    make = partial(_make_plan, given=context.params, options=options, is_open=is_open)
     if server is not None:
-        if target is not None:
-            raise InvalidInput("--for plans here; leave out --server, or plan without --for")
         options = _default_options(options, is_open, len(cluster.devices))
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
@@ -114,6 +106,12 @@ def command(
     else:
         plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
     _finish(context, plan, output, explain)
+
+
+def check_target(server: str | None, target: str | None) -> None:
+    """Refuse a target's rules where a service plans."""
+    if server is not None and target is not None:
+        raise InvalidInput("--for plans here; leave out --server, or plan without --for")
 
 
 ESTIMATED_MEMORY = 0.9
@@ -190,22 +188,21 @@ def _make_plan(
     profiles: Sequence[Profile],
     cluster: Cluster,
     *,
+    given: Mapping[str, Any],
     options: PlanOptions,
     is_open: frozenset[str],
-    target: str | None,
-    deadline_s: float | None,
-    quiet: bool,
 ) -> Plan:
     from ...planner.choose_options import choose_options
     from ...planner.plan import plan
 
     if "memory_fraction" in is_open and profiles[0].provenance.source == "estimated":
         options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
-    if target is not None:
+    deadline_s, quiet = given["deadline"], given["as_json"]
+    if given["target"] is not None:
         from ..support.plan_for import make_plan_for
 
         return make_plan_for(
-            target, profiles, cluster, options, is_open, deadline_s=deadline_s, quiet=quiet
+            given["target"], profiles, cluster, options, is_open, deadline_s=deadline_s
         )
     with planning_progress(options.objective, quiet=quiet) as progress:
         choice = choose_options(

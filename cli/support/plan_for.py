@@ -22,7 +22,6 @@ def make_plan_for(
     is_open: frozenset[str],
     *,
     deadline_s: float | None,
-    quiet: bool,
 ) -> Plan:
     """Plan under a target's rules; a note says what they cost.
 

@@ -1,6 +1,7 @@
 """The commands as a whole."""
 
 import importlib
+from keyword import iskeyword
 
 import pytest
 import typer
@@ -33,4 +34,5 @@ def test_commands_are_the_registry():
     assert isinstance(app, typer.Typer)
     assert [command.name for command in app.registered_commands] == list(COMMANDS)
     for name in COMMANDS:
-        assert importlib.import_module(f"stagewright.cli.commands.{name}").command.__doc__
+        module = f"{name}_" if iskeyword(name) else name
+        assert importlib.import_module(f"stagewright.cli.commands.{module}").command.__doc__

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from .named_models import EstimateFlags, describe_estimate, find_model_name
-from .output import say
-from .read_documents import read_document
+from ..support.named_models import EstimateFlags, describe_estimate, find_model_name
+from ..support.output import say
+from ..support.read_documents import read_document
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
@@ -93,6 +93,6 @@ def read_cut(text: str, source: str, profile: Profile) -> tuple[ImportedCut, Pro
 def build_cut_options(schedule: str, microbatches: int) -> PlanOptions:
     """Return the options to price a cut with; its own form replaces what it says."""
     from ...core.plan.plan import PlanOptions
-    from .read_documents import build_record
+    from ..support.read_documents import build_record
 
     return build_record(PlanOptions, schedule=schedule, num_microbatches=microbatches)
