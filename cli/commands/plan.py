@@ -83,13 +83,11 @@ def command(
 ) -> None:
     """Split a profiled model into pipeline stages for a set of devices.
 
-    Instead of a profile, name a published model: its costs are estimated for the devices, without
-    weights, and the plan is labelled ESTIMATED. With --server, a service plans; it also accepts a
-    captured graph or an exported program (.pt2).
+    Instead of a profile, name a published model: its costs are estimated, without weights, and the
+    plan is labelled ESTIMATED. With --server, a service plans, from graphs and .pt2 files too.
     """
     check_writable(output)
     check_token(server, token)
-    check_target(server, target)
     name, cluster = find_model_name(profiles), read_devices(devices)
     options, is_open = build_options(context.params, is_model=is_model_name(name))
     estimate = EstimateFlags.of(context.params)
@@ -106,12 +104,6 @@ def command(
     else:
         plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
     _finish(context, plan, output, explain)
-
-
-def check_target(server: str | None, target: str | None) -> None:
-    """Refuse a target's rules where a service plans."""
-    if server is not None and target is not None:
-        raise InvalidInput("--for plans here; leave out --server, or plan without --for")
 
 
 ESTIMATED_MEMORY = 0.9
@@ -132,6 +124,8 @@ def build_options(
     """
     from ...core.plan.plan import PlanOptions
 
+    if given.get("server") is not None and given.get("target") is not None:
+        raise InvalidInput("--for plans here; leave out --server, or plan without --for")
     # A parameter is named like its flag, and FLAGS knows the flag of every field.
     values = {name: given[FLAGS[name][2:].replace("-", "_")] for name in PlanOptions.model_fields}
     values["max_replicas"] = flags.parse_max_replicas(values["max_replicas"])

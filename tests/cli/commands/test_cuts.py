@@ -128,6 +128,7 @@ def test_memory_that_does_not_suffice_is_said_with_both_numbers(call, profile, t
         (("--for", "vllm", "--max-replicas", "2"), "vLLM has one device a stage"),
         (("--for", "torch", "--recompute", "always"), "cannot recompute whole stages"),
         (("--for", "nobody"), "no target is called 'nobody'"),
+        (("--for", "vllm", "--server", "http://127.0.0.1:1"), "--for plans here"),
     ],
 )
 def test_options_against_a_target_s_rules_are_refused(call, profile, words, expected):

@@ -113,6 +113,7 @@ def test_every_option_has_a_flag_with_its_default():
         "context",
         "profiles",
         "devices",
+        "target",
         "deadline",
         "output",
         "server",
