@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,13 +20,15 @@ import torch.distributed as dist
 from benchmarks.gpu_check import relay_group
 from benchmarks.gpu_check.records import Record
 from stagewright.profiler.links.launch_local import free_port
+from tests.nccl.process_group import emulated, find_deadlocks
 
-Way = Literal["nccl", "relay", "gloo"]
+Way = Literal["nccl", "relay", "gloo", "emulated"]
 
 WORDS: dict[Way, str] = {
     "nccl": "NCCL between GPUs",
     "relay": "gloo through the CPU's memory, all ranks computing on one device",
     "gloo": "gloo, all ranks computing on the CPU",
+    "emulated": "gloo with NCCL's order and torch.cuda's calls, on a CPU taken for a GPU",
 }
 
 TIMEOUT_S = 60.0
@@ -35,7 +37,7 @@ TIMEOUT_S = 60.0
 
 def list_ways(device: str) -> list[Way]:
     """Return the ways to try on this machine, the most telling first."""
-    return ["nccl", "relay", "gloo"] if device == "cuda" else ["gloo", "relay"]
+    return ["nccl", "relay", "gloo"] if device == "cuda" else ["emulated", "relay"]
 
 
 def way_found(folder: Path, device: str) -> Way:
@@ -45,11 +47,11 @@ def way_found(folder: Path, device: str) -> Way:
         found: Way | None = record.result.get("way")
     except (OSError, ValueError, TypeError):
         found = None
-    if found in list_ways(device):
+    if found is not None and found in list_ways(device):
         return found
     if device == "cuda":
         return "nccl" if torch.cuda.device_count() > 1 else "relay"
-    return "gloo"
+    return "emulated"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Seat:
 
     @property
     def device(self) -> torch.device:
-        if self.way == "gloo" or not torch.cuda.is_available():
+        if self.way in ("gloo", "emulated") or not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self.rank % torch.cuda.device_count())
 
@@ -135,6 +137,8 @@ def run_ranks(
         raise RuntimeError(f"rank {rank}: {account['error']}")
     if any(codes) or None in codes:
         raise RuntimeError(f"ranks ended with {codes} within {limit_s:g} s, None being not at all")
+    if way == "emulated" and (blocked := find_deadlocks(folder)):
+        raise RuntimeError(f"on NCCL {blocked[0]}")
     return [account["result"] for account in accounts]
 
 
@@ -147,13 +151,10 @@ def _take_seat(work: Work, seat: Seat) -> None:
     torch.set_num_threads(1)
     if seat.device.type == "cuda":
         torch.cuda.set_device(seat.device)
-    if seat.way == "relay":
-        relay_group.register()
-    relayed = relay_group.taken_for_nccl(seat.device) if seat.way == "relay" else nullcontext()
-    backend = relay_group.BACKEND if seat.way == "relay" else seat.way
+    backend, setting = _join_by(seat)
     code = 0
     try:
-        with relayed:
+        with setting:
             dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
             account = {"result": work(seat)}
     except BaseException as error:  # noqa: BLE001 (it goes into the account)
@@ -164,3 +165,13 @@ def _take_seat(work: Work, seat: Seat) -> None:
     (seat.folder / f"account.{seat.rank}.json").write_text(json.dumps(account), encoding="utf-8")
     # At a normal exit a transport whose other end is gone may wait for it, or abort the process.
     os._exit(code)
+
+
+def _join_by(seat: Seat) -> tuple[str, AbstractContextManager[None]]:
+    """Return the backend of a way, and what has to be in force while it is used."""
+    if seat.way == "relay":
+        relay_group.register()
+        return relay_group.BACKEND, relay_group.taken_for_nccl(seat.device)
+    if seat.way == "emulated":
+        return "gloo", emulated(seat.folder)
+    return seat.way, nullcontext()

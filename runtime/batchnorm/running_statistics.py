@@ -19,7 +19,7 @@ instance's mean and variance, and counts no batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
@@ -47,6 +47,10 @@ def check_policy(policy: BatchStatistics) -> BatchStatistics:
     return policy
 
 
+Flags = tuple[Tensor, Callable[[Sequence[bool]], None]]
+"""Flags on the device, and what to call with them once the host reads values anyway."""
+
+
 class Statistics(Protocol):
     """Interface of a policy during the steps of one stage."""
 
@@ -62,8 +66,8 @@ class Statistics(Protocol):
     def share(self) -> None:
         """Begin to exchange statistics with the other replicas, after the step's last forward."""
 
-    def finish(self) -> None:
-        """Move the running statistics by all micro-batches of the step."""
+    def finish(self) -> Flags | None:
+        """Move the running statistics by all micro-batches of the step; return what to check."""
 
 
 @dataclass
@@ -145,7 +149,6 @@ class RunningStatistics:
         self._together = together
         self._norms: list[_NormLayer] = []
         self._shares: dict[int, Tensor] = {}
-        self._ran: dict[int, list[bool]] = {}
         self._gathered: tuple[list[Tensor], Pending] | None = None
 
     @property
@@ -156,7 +159,7 @@ class RunningStatistics:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._shares, self._ran = {}, {}
+        self._shares = {}
         self._norms = [
             _NormLayer(
                 name, norm, (norm.running_mean.clone(), norm.running_var.clone(), _count(norm))
@@ -185,7 +188,6 @@ class RunningStatistics:
         if self._norms:
             shares = [self._share(norm) for norm in self._norms]
             self._shares[microbatch] = torch.cat(shares)
-            self._ran[microbatch] = [norm.samples > 0 for norm in self._norms]
 
     def again(self, microbatch: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -203,38 +205,41 @@ class RunningStatistics:
             mine[microbatch // self._replicas] = share
         self._gathered = self._together.gather(mine)
 
-    def finish(self) -> None:
-        """Move the running statistics by all micro-batches of the step."""
+    def finish(self) -> Flags | None:
+        """Move the running statistics by all micro-batches of the step, and return what to check.
+
+        What other replicas ran is on the device alone. So is whether a layer ran at all, and the
+        host can read later, with other values, that one ran in some micro-batches only.
+        """
         if not self._norms:
-            return
+            return None
         # Every replica replays the shares of all micro-batches in one order, so all end up equal to
         # the last bit.
         rows = self._all_shares()
         widths = [norm.module.running_mean.numel() for norm in self._norms]
         parts = rows.split([2 * width + 1 for width in widths], dim=1)
-        used = self._find_used(parts)
-        for norm, width, part, runs in zip(self._norms, widths, parts, used, strict=True):
-            if not any(runs):  # the stage holds the layer but never calls it
-                norm.set(*norm.begun)
-                continue
-            if not all(runs):
+        steps = 1 if self._policy == "deferred" else self._num_microbatches
+        is_partial = []
+        for norm, width, part in zip(self._norms, widths, parts, strict=True):
+            runs = part[:, -1] > 0  # a share ends with its number of samples
+            is_used = runs.all()
+            is_partial.append(runs.any() & ~is_used)
+            mean, variance = (
+                # A stage may hold the layer and never call it.
+                torch.where(is_used, after, before)
+                for after, before in zip(self._moved(norm, part, width), norm.begun, strict=False)
+            )
+            norm.set(mean, variance, norm.begun[2] + steps * is_used)
+        return torch.stack(is_partial), self._refuse_partial
+
+    def _refuse_partial(self, is_partial: Sequence[bool]) -> None:
+        for norm, is_wrong in zip(self._norms, is_partial, strict=True):
+            if is_wrong:
                 raise InvalidInput(
                     f"{norm.name} runs in only some micro-batches of a step, so its running "
                     "statistics can be neither deferred nor shared by replicas: plan without "
                     "replicas of its stage (max_replicas=1) and use batch_statistics='microbatch'"
                 )
-            steps = 1 if self._policy == "deferred" else self._num_microbatches
-            norm.set(*self._moved(norm, part, width), norm.begun[2] + steps)
-
-    def _find_used(self, parts: Sequence[Tensor]) -> list[list[bool]]:
-        """Return for each layer in which micro-batches it ran."""
-        if self._together is None:
-            runs = [self._ran[microbatch] for microbatch in range(self._num_microbatches)]
-            return [list(column) for column in zip(*runs, strict=True)]
-        # A share ends with its number of samples. What other replicas ran is on the device alone,
-        # so this is the one value that the host waits for.
-        found: list[list[bool]] = (torch.stack([part[:, -1] for part in parts]) > 0).tolist()
-        return found
 
     def _share(self, norm: _NormLayer) -> Tensor:
         module = norm.module

@@ -105,7 +105,8 @@ class Executor:
             each.share()
         yield None
         for each in statistics:
-            each.finish()
+            if (flags := each.finish()) is not None:
+                self._check_flags(*flags)
         self._set_activity("summing gradients")
         self._replication.finish()
 
@@ -204,6 +205,13 @@ class Executor:
             is_split = action.work is Work.BACKWARD_INPUT
             return stage.backward(microbatch, arrived, split=is_split)
         return []
+
+    def _check_flags(self, flags: Tensor, check: Callable[[Sequence[bool]], None]) -> None:
+        """Check flags when the host reads values at the end of the step, or now if it does not."""
+        if self.finite_check is not None:
+            self.finite_check.read_along(flags, check)
+        else:
+            check(flags.tolist())
 
     def _look(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,11 +28,16 @@ class FiniteCheck:
 
     A step fails if a loss or a gradient is not finite. Activations are looked at only to find where
     that arose, and only for NaN: masks of minus infinity cross cuts in sound models. On a GPU no
-    value is read before the step ends.
+    value is read before the step ends, and then in one go.
     """
 
     def __init__(self) -> None:
         self._looked: list[_Reading] = []
+        self._along: list[tuple[Tensor, Callable[[Sequence[bool]], None]]] = []
+
+    def read_along(self, flags: Tensor, check: Callable[[Sequence[bool]], None]) -> None:
+        """Let `find` read flags, too, and call ``check`` with them: the host waits but once."""
+        self._along.append((flags, check))
 
     def look(
         self,
@@ -60,9 +65,7 @@ class FiniteCheck:
         It does if a loss or gradient is among such values. True is returned with it if another
         stage sent it. ``inputs`` are those of each micro-batch, on ranks of the first stage.
         """
-        if not self._looked:
-            return None
-        values = torch.stack([each.largest for each in self._looked]).tolist()
+        values = self._read()
         if all(map(math.isfinite, values)):
             return None
         found = [
@@ -75,6 +78,18 @@ class FiniteCheck:
             return None
         first, _ = found[0]
         return _describe(first, inputs), first.kind == "received"
+
+    def _read(self) -> list[float]:
+        """Return the largest magnitudes, and check what was to be read along with them."""
+        flags = [flags.double() for flags, _ in self._along]
+        magnitudes = [each.largest.reshape(1) for each in self._looked]
+        if not (flags or magnitudes):
+            return []
+        values: list[float] = torch.cat([*magnitudes, *flags]).tolist()
+        rest = iter(values[len(magnitudes) :])
+        for each, check in self._along:
+            check([next(rest) > 0 for _ in range(len(each))])
+        return values[: len(magnitudes)]
 
 
 def _describe(first: _Reading, inputs: Sequence[Sequence[Tensor]]) -> str:

@@ -179,7 +179,8 @@ def test_stages_go_all_the_way(check, tmp_path):
     assert json.loads(done.stdout) == found
     assert [stage["status"] for stage in found["stages"]] == ["passed"] * 4
     both = found["results"]["two-stages"]["ways"]
-    assert {way: len(told["ranks"]) for way, told in both.items()} == {"gloo": 2, "relay": 2}
+    assert {way: len(told["ranks"]) for way, told in both.items()} == {"emulated": 2, "relay": 2}
+    assert found["results"]["killed-rank"]["way"] == "emulated"
     (model,) = found["models"]
     assert [(row["stages"], row["stage"]) for row in model["stages"]] == [
         (2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3),

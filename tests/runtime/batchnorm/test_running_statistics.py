@@ -22,7 +22,9 @@ def step(model, statistics, batches):
         with statistics.of(index):
             model(batch)
     statistics.share()
-    statistics.finish()
+    if (found := statistics.finish()) is not None:
+        flags, check = found
+        check(flags.tolist())
 
 
 def batches(count, seed):
@@ -157,3 +159,24 @@ def test_a_module_that_is_held_and_not_called_stays():
     before = copy.deepcopy(spare.state_dict())
     step(model, RunningStatistics(model, "deferred", 2, 1, None), batches(2, 0))
     assert all(torch.equal(spare.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_module_that_only_some_replicas_call_is_refused_by_all():
+    """Each knows of its own micro-batches, in all or none of which the module ran."""
+    replicas = [normed(), normed()]
+    meeting = SynchronisationPoint(2)
+    statistics = [
+        RunningStatistics(replica, "microbatch", 4, 2, EmulatedCollective(meeting, place))
+        for place, replica in enumerate(replicas)
+    ]
+    for own in statistics:
+        own.begin()
+    for number, part in enumerate(batches(4, 0)):
+        with statistics[number % 2].of(number):
+            replicas[number % 2][0](part) if number % 2 else replicas[0](part)
+    for own in statistics:
+        own.share()
+    for own in statistics:
+        flags, check = own.finish()
+        with pytest.raises(InvalidInput, match="1 runs in only some micro-batches of a step"):
+            check(flags.tolist())

@@ -29,6 +29,16 @@ def test_finite_values_pass():
     assert found((FORWARD, [FINE], [FINE, 3, torch.arange(2)], None)) is None
 
 
+def test_other_flags_are_read_in_one_go():
+    told = []
+    check = FiniteCheck()
+    check.read_along(torch.tensor([True, False]), told.append)
+    check.look(FORWARD, [FINE], [NAN[1]], [FINE])
+    check.read_along(torch.tensor([False]), told.append)
+    check.find(())
+    assert told == [[True, False], [False]]
+
+
 def test_activations_alone_do_not_fail_a_step():
     """Masks hold minus infinity, and rows that are masked out may be NaN."""
     assert (
