@@ -10,11 +10,12 @@ from torch import nn
 from torch.distributed import distributed_c10d
 
 from stagewright.core.errors import InvalidInput
-from stagewright.runtime import elastic
-from stagewright.runtime.distributed import init_process_group
+from stagewright.runtime import distributed, elastic
+from stagewright.runtime.distributed import DistributedPipeline, init_process_group
 from stagewright.runtime.inference import distributed as distributed_inference
 from stagewright.runtime.ranks.device_placement import CONNECTIONS, choose_device
 from stagewright.runtime.rpc import stage_builder
+from tests.torch_models import make_case, make_plan
 
 
 @pytest.fixture
@@ -162,3 +163,19 @@ def test_a_worker_of_rpc_takes_the_gpu_of_its_local_rank(calls, monkeypatch, dev
     stage_builder._create_server(mock.Mock(stages=[stage], tied=()), 0, device)
     assert made.call_args.args[:3] == (stage, 0, wanted)
     assert order(calls) == ([("set_device", 1)] if device == "cuda" else [])
+
+
+def test_all_that_a_stage_holds_goes_to_the_device_chosen(monkeypatch):
+    """``meta`` plays the GPU. What stayed on the CPU met NCCL when weights were compared."""
+    device = torch.device("meta")
+    monkeypatch.setattr(distributed, "choose_device", lambda *_: device)
+    case = make_case("resnet")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        pipeline = DistributedPipeline(case.model, make_plan(case, 1), loss_fn=case.loss_fn)
+        held = pipeline.module.state_dict()
+        pipeline.close()
+    finally:
+        dist.destroy_process_group()
+    assert {name for name, tensor in held.items() if tensor.device != device} == set()
+    assert any("running_mean" in name for name in held)
