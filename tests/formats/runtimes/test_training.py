@@ -141,3 +141,22 @@ def test_accelerate_dispatches_a_model_whose_forward_is_the_unsplit_one(tmp_path
             model, places, main_device="cpu", offload_dir=str(tmp_path)
         )
         assert torch.equal(dispatched(tokens, use_cache=False).logits, expected)
+
+
+@needs_runtimes
+@pytest.mark.slow
+def test_three_runtimes_train_one_plan_alike():
+    """The example ends with 1 if losses differ, and says so if DeepSpeed was left out."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{RUNTIMES}"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "three_runtimes.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert len(lines["ours"]) == len(lines["torch"]) == len(lines["deepspeed"]) == 3
+    assert float(lines["ours"][2]) < float(lines["ours"][0]), "it learns"
