@@ -147,17 +147,24 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
 
 
 def _check_memory(request: PlanningRequest, chosen: Assignment) -> None:
-    layers = request.profile.layers
+    """Refuse a split whose devices need more than they allow, for all stages they hold together."""
+    layers, devices = request.profile.layers, request.cluster.devices
+    held: dict[int, int] = {}
     for number, stage in enumerate(request.cost_model.stages(chosen)):
         needed, limit = stage.memory.total_bytes, stage.limit_bytes
-        if limit is not None and needed > limit:
+        for index in chosen.device_indices(request.devices, number):
+            before = held.get(index, 0)
+            held[index] = before + needed
+            if limit is None or held[index] <= limit:
+                continue
             first, last = chosen.cuts[number], chosen.cuts[number + 1] - 1
-            device = request.cluster.devices[chosen.device_indices(request.devices, number)[0]]
+            others = f", with its other stages {format_bytes(held[index])}" if before else ""
             raise Infeasible(
                 f"stage {number} (layers {first} to {last}, {layers[first].layer.name!r} to "
-                f"{layers[last].layer.name!r}) needs {format_bytes(needed)} ({needed} bytes), "
-                f"device {device.name!r} allows {format_bytes(limit)} ({limit} bytes)",
+                f"{layers[last].layer.name!r}) needs {format_bytes(needed)} ({needed} bytes)"
+                f"{others}, device {devices[index].name!r} allows {format_bytes(limit)} "
+                f"({limit} bytes)",
                 constraint="memory",
-                required=needed,
+                required=held[index],
                 available=limit,
             )

@@ -56,6 +56,21 @@ def test_too_many_stages_and_too_little_memory_are_infeasible():
         plan_from_balance(profile, cluster, None, [1, 1])
 
 
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
+def test_a_device_must_hold_all_of_its_stages_at_once(schedule):
+    """Each stage used to be compared with the whole device: twice the memory passed."""
+    profile = chain_profile([1] * 4, saved_bytes=100, parameter_bytes=1000)
+    options = PlanOptions(schedule=schedule, num_microbatches=2)
+    made = plan_from_balance(profile, Cluster.uniform(2), options, [1] * 4)
+    peak = max(made.memory_by_device().values())
+    assert peak > max(stage.memory.total_bytes for stage in made.stages)
+    enough = Cluster.uniform(2, memory_bytes=peak)
+    validate(plan_from_balance(profile, enough, options, [1] * 4), profile, enough)
+    with pytest.raises(Infeasible, match="with its other stages") as error:
+        plan_from_balance(profile, Cluster.uniform(2, memory_bytes=peak - 1), options, [1] * 4)
+    assert (error.value.required, error.value.available) == (peak, peak - 1)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_there_may_be_more_stages_than_microbatches(schedule):
     """torch's Schedule1F1B would not run it, and plans used to be refused for that."""
