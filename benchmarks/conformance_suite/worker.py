@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -60,10 +60,20 @@ def serve(rank: int, ranks: int, parent: int, orders: Connection) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    if MANNERS in os.environ:
-        from tests.nccl.process_group import manners
+    with _manners():
+        _serve(rank, ranks, parent, orders)
 
-        manners().__enter__()  # for as long as this process lives
+
+def _manners() -> AbstractContextManager[None]:
+    """Run as on NCCL if the environment names a folder for what ranks launch."""
+    if MANNERS not in os.environ:
+        return nullcontext()
+    from tests.nccl.process_group import manners
+
+    return manners()
+
+
+def _serve(rank: int, ranks: int, parent: int, orders: Connection) -> None:
     _meet(rank, ranks, orders)
     worker = Worker(rank)
     while True:

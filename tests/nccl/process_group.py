@@ -403,5 +403,9 @@ def find_deadlocks(folder: Path, cuda: Cuda = USUAL) -> list[str]:
         start, _, rank = path.stem.rpartition("-")
         starts.setdefault(start, {})[int(rank)] = pickle.loads(path.read_bytes())
     assert starts, "no rank left a log"
+    # Or a program that was never emulated would pass.
+    for start, logs in starts.items():
+        silent = [rank for rank, log in logs.items() if not any(isinstance(e, Launch) for e in log)]
+        assert not silent, f"ranks {silent} launched nothing in start {start}"
     found = [find_deadlock([logs[rank] for rank in sorted(logs)], cuda) for logs in starts.values()]
     return [words for words in found if words is not None]
