@@ -1,8 +1,8 @@
 """Cuts that others published or that runtimes choose by themselves, beside the best plan.
 
-Each is read by the same code as `stagewright check`, estimated for H100s, and priced with and
-without tensor parallelism left out: a device stands for all GPUs of a tensor-parallel group, with
-their memory, so the ratio of two cuts is compared, not a throughput.
+Each is read by the same code as `stagewright check` and priced on estimates for H100s. A device
+stands for all GPUs of a rank, with their memory and the time of one, so two cuts are compared, not
+a throughput.
 
     python benchmarks/published_cuts.py --write docs/evidence/published-cuts.md
 """
@@ -37,7 +37,7 @@ class PublishedCut:
         text: The cut in that form.
         model: Name of the published model.
         ranks: Pipeline ranks.
-        gpus: GPUs of a tensor-parallel group.
+        gpus: GPUs of a rank, which share a stage by tensor or context parallelism.
         microbatches: Micro-batches a step.
     """
 
@@ -95,12 +95,13 @@ CUTS = (
     ),
     PublishedCut(
         "NeMo's recipe",
-        "NVIDIA/NeMo llama31_405b.py at 00aa2e12: 9 ranks of 2 chunks",
+        "NVIDIA/NeMo llama31_405b.py at 00aa2e12: 9 ranks of 2 chunks, 8-way tensor and 4-way "
+        "context parallel",
         "megatron",
         "--pipeline-model-parallel-size 9 --pipeline-model-parallel-layout 'Et*7|(t*7|)*16t*7L'",
         "llama-3.1-405b",
         9,
-        gpus=8,
+        gpus=32,
         microbatches=72,
     ),
     PublishedCut(
@@ -201,7 +202,9 @@ def main() -> None:
         rows.append(row(cut))
         print(" | ".join(rows[-1]), flush=True)
     if chosen.write is not None:
-        write_between_marks(chosen.write, "published_cuts.py", markdown_table(columns, rows))
+        write_between_marks(
+            chosen.write, "published_cuts.py", markdown_table(columns, rows, left=2)
+        )
 
 
 if __name__ == "__main__":

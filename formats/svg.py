@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from html import escape
 
 from ..core.plan.plan import Plan
-from ..core.plan.schedule import Work
+from ..core.plan.schedule import Schedule, Work
 from ..core.plan.timeline import Timeline, TimelineEvent
 from ..core.text_table import sanitize
 from ..core.units import format_time
@@ -52,6 +54,23 @@ SYNC_HEIGHT = 6
 """A sum over replicas is a strip at the foot of the row: the rank may compute meanwhile."""
 
 
+@dataclass(frozen=True)
+class _Labels:
+    """Texts of a drawing.
+
+    Attributes:
+        title: Shown above, escaped where it is written.
+        source: Where the times of a simulated timeline come from.
+        rows: One a rank.
+        paler: Ranks with the stages that are drawn paler there.
+    """
+
+    title: str
+    source: str
+    rows: Sequence[str]
+    paler: AbstractSet[tuple[int, int]]
+
+
 def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None) -> str:
     """Draw a self-contained SVG that follows the reader's light or dark theme.
 
@@ -59,19 +78,43 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
     one, is drawn ``beside`` it on the same axis. Messages are not drawn. Of a rank's stages every
     other one is paler.
     """
-    drawn = [timeline] if beside is None else [timeline, beside]
-    length_s = max(each.step_time_s for each in drawn)
     where = lay_out(plan)
-    panel = timeline.num_ranks * (ROW_HEIGHT + ROW_GAP)
-    height = TOP + len(drawn) * panel + (len(drawn) - 1) * PANEL_GAP + BOTTOM
-    width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
-    # Names come from other people's documents: no control characters here, escaped below.
-    title = sanitize(
+    title = (
         f"{plan.model or 'Model'}: {plan.num_stages} stage{'s' * (plan.num_stages > 1)}"
         f"{f' on {where.num_ranks} devices' * (where.num_ranks != plan.num_stages)}, "
         f"{plan.schedule}, {plan.num_microbatches} micro-batches"
     )
-    facts = "; ".join(_facts(plan, each) for each in drawn)
+    labels = _Labels(
+        title,
+        f"{'an ESTIMATED' if plan.estimated else 'a MEASURED'} profile",
+        [_label(plan, where, rank) for rank in range(where.num_ranks)],
+        {(rank, stage) for rank in range(where.num_ranks) for stage in where.stages_of(rank)[1::2]},
+    )
+    return _draw(labels, [timeline] if beside is None else [timeline, beside])
+
+
+def schedule_svg(schedule: Schedule, timeline: Timeline) -> str:
+    """Draw an order of work by itself, on a timeline simulated with equal stages."""
+    ranks = range(len(schedule.ranks))
+    stages = [schedule.stages_of(rank) for rank in ranks]
+    labels = _Labels(
+        f"{schedule.name}: {schedule.num_stages} stages on {len(ranks)} ranks, "
+        f"{schedule.num_microbatches} micro-batches",
+        "equal stages, forwards of 1 s and backwards of 2 s",
+        [f"rank {rank}: stage {', '.join(map(str, stages[rank]))}" for rank in ranks],
+        {(rank, stage) for rank in ranks for stage in stages[rank][1::2]},
+    )
+    return _draw(labels, [timeline])
+
+
+def _draw(labels: _Labels, drawn: Sequence[Timeline]) -> str:
+    length_s = max(each.step_time_s for each in drawn)
+    panel = drawn[0].num_ranks * (ROW_HEIGHT + ROW_GAP)
+    height = TOP + len(drawn) * panel + (len(drawn) - 1) * PANEL_GAP + BOTTOM
+    width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
+    # Names come from other people's documents: no control characters here, escaped below.
+    title = sanitize(labels.title)
+    facts = "; ".join(_facts(labels, each) for each in drawn)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="title">',
@@ -85,12 +128,12 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
             f'<text class="soft" x="{MARGIN}" y="{TOP - 6 + number * (panel + PANEL_GAP)}">'
             f"{'planned' if each.source == 'simulated' else 'measured'}</text>"
             for number, each in enumerate(drawn)
-            if beside is not None
+            if len(drawn) > 1
         ),
         *(
             line
             for number, each in enumerate(drawn)
-            for line in _rows(plan, each, where, TOP + number * (panel + PANEL_GAP), length_s)
+            for line in _rows(labels, each, TOP + number * (panel + PANEL_GAP), length_s)
         ),
         *_axis(length_s, height - BOTTOM),
         "</svg>",
@@ -98,11 +141,11 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
     return "\n".join(lines) + "\n"
 
 
-def _facts(plan: Plan, timeline: Timeline) -> str:
+def _facts(labels: _Labels, timeline: Timeline) -> str:
     """Write the caption, such as ``step 12 ms, bubble 8.0%, simulated from a MEASURED profile``."""
     source: str = timeline.source
     if source == "simulated":
-        source += f" from {'an ESTIMATED' if plan.estimated else 'a MEASURED'} profile"
+        source += f" from {labels.source}"
     step = format_time(timeline.step_time_s)
     return f"step {step}, bubble {timeline.bubble_fraction:.1%}, {source}"
 
@@ -117,21 +160,16 @@ def _legend(width: int, kinds: set[str]) -> Iterator[str]:
         yield f'<text x="{x + 18}" y="44">{name}</text>'
 
 
-def _rows(
-    plan: Plan, timeline: Timeline, where: Layout, top: int, length_s: float
-) -> Iterator[str]:
+def _rows(labels: _Labels, timeline: Timeline, top: int, length_s: float) -> Iterator[str]:
     x = MARGIN + LABEL_WIDTH
     for rank in range(timeline.num_ranks):
         y = top + rank * (ROW_HEIGHT + ROW_GAP)
-        if rank < where.num_ranks:
-            label = _label(plan, where, rank)
-            yield f'<text x="{MARGIN}" y="{y + 17}">{escape(_shortened(sanitize(label)))}</text>'
+        if rank < len(labels.rows):
+            label = _shortened(sanitize(labels.rows[rank]))
+            yield f'<text x="{MARGIN}" y="{y + 17}">{escape(label)}</text>'
         yield f'<rect class="idle" x="{x}" y="{y}" width="{CHART_WIDTH}" height="{ROW_HEIGHT}"/>'
-    paler = {
-        (rank, stage) for rank in range(where.num_ranks) for stage in where.stages_of(rank)[1::2]
-    }
     for event in timeline.events:
-        odd = " odd" * ((event.rank, event.stage) in paler)
+        odd = " odd" * ((event.rank, event.stage) in labels.paler)
         yield from _box(event, top, length_s, odd)
 
 

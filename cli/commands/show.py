@@ -27,7 +27,7 @@ from ..support.output import (
     say_next,
     write_file,
 )
-from ..support.read_documents import read_document
+from ..support.read_documents import read_document, read_json_file
 from ..support.service import fetch_document, suggest_after_show
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def command(
         Path,
         Argument(
             metavar="FILE",
-            help="A profile, plan, cluster or graph; with --server, the id of a stored document.",
+            help="A profile, plan, cluster or graph, or an order of work in torch's CSV; with "
+            "--server, the id of a stored document.",
         ),
     ],
     svg: Annotated[
@@ -93,6 +94,9 @@ def command(
     if depth is not None and not tree:
         raise InvalidInput("--depth cannot be combined with --flat")
     check_token(server, token)
+    if file.suffix == ".csv" and server is None:
+        _show_schedule(file, drawings, as_json=as_json)
+        return
     if server is None:
         document = read_local(file)
     else:
@@ -108,6 +112,34 @@ def command(
         follow = suggest_after_show(server, document, str(file))
     emit(document.to_json(indent=2) if as_json else text)
     say_next(follow, quiet=as_json)
+
+
+def _show_schedule(file: Path, drawings: PlanDrawings, *, as_json: bool) -> None:
+    """Show an order of work in torch's CSV, simulated with equal stages."""
+    from ...core.units import format_time
+    from ...formats.chrome_trace import chrome_trace
+    from ...formats.svg import schedule_svg
+    from ...formats.torch_schedule import read_schedule_csv, simulate_schedule
+
+    if drawings.html is not None or drawings.gantt:
+        raise InvalidInput(
+            "--html and --gantt are for plans; draw a schedule with --svg or --trace"
+        )
+    schedule = read_schedule_csv(read_json_file(file).decode(errors="replace"))
+    timeline = simulate_schedule(schedule)
+    if drawings.svg is not None:
+        write_file(drawings.svg, schedule_svg(schedule, timeline))
+        say(f"wrote {drawings.svg}", quiet=as_json)
+    if drawings.trace is not None:
+        write_file(drawings.trace, chrome_trace(timeline))
+        say(f"wrote {drawings.trace}; open it at ui.perfetto.dev", quiet=as_json)
+    text = (
+        f"{schedule.num_stages} stages on {len(schedule.ranks)} ranks, "
+        f"{schedule.num_microbatches} micro-batches\n"
+        f"with equal stages, forwards of 1 s and backwards of 2 s: step "
+        f"{format_time(timeline.step_time_s)}, bubble {timeline.bubble_fraction:.1%}"
+    )
+    emit(timeline.to_json(indent=2) if as_json else text)
 
 
 def read_local(file: Path) -> Document:

@@ -80,6 +80,7 @@ class Schedule(Document):
     it makes is sent at once.
 
     Attributes:
+        name: ``custom`` for an order of work that none of ours has.
         stage_ranks: The ranks that hold each stage, its replicas; micro-batch k is done by entry
             k mod length.
         ranks: For each rank its actions, first to last.
@@ -88,7 +89,7 @@ class Schedule(Document):
     SCHEMA: ClassVar[str] = "stagewright.schedule/1"
 
     schema_version: Literal["stagewright.schedule/1"] = "stagewright.schedule/1"
-    name: ScheduleName
+    name: ScheduleName | Literal["custom"]
     num_microbatches: int = Field(ge=1)
     stage_ranks: tuple[tuple[int, ...], ...] = Field(min_length=1)
     ranks: tuple[tuple[Action, ...], ...] = Field(min_length=1)

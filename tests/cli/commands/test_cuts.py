@@ -143,3 +143,16 @@ def test_a_profile_is_still_exported_as_rows(call, profile):
     assert len(out.splitlines()) == 9
     assert call("export", profile, "--to", "megatron")[0] == 2
     assert Profile.from_json(profile.read_text()).layers
+
+
+def test_an_order_of_work_in_torch_s_csv_is_simulated_and_drawn(call, tmp_path):
+    rows, svg = tmp_path / "schedule.csv", tmp_path / "schedule.svg"
+    rows.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    code, out, _ = call("show", rows, "--svg", svg, "--trace", tmp_path / "trace.json")
+    assert code == 0
+    assert "2 stages on 2 ranks, 2 micro-batches" in out
+    # F0 on 0, F0 B0 F1 B1 on 1 with 1 + 2 + 1 + 2 s, B1 on 0: nine seconds.
+    assert "step 9 s" in out
+    assert "<svg" in svg.read_text()
+    assert call("show", rows, "--gantt")[0] == 2
+    assert json.loads(call("show", rows, "--json")[1])["step_time_s"] == 9.0
