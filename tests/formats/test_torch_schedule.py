@@ -60,5 +60,5 @@ def test_other_text_is_refused(text, said):
 def test_an_order_that_waits_for_itself_is_refused():
     with pytest.raises(InvalidInput):
         read_schedule_csv("0B0,0F0\n1F0,1B0")
-    with pytest.raises(InvalidInput, match="wait"):
+    with pytest.raises(InvalidInput, match="deadlocks"):
         read_schedule_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")
