@@ -22,9 +22,9 @@ from .plan_view import PlanView
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 MODULES = (
-    "format.js", "dom.js", "address.js", "table.js", "scrolling.js", "chart.js", "mixture.js",
-    "gantt.js", "memory.js", "bars.js", "modules.js", "graph-edges.js", "graph.js", "measured.js",
-    "plan.js",
+    "format.js", "dom.js", "address.js", "table.js", "scrolling.js", "tip.js", "chart.js",
+    "mixture.js", "critical-path.js", "gantt.js", "memory.js", "bars.js", "modules.js",
+    "graph-edges.js", "graph.js", "measured.js", "plan.js",
 )  # fmt: skip
 """The modules of the plan page; each imports from those before it alone."""
 
@@ -88,6 +88,7 @@ def plan_page(view: PlanView) -> str:
             view=view,
             block=data(view),
             live=False,
+            title="",
             step="here" if view.boxes is not None else "never",
             style=Markup(style),
             script=Markup(script),

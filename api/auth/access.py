@@ -32,7 +32,7 @@ PROJECTS = "/v1/projects"
 METRICS = "/metrics"
 PLANNED = ("/v1/plans", "/v1/profiles", "/v1/graphs")
 """Collections that ``plan`` adds to and changes, with all paths below them."""
-COMPUTED = frozenset({"/v1/simulations", "/v1/comparisons", "/v1/views"})
+COMPUTED = frozenset({"/v1/simulations", "/v1/comparisons", "/v1/views", "/plans/file"})
 """POSTs that compute and store nothing."""
 MEASURED = ("/v1/profile-jobs", "/v1/jobs")
 """Collections whose changes start and stop work on devices."""

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ... import __version__
 from ...core.cluster.cluster import Cluster
+from ...core.cluster.shorthand import format_devices
 from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
@@ -27,6 +28,7 @@ from ..planning.service import Planning
 from ..planning.what_if import PricedSplit, SimulationRequest, price
 from ..routes.dependencies import TheReading, from_state
 from ..store.store import Store
+from .plan_names import name_plan
 from .slider_choices import choices_of
 
 
@@ -147,11 +149,13 @@ class Drawing(NamedTuple):
         shown: The `PlanView` for the template, without what scripts draw: boxes, curves, layers
             and graph.
         choices: Schedules the plan may be changed to, as JSON objects.
+        name: What the plan is called unless somebody names it.
     """
 
     text: str
     shown: PlanView
     choices: dict[str, dict[str, Any]]
+    name: str
 
 
 def place_of_step(plan: Plan) -> StepPlace:
@@ -172,6 +176,7 @@ def drawing(plan: Plan, profile: Profile, cluster: Cluster, with_step: bool) -> 
         text=str(data(view)),
         shown=view.model_copy(update=left_out),
         choices={name: choice.model_dump(mode="json") for name, choice in choices.items()},
+        name=name_plan(plan, profile, format_devices(cluster)),
     )
 
 

@@ -23,6 +23,9 @@ from ..planning.what_if import ComparisonRequest
 from ..routes.dependencies import ThePlanning, TheStore
 from ..store.errors import RecordNotFound
 from ..store.store import Store
+from .compare_words import explain_fastest
+from .documents import example_values, file_values
+from .plan_names import name_summary
 from .plan_views import TheViews, place_of_step
 from .templates import assets, job_words, render
 
@@ -56,15 +59,32 @@ def static_file(name: str, request: Request) -> Response:
 
 
 @router.get("/plans")
-def plan_list(
-    store: TheStore, principal: CurrentPrincipal, cursor: Cursor = None, search: Search = ""
+async def plan_list(
+    planning: ThePlanning,
+    store: TheStore,
+    principal: CurrentPrincipal,
+    cursor: Cursor = None,
+    search: Search = "",
 ) -> str:
     with blame_parameter("cursor"):
-        page = store.documents.plans(principal.project_id, limit=50, cursor=cursor, search=search)
+        page = await run_in_threadpool(
+            store.documents.plans, principal.project_id, limit=50, cursor=cursor, search=search
+        )
+    if not (page.items or search or cursor):
+        shown = await planning.run_in_solver(principal, example_values)
+        return await run_in_threadpool(render, "start.html", here="plans", **shown)
     asked = {"search": search, "cursor": cursor}
-    return render(
-        "plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor, **asked
+    return await run_in_threadpool(
+        render, "plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor, **asked
     )
+
+
+@router.post("/plans/file")
+async def show_file(planning: ThePlanning, principal: CurrentPrincipal, request: Request) -> str:
+    """Show a plan or a profile that somebody dropped on a page; nothing is stored."""
+    body = await request.body()
+    template, shown = await planning.run_in_solver(principal, file_values, body)
+    return await run_in_threadpool(render, template, here="", **shown)
 
 
 @router.get("/plans/{plan_id}")
@@ -83,18 +103,18 @@ async def plan(store: TheStore, views: TheViews, plan_id: str, principal: Curren
         "choices": found.choices,
         "step": step,
     }
-    targets = tuple(TARGETS.values())
-    values = {
+    title = stored.name or found.name
+    shown = {
         "stored": stored,
         "view": found.shown,
-        "request": request,
         "step": step,
-        "targets": targets,
+        "title": title,
+        "targets": tuple(TARGETS.values()),
     }
     # Markup: `view.html.data` has escaped the JSON for a script element already.
     block = Markup(found.text)
     return await run_in_threadpool(
-        render, "live.html", here="plans", live=True, block=block, **values
+        render, "live.html", here="plans", live=True, request=request, block=block, **shown
     )
 
 
@@ -124,7 +144,15 @@ async def compare(
         )
         return render("choose.html", here="compare", plans=recent.items, chosen=ids)
     found = await planning.compare(principal, ComparisonRequest(plan_ids=tuple(ids)))
-    return render("compare.html", here="compare", comparison=found)
+    reasons = explain_fastest(found)
+    names = await run_in_threadpool(_names, store, principal, ids)
+    return render("compare.html", here="compare", comparison=found, reasons=reasons, names=names)
+
+
+def _names(store: Store, principal: Principal, plan_ids: list[str]) -> dict[str, str]:
+    """Return what each plan is called."""
+    of = store.documents.plan_summary
+    return {one: name_summary(of(principal.project_id, one)) for one in plan_ids}
 
 
 @router.get("/profiles")

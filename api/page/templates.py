@@ -16,6 +16,7 @@ from ...core.units import count
 from ...view.html import STATIC, environment
 from ...view.profile_view import changes_of
 from ..jobs.requests import read_job_spec
+from .plan_names import name_summary
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 """Units as in the names of models: 70 B parameters are 70 billion."""
@@ -100,7 +101,7 @@ def assets() -> dict[str, Asset]:
 def _environment() -> Environment:
     """Return the environment with all templates loaded."""
     made = environment(HERE / "templates")
-    made.globals.update(changes_of=changes_of, model_words=model_words)
+    made.globals.update(changes_of=changes_of, model_words=model_words, name_summary=name_summary)
     for name in made.list_templates():
         made.get_template(name)
     return made

@@ -158,9 +158,25 @@ def _plan_files(
 
     estimate.refuse_for_profiles()
     profiles = [read_document(Path(path), Profile) for path in paths]
+    for path, profile in zip(paths, profiles, strict=True):
+        _warn_if_poor(path, profile)
     plan = make(profiles, cluster)
     path_of = {entry.content_id(): path for path, entry in zip(paths, profiles, strict=True)}
     return plan, path_of[plan.profile_id]
+
+
+def _warn_if_poor(path: str, profile: Profile) -> None:
+    """Say that a plan is no better than the numbers it is made of."""
+    from ...core.profile.grade import grade
+
+    found = grade(profile)
+    if found.verdict == "poor":
+        remedy = (
+            "calibrate it with a measured profile (stagewright estimate --calibrate)"
+            if profile.provenance.source == "estimated"
+            else "measure again on an idle machine, with a larger --budget"
+        )
+        say(f"warning: {path}: {found}; {remedy}")
 
 
 def _plan_name(

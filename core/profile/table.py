@@ -10,6 +10,7 @@ from statistics import median
 from ..graph.module_tree import ModuleNode, module_tree
 from ..text_table import format_table, sanitize, truncate
 from ..units import count, format_bytes, format_time
+from .grade import grade
 from .profile import Profile
 from .totals import LayerTotals, ProfileTotals
 
@@ -142,13 +143,13 @@ def format_profile_details(profile: Profile) -> list[str]:
     lines = [f"{provenance.source.upper()} {model} on {device}, one micro-batch{_shape(profile)}"]
     if provenance.error_band is not None:
         lines.append(f"expected error {provenance.error_band:.1%}")
-    lines += [*_reconciliation(profile), *_provenance(profile)]
+    lines += [sanitize(str(grade(profile))), *_reconciliation(profile), *_provenance(profile)]
     return [*lines, *map(sanitize, profile.notes)]
 
 
 def format_quality(profile: Profile) -> list[str]:
-    """Describe the measurement's quality: sum of the layers, spread of repeats, clocks."""
-    return [*_reconciliation(profile), *_spread(profile), *_clocks(profile)]
+    """Describe the measurement's quality: verdict, sum of layers, spread of repeats, clocks."""
+    return [str(grade(profile)), *_reconciliation(profile), *_spread(profile), *_clocks(profile)]
 
 
 def _shape(profile: Profile) -> str:

@@ -62,7 +62,7 @@ def test_names_of_several_lines_and_directions_are_written_as_escapes(made):
     assert not re.search("[\u202e\u2028\x07]", page.split("<script")[0])
     assert "\u2028" not in page
     escaped = r"a\u202eb\u2028c\x07d\ne"
-    assert f"<h1>{escaped}</h1>" in page
+    assert f'<h1 id="title">{escaped}</h1>' in page
     assert f'title="{escaped}"' in page
     view = json.loads(re.search(r'id="view">(.*?)</script>', page, re.DOTALL)[1])
     assert view["layers"]["names"][0] == name

@@ -1,9 +1,12 @@
 // A bar a layer in its stage's colour, and cuts between stages that can be moved.
 import { colour, fitted, make } from "./dom.js";
+import { roundStep } from "./chart.js";
 import { bytes, time, visible } from "./format.js";
+import { hoverable } from "./tip.js";
 
 const HEIGHT = 170;
 const HUES = 8;
+const MOST_NAMED = 8;
 
 export class Bars {
   /** moved(balance) is called while a cut moves; without it cuts stand still. */
@@ -13,8 +16,10 @@ export class Bars {
     this.handles = make("div", { class: "cuts" });
     this.told = make("p", { class: "told" }, "\u00a0");
     this.box = make("div", { class: "canvas bars" }, this.canvas, this.handles);
-    parent.replaceChildren(this.box, this.told);
-    this.canvas.addEventListener("pointermove", (event) => this.tell(event));
+    this.legend = make("ul", { class: "legend" });
+    this.ends = make("p", { class: "ends" });
+    parent.replaceChildren(this.legend, this.box, this.ends, this.told);
+    hoverable(this.canvas, (event) => this.words(event));
     this.layers = view.layers;
     this.show(view.balance);
   }
@@ -22,8 +27,19 @@ export class Bars {
   show(balance, ghost = null) {
     this.balance = [...balance];
     this.ghost = ghost;
+    this.explain();
     this.draw();
     this.place();
+  }
+
+  /** The stages' colours above the bars, the first and the last layer below them. */
+  explain() {
+    const count = this.layers.names.length;
+    const stages = this.balance.slice(0, MOST_NAMED).map((size, stage) =>
+      make("li", {}, make("span", { class: `dot hue-${stage % HUES}` }), `stage ${stage}: ${size} ${size === 1 ? "layer" : "layers"}`));
+    if (this.balance.length > MOST_NAMED) stages.push(make("li", {}, `… ${this.balance.length} stages in all, the colours again from the ninth on`));
+    this.legend.replaceChildren(...stages);
+    this.ends.replaceChildren(make("span", {}, "layer 0"), make("span", {}, "layers in the order they run"), make("span", {}, `layer ${count - 1}`));
   }
 
   /** Index of the first layer of each stage but the first. */
@@ -67,6 +83,32 @@ export class Bars {
       if (each > 4 && spread[index]) this.drawSpread(context, x + (each - 1) / 2, height, ((spread[index] / most) * (HEIGHT - 14)) / 2);
     }
     this.drawGhost(context, each);
+    if (this.layers.forward_s.length) this.drawScale(context, most, width);
+  }
+
+  /** Lines at round times, with their values on the left. */
+  drawScale(context, most, width) {
+    context.textAlign = "left";
+    context.textBaseline = "bottom";
+    const step = roundStep(most / 3);
+    for (let value = step; value < most * 1.02; value += step) {
+      const y = Math.round(HEIGHT - (value / most) * (HEIGHT - 14)) + 0.5;
+      context.globalAlpha = 0.5;
+      context.strokeStyle = colour("soft");
+      context.setLineDash([1, 3]);
+      context.beginPath();
+      context.moveTo(0, y);
+      context.lineTo(width, y);
+      context.stroke();
+      context.setLineDash([]);
+      const words = time(Number(value.toPrecision(12)));
+      context.globalAlpha = 0.8;
+      context.fillStyle = colour("back");
+      context.fillRect(0, y - 15, context.measureText(words).width + 6, 14);
+      context.globalAlpha = 1;
+      context.fillStyle = colour("text");
+      context.fillText(words, 3, y - 1);
+    }
   }
 
   /** A line from a quarter of the repeats to three quarters of them. */
@@ -179,11 +221,12 @@ export class Bars {
     this.moved(this.balance);
   }
 
-  tell(event) {
+  /** What is said beside the pointer. */
+  words(event) {
     const { names, forward_s: forward, backward_s: backward, parameter_bytes: parameters } = this.layers;
     const index = Math.floor((event.offsetX / this.canvas.clientWidth) * names.length);
-    if (!(index >= 0 && index < names.length)) return;
-    this.told.textContent = forward.length
+    if (!(index >= 0 && index < names.length)) return "";
+    return forward.length
       ? `${index} ${visible(names[index])}: forward ${time(forward[index])}, backward ${time(backward[index])}, `
         + `weights ${bytes(parameters[index])}`
         + (this.layers.spread_s?.[index] ? `, times spread by ${time(this.layers.spread_s[index])}` : "")

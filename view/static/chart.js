@@ -115,38 +115,84 @@ export function drawAxis(context, axis, left, width, y) {
   context.stroke();
 }
 
-/** Pan by dragging, zoom by wheel with Ctrl, keys for both. */
-export function navigable(canvas, axis, area) {
-  let from = null;
+/** Seconds at a place across a canvas. */
+export function secondsAt(axis, area, x) {
+  const { left, width } = area;
+  return axis.start + (Math.min(Math.max(0, x - left), width) / width) * (axis.end - axis.start);
+}
+
+/**
+ * Drag selects a part of the step, with Shift it moves; Ctrl and the wheel zoom, Shift and the wheel
+ * move; W, A, S, D, plus, minus and arrows do so, too. clicked(event) is told of what was no drag.
+ */
+export function navigable(canvas, axis, area, clicked = () => {}) {
   canvas.addEventListener("pointerdown", (event) => {
-    from = event.clientX;
-    canvas.setPointerCapture(event.pointerId);
+    if (event.button) return;
+    hold(canvas, axis, area, event, clicked);
   });
-  canvas.addEventListener("pointermove", (event) => {
-    if (from === null) return;
-    axis.pan((from - event.clientX) / area().width);
-    from = event.clientX;
-  });
-  for (const end of ["pointerup", "pointercancel"]) {
-    canvas.addEventListener(end, () => { from = null; });
-  }
   canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return;
-    event.preventDefault();
     const { left, width } = area();
-    axis.zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.offsetX - left) / width);
+    const across = event.deltaX || (event.shiftKey ? event.deltaY : 0);
+    if (!event.ctrlKey && !across) return; // the page scrolls
+    event.preventDefault();
+    if (event.ctrlKey) axis.zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.offsetX - left) / width);
+    else axis.pan(across / width);
   }, { passive: false });
   canvas.addEventListener("keydown", (event) => {
+    const [back, on, nearer, further] = [() => axis.pan(-0.1), () => axis.pan(0.1), () => axis.zoom(0.8), () => axis.zoom(1.25)];
     const moves = {
-      ArrowLeft: () => axis.pan(-0.1),
-      ArrowRight: () => axis.pan(0.1),
-      "+": () => axis.zoom(0.8),
-      "=": () => axis.zoom(0.8),
-      "-": () => axis.zoom(1.25),
+      ArrowLeft: back, a: back, ArrowRight: on, d: on, "+": nearer, "=": nearer, w: nearer, "-": further, s: further,
       0: () => axis.set(0, axis.length),
     };
-    if (event.ctrlKey || event.metaKey || !moves[event.key]) return;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (event.ctrlKey || event.metaKey || event.altKey || !moves[key]) return;
     event.preventDefault();
-    moves[event.key]();
+    moves[key]();
   });
+}
+
+const LEAST_DRAG = 4;
+
+/** From a press to its release. A finger moves the step; a mouse selects, and moves with Shift. */
+function hold(canvas, axis, area, pressed, clicked) {
+  const isMove = pressed.shiftKey || pressed.pointerType === "touch";
+  const first = pressed.offsetX;
+  let last = pressed.clientX;
+  const band = document.createElement("div");
+  band.className = "selected";
+  const held = new AbortController();
+  const { signal } = held;
+  canvas.setPointerCapture(pressed.pointerId);
+  const ends = (x) => [Math.min(first, x), Math.max(first, x)];
+  canvas.addEventListener("pointermove", (event) => {
+    if (isMove) {
+      axis.pan((last - event.clientX) / area().width);
+      last = event.clientX;
+      return;
+    }
+    const [from, to] = ends(event.offsetX);
+    if (to - from < LEAST_DRAG) return;
+    if (!band.isConnected) canvas.parentElement.append(band);
+    band.style.left = `${from}px`;
+    band.style.width = `${to - from}px`;
+    band.textContent = time(secondsAt(axis, area(), to) - secondsAt(axis, area(), from));
+  }, { signal });
+  const release = (event) => {
+    held.abort();
+    band.remove();
+    if (event.type === "pointercancel" || isMove) return;
+    const [from, to] = ends(event.offsetX);
+    if (to - from < LEAST_DRAG) clicked(event);
+    else axis.set(secondsAt(axis, area(), from), secondsAt(axis, area(), to));
+  };
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, release, { signal });
+}
+
+/** Squares in the colours of a lane's stages; gives how far they reach. */
+export function drawStages(context, stages, x, y) {
+  stages.slice(0, 4).forEach((stage, place) => {
+    context.fillStyle = colour(`hue-${stage % 8}`);
+    context.fillRect(x + place * 7, y - 5, 5, 10);
+  });
+  return x + Math.min(4, stages.length) * 7 + 3;
 }

@@ -22,6 +22,8 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+export const FONT = "12px system-ui, sans-serif";
+
 /** Fits a canvas to its box, sharp on any screen, and gives what draws on it. */
 export function fitted(canvas, height) {
   const width = Math.max(1, canvas.parentElement.clientWidth);
@@ -36,7 +38,7 @@ export function fitted(canvas, height) {
     canvas.style.height = `${height}px`;
   }
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.font = "12px system-ui, sans-serif";
+  context.font = FONT;
   return [context, width];
 }
 

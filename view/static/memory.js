@@ -1,7 +1,8 @@
 // What each device holds over the step: what stays, activations on it, the limit above.
 import { colour, fitted, make } from "./dom.js";
-import { drawAxis, firstAt, navigable } from "./chart.js";
-import { bytes, visible } from "./format.js";
+import { drawAxis, drawStages, firstAt, navigable, secondsAt } from "./chart.js";
+import { bytes, time, visible } from "./format.js";
+import { hoverable } from "./tip.js";
 
 const FAR = 3;
 
@@ -16,12 +17,13 @@ export class Memory {
     this.axis = axis;
     this.canvas = make("canvas", {
       tabindex: 0, role: "img",
-      "aria-label": "Memory of each device over the step. Arrow keys move, plus and minus zoom, 0 shows all.",
+      "aria-label": "Memory of each device over the step. A and D or arrow keys move, W and S or plus and minus zoom, 0 shows all.",
     });
     this.note = make("p", { class: "told" });
     this.legend = make("ul", { class: "legend" });
     parent.replaceChildren(this.legend, make("div", { class: "canvas" }, this.canvas), this.note);
     navigable(this.canvas, axis, () => this.area());
+    hoverable(this.canvas, (event) => this.words(event));
     this.show(view);
   }
 
@@ -46,7 +48,7 @@ export class Memory {
 
   draw() {
     const curves = this.view.memory;
-    const row = curves.length <= 8 ? 64 : curves.length <= 32 ? 30 : 14;
+    const row = this.rowHeight();
     const [context] = fitted(this.canvas, curves.length * row + 34);
     const { left, width } = this.area();
     const peaks = [...curves, ...(this.ghost?.memory ?? [])].map((curve) => curve.peak_bytes);
@@ -71,7 +73,38 @@ export class Memory {
         context.fillRect(left, base - curve.limit_bytes * scale - 1, width, 2);
       }
     });
+    if (row > 20) this.drawScale(context, top, left, row, band);
     drawAxis(context, this.axis, left, width, curves.length * row + 4);
+  }
+
+  /** What the upper edge of the first lane stands for; all lanes have one scale. */
+  drawScale(context, top, left, row, band) {
+    const words = `↕ 0 to ${bytes(top)}`;
+    const { width } = context.measureText(words);
+    context.textAlign = "left";
+    context.textBaseline = "top";
+    context.globalAlpha = 0.8;
+    context.fillStyle = colour("back");
+    context.fillRect(left + 2, band + 3, width + 6, 15);
+    context.globalAlpha = 1;
+    context.fillStyle = colour("text");
+    context.fillText(words, left + 5, band + 5);
+  }
+
+  rowHeight() {
+    const { length } = this.view.memory;
+    return length <= 8 ? 64 : length <= 32 ? 30 : 14;
+  }
+
+  /** What is said beside the pointer. */
+  words(event) {
+    const curve = this.view.memory[Math.floor(event.offsetY / this.rowHeight())];
+    if (!curve || !curve.time_s.length) return "";
+    const at = secondsAt(this.axis, this.area(), event.offsetX);
+    const place = firstAt(curve.time_s.length, (index) => curve.time_s[index], at);
+    const held = curve.held_bytes[curve.time_s[place] === at ? place : place - 1] ?? 0;
+    return `${visible(curve.device)} at ${time(at)}: ${bytes(curve.fixed_bytes + held)}, of which activations ${bytes(held)}`
+      + (curve.limit_bytes === null ? "" : `; limit ${bytes(curve.limit_bytes)}`);
   }
 
   drawLane(context, rank, curve, left, width, row) {
@@ -84,7 +117,11 @@ export class Memory {
     const stages = this.view.lanes[rank].stages.join("+");
     const text = left < 100 ? stages : `${stages}  ${visible(curve.device)}`;
     const y = rank * row + row / 2;
-    context.fillText(text.length > 21 ? `${text.slice(0, 20)}…` : text, 2, row > 40 ? y - 9 : y);
+    const of = this.view.lanes[rank].stages;
+    const x = left < 100 ? 2 : drawStages(context, of, 2, row > 40 ? y - 9 : y);
+    const longest = left < 100 ? 4 : 19 - Math.min(4, of.length);
+    context.fillStyle = colour("text");
+    context.fillText(text.length > longest ? `${text.slice(0, longest - 1)}…` : text, x, row > 40 ? y - 9 : y);
     if (row > 40 && left > 100) {
       context.fillStyle = colour("soft");
       context.fillText(`peak ${bytes(curve.peak_bytes)}`, 2, y + 9);

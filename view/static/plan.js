@@ -72,7 +72,8 @@ function laneRows({ lanes, boxes }) {
   const busy = (lane, rank) => (boxes ? make("span", { "data-value": `lanes.${rank}.busy_s`, "data-form": "time" }, time(lane.busy_s))
     : "not simulated");
   document.querySelector("#lanes tbody").replaceChildren(...lanes.map((lane, rank) => make("tr", {},
-    make("th", { scope: "row" }, String(rank)), make("td", {}, visible(lane.device)), make("td", {}, lane.stages.join(", ")),
+    make("th", { scope: "row" }, ...lane.stages.slice(0, 4).map((stage) => make("span", { class: `dot hue-${stage % 8}` })), String(rank)),
+    make("td", {}, visible(lane.device)), make("td", {}, lane.stages.join(", ")),
     make("td", {}, busy(lane, rank)))));
 }
 

@@ -33,6 +33,8 @@ fill(find("schedule"), capabilities.schedules.map((name) => [name, name]), "1f1b
 fill(find("objective"), capabilities.objectives.map((name) => [name, name]), "step_time");
 fill(find("as"), [["", "what their name or memory says"], ...catalogue.map((one) => [one.name, one.full_name])]);
 
+find("published").replaceChildren(...families.flatMap((one) => one.published.map((entry) => make("option", { value: entry.name }))));
+
 const family = () => families.find((one) => one.family === find("family").value);
 
 /** The kind of a field: its own schema, or the first that is not null, with what it refers to. */
@@ -80,6 +82,20 @@ function showFamily() {
 }
 
 const showPreset = () => showConfig(preset()?.model.config ?? {});
+
+/** Fills family and configuration in with a published model once its name is whole. */
+function findModel() {
+  const wanted = find("find-model").value.trim().toLowerCase();
+  const one = families.find((entry) => entry.published.some((known) => known.name === wanted));
+  find("found-model").textContent = one ? `Taken: ${wanted}.` : wanted.length > 2 && !families.some((entry) => entry.published.some((known) => known.name.includes(wanted)))
+    ? "No published model is called so; choose a family below, or a file." : "";
+  if (!one) return;
+  fill(find("source"), [...find("source").options].map((option) => [option.value, option.text]));
+  find("family").value = one.family;
+  showFamily();
+  find("preset").value = wanted;
+  showPreset();
+}
 
 function config() {
   const found = {};
@@ -248,6 +264,7 @@ find("new").addEventListener("submit", async (event) => {
     elapsed.end();
   }
 });
+find("find-model").addEventListener("input", findModel);
 find("family").addEventListener("input", showFamily);
 find("preset").addEventListener("input", showPreset);
 find("file").addEventListener("change", (event) => take(event.target.files[0]));

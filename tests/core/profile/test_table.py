@@ -134,6 +134,8 @@ def test_summary_says_where_the_numbers_come_from(profile):
     assert format_profile(told).split("\n\n")[1].splitlines() == [
         "ESTIMATED Blocks on Fast GPU, one micro-batch",
         "expected error 12.3%",
+        "profile quality: fair (the GPU was held back by power cap; estimated, within 12% on the "
+        "devices that were measured)",
         "torch 2.13.0, CUDA 13.0, driver 580.1, 1 thread, 2 busy neighbours, autocast to "
         "bfloat16, compiled",
         "7 to 9 repeats per layer; interquartile range 7.5% of the median, at most 10.0%",
