@@ -19,6 +19,7 @@ import pytest
 
 from stagewright.profiler.links.launch_local import free_port
 from tests.docs.snippets import FENCE, SKIPPED, list_commands, read_document
+from tests.docs.words import count_by_hand, count_words
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"requests.md", "client.md"}
@@ -140,7 +141,17 @@ def test_schedules_are_drawn_as_planned(tmp_path: Path, forked_python: str) -> N
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) < 900
+
+
+def test_docs_are_short() -> None:
+    found = count_by_hand()
+    assert sum(found.values()) <= 30_000, found
+
+
+def test_code_and_what_scripts_write_are_no_words_by_hand() -> None:
+    text = "two words\n\n```sh\nls -l\n```\n\n<!-- written by x -->\na table\n<!-- end -->\n\nthree"
+    assert count_words(text) == 3
 
 
 def test_links_say_where_they_lead() -> None:

@@ -65,7 +65,7 @@ def seen(page):
 def test_words_stand_beside_the_pointer(page):
     x, y = at_box(page, ("F", 2))
     page.mouse.move(x, y)
-    tip = page.locator(".tip")
+    tip = page.locator(".hover")
     expect(tip).to_contain_text("forward, micro-batch 2")
     box = tip.bounding_box()
     assert abs(box["x"] - x) < 40

@@ -11,7 +11,7 @@ export function tip(event, text) {
     bubble = null;
     return;
   }
-  bubble ??= document.body.appendChild(make("div", { class: "tip", "aria-hidden": "true" }));
+  bubble ??= document.body.appendChild(make("div", { class: "hover", "aria-hidden": "true" }));
   bubble.textContent = text;
   const { offsetWidth: width, offsetHeight: height } = bubble;
   const left = event.clientX + AWAY + width > innerWidth - 4 ? event.clientX - AWAY - width : event.clientX + AWAY;

@@ -37,3 +37,7 @@ end.addEventListener("click", async () => {
     said.textContent = error.message;
   }
 });
+
+// Only now does anybody listen.
+document.getElementById("save").disabled = false;
+end.disabled = false;
