@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -318,8 +319,19 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except (OSError, OverflowError) as error:
         listening.close()
-        raise InvalidInput(f"Cannot listen on {host} port {port}: {error}") from None
+        raise InvalidInput(_explain_refused_address(host, port, error)) from None
     return listening
+
+
+def _explain_refused_address(host: str, port: int, error: OSError | OverflowError) -> str:
+    if not isinstance(error, OSError):
+        return f"Cannot listen on {host} port {port}: ports go from 0 to 65535."
+    if error.errno != errno.EADDRINUSE:
+        return f"Cannot listen on {host} port {port}: {error.strerror or error}."
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        found.bind((host, 0))
+        free = found.getsockname()[1]
+    return f"Port {port} of {host} is in use by another program; port {free} is free: --port {free}"
 
 
 def _checked_token(token: str) -> str:

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .errors import InvalidInput
+from .validation_words import describe_violation
 
 T = TypeVar("T")
 
@@ -178,9 +179,8 @@ def is_same_id(first: str, second: str) -> bool:
 
 def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
     """Convert pydantic's error to one message that names every invalid field."""
-    # pydantic puts the prefix before the message of every ValueError that a validator raises.
     lines = [
-        f"{json_pointer(item['loc']) or '(whole)'}: {item['msg'].removeprefix('Value error, ')}"
+        f"{json_pointer(item['loc']) or '(whole)'}: {describe_violation(item)}"
         for item in error.errors()
     ]
     first = json_pointer(error.errors()[0]["loc"])

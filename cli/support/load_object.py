@@ -18,8 +18,20 @@ def load_object(target: str) -> Any:
     # An installed command, unlike `python -m`, does not have the user's directory on its path.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if "/" in module_name or module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InvalidInput(f"{module_name} is a file; name its module: {dotted}:{attribute}")
     try:
         found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"{module_name} imports {error.name}, which is not installed here"
+            ) from error
+        raise InvalidInput(
+            f"there is no module {error.name!r} in {os.getcwd()} or among the installed packages; "
+            "for a function build in my_model.py write my_model:build, in its folder"
+        ) from error
     except (Exception, SystemExit) as error:  # a script without a main guard may call exit()
         raise InvalidInput(f"importing {module_name} failed: {_describe(error)}") from error
     for name in attribute.split("."):

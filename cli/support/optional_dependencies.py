@@ -44,7 +44,7 @@ class MissingExtra:
 
     @property
     def install(self) -> str:
-        return f"pip install 'stagewright[{self.name}]'"
+        return f"pip install -e '.[{self.name}]' (in the checkout)"
 
 
 def missing_packages(extra: str) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def build_record(kind: type[RecordT], **fields: object) -> RecordT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        found = to_invalid_input(error, f"set of options ({kind.__name__})")
+        found = to_invalid_input(error, "set of options")
         raise InvalidInput(fields_in_flags(str(found)), field=found.field) from None
 
 

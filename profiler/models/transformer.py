@@ -30,7 +30,8 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
         import transformers
     except ImportError as error:
         raise InvalidInput(
-            f"the family {spec.family!r} needs transformers; pip install 'stagewright[hf]'",
+            f"the family {spec.family!r} needs transformers; in the checkout run: "
+            "pip install -e '.[hf]'",
             field="/model/family",
         ) from error
     logging.getLogger("transformers").setLevel(logging.ERROR)

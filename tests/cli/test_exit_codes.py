@@ -90,7 +90,7 @@ def test_torch_running_out_of_memory_counts():
 def test_a_missing_extra_says_what_to_install():
     error = ModuleNotFoundError("No module named 'transformers'", name="transformers")
     assert format_error(error) == (
-        "this command requires transformers; run: pip install 'stagewright[hf]'"
+        "this command requires transformers; run: pip install -e '.[hf]' (in the checkout)"
     )
 
 

@@ -43,7 +43,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch):
     assert examine().torch is None
     text = describe(BARE)
     assert "planning works; measuring and running do not" in text
-    assert "[torch]      missing torch; run: pip install 'stagewright[torch]'" in text
+    assert "[torch]      missing torch; run: pip install -e '.[torch]' (in the checkout)" in text
     assert "[server]     installed" in text
 
 

@@ -158,7 +158,7 @@ def test_without_transformers_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     ran = run("plan", "gpt2", "-d", "2x24GB")
     assert ran.code != 0
-    assert "pip install 'stagewright[hf]'" in ran.stderr
+    assert "pip install -e '.[hf]'" in ran.stderr
 
 
 CONFIG = {

@@ -216,9 +216,13 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
         (["ladder.json", "-d", "absent.json"], "cannot read absent.json"),
         (["cluster.json", "-d", "2xcpu"], "cluster.json is stagewright.cluster/1"),
         (["ladder.json", "-d", "ladder.json"], "expected stagewright.cluster/1"),
-        (["ladder.json", "-d", "2xcpu", "--schedule", "fifo"], "--schedule: Input"),
-        (["ladder.json", "-d", "2xcpu", "-m", "0"], "--microbatches: Input"),
-        (["ladder.json", "-d", "2xcpu", "--objective", "fun"], "--objective: Input"),
+        (
+            ["ladder.json", "-d", "2xcpu", "--schedule", "fifo"],
+            "'fifo' is none of 'gpipe'",
+        ),
+        (["ladder.json", "-d", "2xcpu", "--schedule", "1b1f"], "did you mean '1f1b'?"),
+        (["ladder.json", "-d", "2xcpu", "-m", "0"], "--microbatches: 0 is too small: at least 1"),
+        (["ladder.json", "-d", "2xcpu", "--objective", "fun"], "--objective: 'fun' is none of"),
         (["ladder.json", "-d", "2xcpu", "--max-replicas", "many"], "a number or 'any'"),
         (["ladder.json", "-d", "2xcpu", "--together", "rung.0"], "FIRST:LAST, not 'rung.0'"),
         (["ladder.json", "-d", "2xcpu", "--together", "a:b:c"], "FIRST:LAST"),
@@ -232,7 +236,7 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
         (["ladder.json", "-d", "2xcpu", "-o", "."], "not a regular file"),
         (["text.json", "-d", "2xcpu"], "text.json is not JSON"),
         (["other.json", "-d", "2xcpu"], "other.json is JSON without a schema_version"),
-        (["broken.json", "-d", "2xcpu"], "/layers: Field required"),
+        (["broken.json", "-d", "2xcpu"], "/layers: is missing"),
     ],
 )
 @pytest.mark.usefixtures("profile_file", "cluster_file")

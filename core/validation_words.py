@@ -1,0 +1,58 @@
+"""Errors of pydantic in words that say what was given and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+LONGEST = 60
+"""Characters of a given value that are repeated."""
+
+BOUNDS = {
+    "greater_than_equal": ("too small: at least", "ge"),
+    "greater_than": ("too small: more than", "gt"),
+    "less_than_equal": ("too large: at most", "le"),
+    "less_than": ("too large: less than", "lt"),
+}
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+}
+
+
+def describe_violation(item: Mapping[str, Any]) -> str:
+    """Describe an entry of ``ValidationError.errors()``."""
+    kind, given = str(item["type"]), item.get("input")
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return "is not known here"
+    if kind == "literal_error":
+        return _none_of(given, str(item["ctx"]["expected"]))
+    if kind in BOUNDS:
+        words, name = BOUNDS[kind]
+        return f"{_show(given)} is {words} {item['ctx'][name]}"
+    wanted = KINDS.get(kind.rpartition("_")[0])
+    if wanted is not None and kind.endswith(("_type", "_parsing")):
+        return f"{_show(given)} is not {wanted}"
+    # A validator's own message; pydantic puts a prefix before that of every ValueError.
+    return str(item["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+
+
+def _none_of(given: object, expected: str) -> str:
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    near = get_close_matches(str(given), choices, n=1, cutoff=0.5)
+    nearest = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{_show(given)} is none of {expected}{nearest}"
+
+
+def _show(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

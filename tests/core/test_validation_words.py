@@ -1,0 +1,45 @@
+"""No word of pydantic reaches a user: each kind of violation says what was given and allowed."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from stagewright.core.document import Record, to_invalid_input
+from stagewright.core.errors import InvalidInput
+
+
+class Thing(Record):
+    size: Annotated[int, Field(ge=1, le=9)] = 1
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    colour: Literal["red", "green", "blue"] = "red"
+    names: tuple[str, ...] = ()
+
+
+class Needy(Record):
+    size: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        (Thing, {"size": 0}, "/size: 0 is too small: at least 1"),
+        (Thing, {"size": 10}, "/size: 10 is too large: at most 9"),
+        (Thing, {"share": 0}, "/share: 0 is too small: more than 0"),
+        (Thing, {"share": 1}, "/share: 1 is too large: less than 1"),
+        (Thing, {"size": "many"}, "/size: 'many' is not a whole number"),
+        (Thing, {"share": "x"}, "/share: 'x' is not a number"),
+        (Thing, {"names": 3}, "/names: 3 is not a list"),
+        (Thing, {"names": [3]}, "/names/0: 3 is not a text"),
+        (Thing, {"colour": "gren"}, "'gren' is none of 'red', 'green' or 'blue'; did you mean"),
+        (Thing, {"sise": 1}, "/sise: is not known here"),
+        (Needy, {}, "/size: is missing"),
+    ],
+)
+def test_a_violation_is_said_plainly(kind, given, words):
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(given)
+    found = to_invalid_input(caught.value, "thing")
+    assert isinstance(found, InvalidInput)
+    assert words in str(found)
+    assert "Input should" not in str(found)
