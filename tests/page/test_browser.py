@@ -111,7 +111,7 @@ def test_a_cut_is_dragged_and_priced_as_the_api_does(plan_page, plan_id, served,
     assert moved == [balance[0] - 1, balance[1] + 1, *balance[2:]]
     priced = client.post("/v1/simulations", json={"plan_id": plan_id, "balance": moved}).json()
     assert_equals_api(page, priced["plan"])
-    was = page.locator('[data-ghost="header.step_time_s"]').text_content()
+    was = page.locator('[data-ghost="header.step_time_s"]').first.text_content()
     assert was == f"was {format_time(stored['plan']['step_time_s'])}"
     page.reload()  # the address holds the state
     page.wait_for_selector("body[data-priced]:not([aria-busy])")
@@ -177,7 +177,7 @@ def test_a_cut_is_moved_and_a_slider_too_by_keyboard_alone(plan_page, plan_id, s
     assert now * count == before * (count + 1)  # a longer step is of more, and says so
     page.get_by_role("button", name="Back to the stored plan").click()
     assert "?" not in page.url
-    assert page.locator('[data-ghost="header.step_time_s"]').text_content() == ""
+    assert page.locator('[data-ghost="header.step_time_s"]').first.text_content() == ""
 
 
 def test_another_schedule_is_priced_and_planned_again(plan_page, plan_id, served):
@@ -404,7 +404,7 @@ def test_a_profile_says_what_it_is_worth_and_what_has_changed(signed_in, plan_id
     page.goto(f"{signed_in.url}/profiles/{made['id']}")
     expect(page.locator("#quality")).to_contain_text(first.layer.name)
     page.locator("#bars canvas").hover(position={"x": 3, "y": 100})
-    expect(page.locator("#bars .told")).to_contain_text("spread by")
+    expect(page.locator(".hover")).to_contain_text("spread by")
     page.locator("select[name='with']").select_option(before_id)
     page.get_by_role("button", name="Compare").click()
     rows = page.locator("#diff tbody tr")

@@ -288,7 +288,7 @@ def test_going_back_while_a_change_is_priced_leaves_no_ghost(opened):
     page.wait_for_selector("body:not([aria-busy])")
     page.unroute_all(behavior="wait")
     assert query_of(page) == {}
-    assert page.locator('[data-ghost="header.step_time_s"]').text_content() == ""
+    assert page.locator('[data-ghost="header.step_time_s"]').first.text_content() == ""
     assert page.get_by_text("the stored plan", exact=True).count() == 0
     assert page.locator("#message").text_content() == ""  # "Pricing …" came 0.3 s after the key
 
