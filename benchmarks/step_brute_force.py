@@ -498,6 +498,12 @@ def _bound_memory(case: Case) -> Case:
     return limit_memory(case, needs[int(len(needs) * draw.choice([0.02, 0.1, 0.3, 0.6]))] + 1)
 
 
+def forget() -> None:
+    """Empty the caches of one case."""
+    for cached in (_level, _work, _memory, _sync):
+        cached.cache_clear()
+
+
 def report(family: str, found: list[Outcome]) -> int:
     """Print the figures of a family; return the number of failures."""
     small = [entry for entry in found if entry.plans <= MOST_PLANS]
@@ -540,8 +546,7 @@ def main() -> int:
     while len(found) < arguments.count:
         outcome = judge(draw_small(arguments.family, seed))
         seed += 1
-        for cached in (_level, _work, _memory, _sync):
-            cached.cache_clear()
+        forget()
         if outcome is not None:
             found.append(outcome)
             if arguments.json:

@@ -154,3 +154,57 @@ def draw_small(family: str, seed: int) -> Case:
     }
     profile = build_profile(f"{family} {seed}", draw_shapes(draw, num_layers))
     return Case(f"{family} {seed}", profile, draw_cluster(draw, num_devices), PlanOptions(**asked))
+
+
+def draw_medium(seed: int) -> Case:
+    """Draw a problem far too large to try all plans: 16 to 48 layers, 4 to 16 devices.
+
+    Every other one is VGG-like: many bytes early, most weights late. Links carry 0.3 to 12 GB/s.
+    """
+    draw = random.Random(f"medium {seed}")
+    num_layers, num_devices = draw.randrange(16, 49), draw.choice([4, 6, 8, 8, 12, 16])
+    shapes = draw_vgg(draw, num_layers) if seed % 2 else draw_shapes(draw, num_layers)
+    level = LinkLevel(
+        name="link",
+        group_size=num_devices,
+        latency_s=draw.choice([1e-5, 5e-5]),
+        bandwidth_bytes_per_s=10 ** draw.uniform(8.48, 10.08),
+    )
+    levels = [level]
+    if num_devices % 4 == 0 and num_devices > 4 and draw.random() < 0.3:
+        inside = {"name": "node", "group_size": 4, "bandwidth_bytes_per_s": 5e10}
+        levels = [level.model_copy(update=inside), level]
+    kinds = ["a"] * num_devices
+    if draw.random() < 0.2 and len(levels) == 1:
+        kinds[num_devices // 2 :] = ["b"] * (num_devices - num_devices // 2)
+    devices = tuple(
+        Device(name=f"{kind}:{index}", kind=kind, speed={"a": 1.0, "b": 1.6}[kind])
+        for index, kind in enumerate(kinds)
+    )
+    options = PlanOptions(
+        schedule=draw.choice(["1f1b", "1f1b", "gpipe", "zero_bubble"]),
+        num_microbatches=draw.choice([8, 16, 32, 48]),
+        max_replicas=draw.choice([1, None, None]),
+        recompute=draw.choice(["never", "auto"]),
+        optimizer="adam",
+    )
+    name = f"medium {seed}"
+    profile = build_profile(name, shapes)
+    return Case(name, profile, Cluster(devices=devices, levels=tuple(levels)), options)
+
+
+def draw_vgg(draw: random.Random, count: int) -> list[LayerShape]:
+    """Draw convolutions with ever fewer bytes, and a few layers at the end that own the weights."""
+    dense, shapes = max(2, count // 10), []
+    for index in range(count):
+        part = index / count
+        if index >= count - dense:
+            work_s, sent, weight = 1e-3 * draw.uniform(0.3, 1), 1.6e4, 4e8 / dense
+        else:
+            light = draw.random() < 0.4  # activations and pooling between convolutions
+            work_s = 1e-3 * draw.uniform(0.1, 0.4) if light else 1e-3 * draw.uniform(2, 8)
+            sent, weight = 5e7 * 0.03**part * draw.uniform(0.7, 1.4), 0 if light else 1e7 * part
+        shapes.append(
+            LayerShape(work_s, 2 * work_s, int(sent * draw.uniform(1, 2)), int(weight), int(sent))
+        )
+    return shapes

@@ -55,7 +55,7 @@ def solve_memory(request: PlanningRequest) -> Decision:
         found = find_any_plan(request, request.devices)
     except DeadlineExceeded:
         gave_up = PlanPool(request.cost_model, gave_up=True)
-        return _decide(request, choose_fastest(request, gave_up), 0.0)
+        return _decide(request, choose_fastest(request, gave_up)[0], 0.0)
     if found is None:
         raise infeasible_error(request)
     # Invariant: no plan fits `low`, and `least` fits `high`, its own largest device.
@@ -89,7 +89,7 @@ def _choose_first(request: PlanningRequest, pool: PlanPool) -> CostedPlan:
     return (
         request.cost_model.evaluate(pool.best(1)[0])
         if pool.values
-        else choose_fastest(request, pool)
+        else choose_fastest(request, pool)[0]
     )
 
 

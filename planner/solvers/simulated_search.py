@@ -20,9 +20,11 @@ from ..heuristics.candidates import apply_recompute, equal_layers, even_times
 from ..problem.input_checks import count_chunks
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
+from .all_plans import simulate_all
 from .cut_fitting import RecomputeChoices, fit_cuts, repair_memory
 from .device_layouts import list_device_layouts
 from .simulated_bound import SimulatedStepBound
+from .step_proof import search_steps
 from .tournament import Tournament
 
 MAX_RANKS = 64
@@ -357,13 +359,17 @@ def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
         raise source.infeasible_error()
     # Variations have a budget of their own, however much the candidates took.
     tournament.max_actions += MAX_ACTIONS
+    searched_s = search_steps(request, tournament)
+    if not searched_s and request.band is None:
+        shapes = [(shape.ranks, shape.replicas) for shape in source.shapes]
+        searched_s = simulate_all(request, shapes, source.chunks, tournament)
     for _ in range(MAX_ROUNDS):
         starts = tournament.take_leaders(MAX_STARTS, NEAR)
-        if not starts or request.is_over:
+        if not starts or request.is_over or searched_s >= tournament.best.step_time_s:
             break
         for start in starts:
             tournament.add(_vary(request, start))
-    bound_s = SimulatedStepBound(request, source.chunks).bound_s()
+    bound_s = max(searched_s, SimulatedStepBound(request, source.chunks).bound_s())
     return tournament.best, min(bound_s, tournament.best.step_time_s)
 
 

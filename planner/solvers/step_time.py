@@ -22,6 +22,7 @@ from ..search.branch_and_bound import GAVE_UP, BranchAndBound, Effort
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages
+from .step_proof import search_steps
 from .tournament import Tournament
 from .warmup_depth import extend_warmup
 
@@ -54,16 +55,19 @@ def solve_step_time(request: PlanningRequest) -> Decision:
         costed, bound_s = search_by_simulation(request)
         return Decision(_take_baseline(request, costed), bound_s, bound_s)
     pool, bound = search_in_stages(request, MEASURES[request.options.schedule])
-    costed = choose_fastest(request, pool)
+    costed, step_bound_s = choose_fastest(request, pool)
     bound = min(max(bound, bound_work_s(request)), costed.value)
     best_value = min(pool.values.values(), default=costed.value)
-    return Decision(costed, bound, bound_simulated_step(request, costed), best_value)
+    if step_bound_s < costed.step_time_s:
+        step_bound_s = max(step_bound_s, bound_simulated_step(request, costed))
+    return Decision(costed, bound, min(step_bound_s, costed.step_time_s), best_value)
 
 
-def choose_fastest(request: PlanningRequest, pool: PlanPool) -> CostedPlan:
+def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan, float]:
     """Return the plan with the least simulated step among the pool's best, grids and variations.
 
-    Ties are broken by objective, then fewer stages, then earlier cuts.
+    Ties are broken by objective, then fewer stages, then earlier cuts. Returned with a lower bound
+    on the step of all plans, 0 where none is known.
     """
     cost_model = request.cost_model
     tournament = Tournament(request)
@@ -77,7 +81,10 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> CostedPlan:
     if may_extend:
         # Coarsely first: which plans are varied below depends on their step.
         extend_warmup(tournament, rounds=0)
+    bound_s = search_steps(request, tournament)
     for _ in range(MAX_ROUNDS):
+        if tournament.best is not None and bound_s >= tournament.best.step_time_s:
+            break
         starts = tournament.take_leaders(MAX_STARTS)
         if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
             break
@@ -87,7 +94,7 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> CostedPlan:
         extend_warmup(tournament)
     if tournament.best is None:
         raise DeadlineExceeded(GAVE_UP) if pool.gave_up else infeasible_error(request)
-    return _take_baseline(request, tournament.best)
+    return _take_baseline(request, tournament.best), bound_s
 
 
 def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:

@@ -1,0 +1,187 @@
+"""Best-first search for the plan of least simulated step, by bounds on beginnings of plans.
+
+A node is the first stages of a plan and the `StepState` of all that may follow. Its bound is the
+larger of `bound_steps` for these stages, with the least round trip behind them, and of the state's
+own bound with what is in front added. The nodes of least bound are extended by every stage that may
+follow; whole plans are handed out in order of their bounds, to be simulated. Once the least bound
+left is the best step known, no plan is faster; if the search is given up before, that bound still
+holds for all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from ..simulator.step_bound import StageColumns, bound_steps
+from .arcs import Floats, Integers, StageArc
+from .step_graph import StageStep, StepGraph, StepState
+
+ROUNDING = 1e-12
+"""Bounds are lowered by this share, as their sums may be rounded up."""
+
+BATCH = 32
+"""Nodes extended at once: arrays of several cost little more than those of one."""
+
+PER_CALL = 8_000
+"""What extending nodes by one step costs beside the pairs of stages that are looked at."""
+
+
+class Node(NamedTuple):
+    """The first stages of some plans, ordered by the bound on all of them.
+
+    Columns are, for each stage, forward, backward, sends there and back, gradient summing,
+    replicas and depth, as `StageColumns` has them; shape (7, stages).
+    """
+
+    bound_s: float
+    order: int
+    graph: int
+    position: int
+    state: StepState
+    arcs: tuple[StageArc, ...]
+    columns: Floats
+
+
+class StepSearch:
+    """Search of several graphs at once, each with seconds that all its plans spend in addition.
+
+    ``limit_s`` is the best step known; lower it when a plan is faster.
+    """
+
+    def __init__(self, graphs: Sequence[tuple[StepGraph, float]], limit_s: float) -> None:
+        self.graphs, self.limit_s = graphs, limit_s
+        self._order = count()
+        self.open: list[Node] = []
+        self.pairs = 0
+        for number, (graph, added_s) in enumerate(graphs):
+            for bound_s, state in graph.starts():
+                self._push(bound_s + added_s, number, 0, state, (), np.zeros((7, 0)))
+
+    @property
+    def bound_s(self) -> float:
+        """Return a bound on every plan not handed out yet, at most the limit."""
+        least_s = self.open[0].bound_s if self.open else np.inf
+        return min(least_s, self.limit_s)
+
+    def plans(self, max_pairs: int) -> Iterator[tuple[StageArc, ...]]:
+        """Yield whole plans, those of least bound first, until so many pairs were looked at."""
+        self.pairs = 0
+        while self.open and self.open[0].bound_s < self.limit_s:
+            if self._is_whole(self.open[0]):
+                yield heapq.heappop(self.open).arcs
+                continue
+            if self.pairs > max_pairs:
+                return
+            nodes = []
+            while len(nodes) < BATCH and self.open and not self._is_whole(self.open[0]):
+                nodes.append(heapq.heappop(self.open))
+            self._extend_all(nodes)
+
+    def beam(self, width: int) -> Iterator[tuple[StageArc, ...]]:
+        """Yield whole plans, found by keeping the best nodes of each state and number of stages.
+
+        Nothing is proven by it, and it takes the search's place: no more is open afterwards.
+        """
+        while self.open:
+            # By state, because the bounds of those with more devices left are looser.
+            nodes, kept = [], defaultdict[tuple[int, StepState], int](int)
+            for node in sorted(self.open):
+                kept[node.graph, node.state] += 1
+                if kept[node.graph, node.state] <= width:
+                    nodes.append(node)
+            self.open = []
+            self._extend_all(nodes)
+            whole = sorted(filter(self._is_whole, self.open))
+            self.open = [node for node in self.open if not self._is_whole(node)]
+            yield from (node.arcs for node in whole[:width])
+
+    def _extend_all(self, nodes: list[Node]) -> None:
+        groups: dict[tuple[int, StepState, int], list[Node]] = {}
+        for node in nodes:
+            groups.setdefault((node.graph, node.state, len(node.arcs)), []).append(node)
+        for alike in groups.values():
+            self._extend(alike)
+
+    def _is_whole(self, node: Node) -> bool:
+        return node.position == self.graphs[node.graph][0].num_atoms
+
+    def _push(
+        self, bound_s: float, graph: int, position: int, state: StepState,
+        arcs: tuple[StageArc, ...], columns: Floats,
+    ) -> None:  # fmt: skip
+        bound_s *= 1 - ROUNDING
+        if bound_s < self.limit_s:
+            heapq.heappush(
+                self.open, Node(bound_s, next(self._order), graph, position, state, arcs, columns)
+            )
+
+    def _extend(self, nodes: list[Node]) -> None:
+        """Push every node with one stage more; all are of one graph, state and length."""
+        graph, _ = self.graphs[nodes[0].graph]
+        begun = np.stack([node.columns for node in nodes])
+        for step in graph.bounds[nodes[0].state].steps:
+            columns = graph.columns(step.device_class, step.recompute, step.replicas)
+            spans = [columns.begin[node.position : node.position + 2].tolist() for node in nodes]
+            rows = np.concatenate([np.arange(*span) for span in spans])
+            if len(rows):
+                owner = np.repeat(np.arange(len(nodes)), [last - first for first, last in spans])
+                self._extend_by(nodes, begun, step, rows, owner)
+
+    def _extend_by(
+        self, nodes: list[Node], begun: Floats, step: StageStep, rows: Integers, owner: Integers
+    ) -> None:
+        """Push the nodes that ``owner`` names with the arcs ``rows`` of one step."""
+        graph, added_s = self.graphs[nodes[0].graph]
+        target = graph.bounds[step.behind]
+        columns = graph.columns(step.device_class, step.recompute, step.replicas).take(rows)
+        least, _, _ = graph.bound_arcs(step, columns, target)
+        # One row for each arc and range of the round trip behind it.
+        kept, arc = np.nonzero(np.isfinite(least))
+        if not len(arc):
+            return
+        self.pairs += PER_CALL + len(arc) * (begun.shape[2] + 1) ** 2
+        there, back = graph.links_s(step, columns.last)
+        m, replicas = graph.microbatches(step.replicas)
+        depth = graph.depth(step.replicas, step.behind.ahead)
+        found = np.empty((len(owner), 7, begun.shape[2] + 1))
+        found[:, :, :-1] = begun[owner]
+        sync = graph.sync_s(step, columns.gradients)
+        values = (columns.forward_s, columns.backward_s, there, back, sync, replicas, depth)
+        for row, value in enumerate(values):
+            found[:, row, -1] = value
+        last = columns.last
+        behind = target.behind_s[kept, last[arc]]
+        rows_s = self._bound(graph, m, found[arc], step, behind)
+        gradient_s = found[:, 1] / 2 if graph.splits else found[:, 1]
+        up = (found[:, 0] + found[:, 2]).sum(axis=1)
+        down = (gradient_s + found[:, 3]).sum(axis=1)
+        rows_s = np.maximum(rows_s, (up + down)[arc] + target.inner_s[kept, last[arc]])
+        rows_s = np.maximum(rows_s, up[arc] + target.summed_s[kept, last[arc]]) + added_s
+        bounds = np.full(len(owner), np.inf)
+        np.minimum.at(bounds, arc, rows_s)
+        for index in np.flatnonzero(bounds < self.limit_s).tolist():
+            node = nodes[owner[index]]
+            arc = StageArc(
+                node.position, int(last[index]), step.device_class, step.recompute,
+                step.replicas, step.end,
+            )  # fmt: skip
+            self._push(
+                max(node.bound_s, float(bounds[index])), node.graph, arc.last, step.behind,
+                (*node.arcs, arc), found[index],
+            )  # fmt: skip
+
+    def _bound(
+        self, graph: StepGraph, m: int, found: Floats, step: StageStep, behind: Floats
+    ) -> Floats:
+        plans = StageColumns(
+            found[:, 0], found[:, 1], found[:, 2], found[:, 3], found[:, 4],
+            found[:, 5].astype(np.int64), found[:, 6].astype(np.int64), behind,
+            step.behind.last_replicas or step.replicas,
+        )  # fmt: skip
+        return bound_steps(graph.schedule, m, plans)
