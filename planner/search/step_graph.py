@@ -2,8 +2,8 @@
 
 A backward dynamic program over `StepState`s: what a stage needs to know of those behind it is which
 devices they leave, how many micro-batches they keep in flight, and where the next one is. For each
-state and each position i at which its stages may begin, three numbers are kept, each the least by
-itself of all ways to get there whose round trip lies in one of a few ranges:
+state and each position i at which its stages may begin, three numbers are kept, each the least of
+all ways to get there by itself:
 
     inner(i)   Up + Down + inner(i) bounds the step, with Up and Down the way of a micro-batch
                through what is in front, and back (`planner/simulator/step_bound.py`)
@@ -16,8 +16,7 @@ Transition, for a stage of layers i .. j in front of a state's position j:
     inner(i)  = max(t + c + inner(j), the stage's own turns and waits, its channels)
 
 Both are monotone, so the least of each gives a bound on all plans. What a bound leaves out is that
-one plan may not have the least of all three, and intervals that end at an inner stage. Ranges keep
-cuts that send little apart from those that share the work evenly.
+one plan may not have the least of all three, and intervals that end at an inner stage.
 Complexity: O(states x replicas x arcs).
 """
 
@@ -42,10 +41,6 @@ MAX_LOOKED = 6_000_000
 
 PER_STEP = 3_000
 """What a step costs beside its arcs, in arcs."""
-
-
-RANGES = 6
-"""Ranges of the round trip behind a position, for each of which bounds are kept."""
 
 
 class StepState(NamedTuple):
@@ -119,7 +114,7 @@ class ArcColumns(NamedTuple):
     gradients: Integers
     begin: Integers
 
-    def take(self, rows: Integers) -> ArcColumns:
+    def take(self, rows: Integers | Mask) -> ArcColumns:
         """Return some of the arcs."""
         columns = {name: getattr(self, name)[rows] for name in self._fields[:-1]}
         return self._replace(**columns)
@@ -127,7 +122,7 @@ class ArcColumns(NamedTuple):
 
 @dataclass
 class StateBounds:
-    """The least bounds of a state by range and position, and the steps that lead to them."""
+    """The least bounds of a state by position, and the steps that lead to them."""
 
     inner_s: Floats
     summed_s: Floats
@@ -229,7 +224,7 @@ class StepGraph:
         end, free = self.num_atoms, sum(self.root.free)
         bounds = self._new_bounds()
         for column in (bounds.inner_s, bounds.summed_s, bounds.behind_s):
-            column[0, end] = 0.0
+            column[end] = 0.0
         waiting: dict[int, dict[StepState, StateBounds]] = defaultdict(dict)
         waiting[free][self.root] = bounds
         # Every stage takes devices: a state is complete when all with more of them left are.
@@ -239,12 +234,12 @@ class StepGraph:
                 if not np.isfinite(found.inner_s).any():
                     continue
                 self.bounds[state] = found
-                if np.isfinite(found.inner_s[:, 1:]).any():
+                if np.isfinite(found.inner_s[1:]).any():
                     for step in self._steps(state):
                         self._extend(step, found, waiting)
 
     def _new_bounds(self) -> StateBounds:
-        inner, summed, behind = np.full((3, RANGES, self.num_atoms + 1), np.inf)
+        inner, summed, behind = np.full((3, self.num_atoms + 1), np.inf)
         return StateBounds(inner, summed, behind)
 
     def _prune(self, state: StepState, found: StateBounds) -> None:
@@ -256,11 +251,11 @@ class StepGraph:
         # What is left of the devices has to do all the work in front.
         tables, m = self.space.tables, self.rules.num_microbatches
         work = tables.front_forward_s[1:] + tables.front_backward_s[1:]
-        least[:, 1:] = np.maximum(least[:, 1:], m * work / left if left else np.inf)
+        least[1:] = np.maximum(least[1:], m * work / left if left else np.inf)
         if self.limits_stages and state.stages >= self.most_stages:
-            least[:, 1:] = np.inf
+            least[1:] = np.inf
         if self.space.options.num_stages and state.stages < self.space.options.num_stages:
-            least[:, 0] = np.inf
+            least[0] = np.inf
         hopeless = ~(least < self.limit_s)
         for column in (found.inner_s, found.summed_s, found.behind_s):
             column[hopeless] = np.inf
@@ -306,29 +301,13 @@ class StepGraph:
         bounds = self.bound_arcs(step, columns, found)
         state = self.state_of(step)
         target = waiting[sum(state.free)].setdefault(state, self._new_bounds())
-        reached = np.isfinite(bounds[0])
-        kept, arc = np.nonzero(reached)
-        firsts, trips = columns.first[arc], bounds[2][kept, arc]
-        place = self._range(firsts, trips) * (self.num_atoms + 1) + firsts
+        starts = columns.begin[:-1][np.diff(columns.begin) > 0]
+        firsts = columns.first[starts]
         for column, values in zip(
             (target.inner_s, target.summed_s, target.behind_s), bounds, strict=True
         ):
-            np.minimum.at(column.reshape(-1), place, values[kept, arc])
+            column[firsts] = np.minimum(column[firsts], np.minimum.reduceat(values, starts))
         target.steps.append(step)
-
-    def _range(self, firsts: Integers, trips: Floats) -> Integers:
-        """Return the range of each round trip, narrower ones near the least there can be."""
-        least, most = self._spread
-        part = (trips - least[firsts]) / (most[firsts] - least[firsts])
-        found: Integers = (RANGES * np.sqrt(np.clip(part, 0, 0.999))).astype(np.int64)
-        return found
-
-    @cached_property
-    def _spread(self) -> tuple[Floats, Floats]:
-        """Return the least round trip behind each position, and one that no plan has."""
-        up, down = self.front_s
-        least = up[-1] + down[-1] - up - down
-        return least, np.maximum(self.limit_s - up - down, least * (1 + 1e-9) + 1e-30)
 
     def links_s(self, step: StageStep, last: Integers) -> tuple[Floats, Floats]:
         """Return the time to send over the cut behind a stage, forward and back."""
@@ -361,17 +340,16 @@ class StepGraph:
     def bound_arcs(
         self, step: StageStep, columns: ArcColumns, found: StateBounds
     ) -> tuple[Floats, Floats, Floats]:
-        """Return inner, summed and behind of a step by range and arc; infinite if it cannot be."""
+        """Return inner, summed and behind of a step by arc; infinite where it cannot be."""
         there, back = self.links_s(step, columns.last)
         sync = self.sync_s(step, columns.gradients)
         gradient_s = columns.backward_s / 2 if self.splits else columns.backward_s
         work = columns.forward_s + gradient_s
-        behind = found.behind_s[:, columns.last] + there + back
+        behind = found.behind_s[columns.last] + there + back
         own = self._flow_shop if self.schedule == "gpipe" else self._turns
         inner, summed = own(step, columns, gradient_s, behind, there, back)
-        inner = np.maximum(inner, work + there + back + found.inner_s[:, columns.last])
-        later = columns.forward_s + there + found.summed_s[:, columns.last]
-        summed = np.maximum(summed + sync, later)
+        inner = np.maximum(inner, work + there + back + found.inner_s[columns.last])
+        summed = np.maximum(summed + sync, columns.forward_s + there + found.summed_s[columns.last])
         is_out = ~self.fits(step, columns) | ~np.isfinite(inner)
         trip = work + behind
         for values in (inner, summed, trip):
@@ -434,7 +412,7 @@ class StepGraph:
     def starts(self) -> Iterator[tuple[float, StepState]]:
         """Yield the states of all layers with their bound on the step."""
         for state, found in self.bounds.items():
-            least = float(np.maximum(found.inner_s[:, 0], found.summed_s[:, 0]).min())
+            least = max(float(found.inner_s[0]), float(found.summed_s[0]))
             if state.device_class >= 0 and least < self.limit_s:
                 yield least, state
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..simulator.step_bound import StageColumns, bound_steps
 from .arcs import Floats, Integers, StageArc
-from .step_graph import StageStep, StepGraph, StepState
+from .step_graph import ArcColumns, StageStep, StateBounds, StepGraph, StepState
 
 ROUNDING = 1e-12
 """Bounds are lowered by this share, as their sums may be rounded up."""
@@ -78,7 +78,7 @@ class StepSearch:
                 continue
             if self.pairs > max_pairs:
                 return
-            nodes = []
+            nodes: list[Node] = []
             while len(nodes) < BATCH and self.open and not self._is_whole(self.open[0]):
                 nodes.append(heapq.heappop(self.open))
             self._extend_all(nodes)
@@ -140,48 +140,52 @@ class StepSearch:
         graph, added_s = self.graphs[nodes[0].graph]
         target = graph.bounds[step.behind]
         columns = graph.columns(step.device_class, step.recompute, step.replicas).take(rows)
-        least, _, _ = graph.bound_arcs(step, columns, target)
-        # One row for each arc and range of the round trip behind it.
-        kept, arc = np.nonzero(np.isfinite(least))
-        if not len(arc):
+        possible = np.isfinite(target.inner_s[columns.last]) & graph.fits(step, columns)
+        columns, owner = columns.take(possible), owner[possible]
+        if not len(owner):
             return
-        self.pairs += PER_CALL + len(arc) * (begun.shape[2] + 1) ** 2
-        there, back = graph.links_s(step, columns.last)
-        m, replicas = graph.microbatches(step.replicas)
-        depth = graph.depth(step.replicas, step.behind.ahead)
-        found = np.empty((len(owner), 7, begun.shape[2] + 1))
-        found[:, :, :-1] = begun[owner]
-        sync = graph.sync_s(step, columns.gradients)
-        values = (columns.forward_s, columns.backward_s, there, back, sync, replicas, depth)
-        for row, value in enumerate(values):
-            found[:, row, -1] = value
-        last = columns.last
-        behind = target.behind_s[kept, last[arc]]
-        rows_s = self._bound(graph, m, found[arc], step, behind)
-        gradient_s = found[:, 1] / 2 if graph.splits else found[:, 1]
-        up = (found[:, 0] + found[:, 2]).sum(axis=1)
-        down = (gradient_s + found[:, 3]).sum(axis=1)
-        rows_s = np.maximum(rows_s, (up + down)[arc] + target.inner_s[kept, last[arc]])
-        rows_s = np.maximum(rows_s, up[arc] + target.summed_s[kept, last[arc]]) + added_s
-        bounds = np.full(len(owner), np.inf)
-        np.minimum.at(bounds, arc, rows_s)
-        for index in np.flatnonzero(bounds < self.limit_s).tolist():
-            node = nodes[owner[index]]
+        found, bounds = self._bound_rows(graph, begun, step, columns, owner, target)
+        bounds += added_s
+        for row in np.flatnonzero(bounds < self.limit_s).tolist():
+            node = nodes[owner[row]]
             arc = StageArc(
-                node.position, int(last[index]), step.device_class, step.recompute,
+                node.position, int(columns.last[row]), step.device_class, step.recompute,
                 step.replicas, step.end,
             )  # fmt: skip
             self._push(
-                max(node.bound_s, float(bounds[index])), node.graph, arc.last, step.behind,
-                (*node.arcs, arc), found[index],
+                max(node.bound_s, float(bounds[row])), node.graph, arc.last, step.behind,
+                (*node.arcs, arc), found[row],
             )  # fmt: skip
 
-    def _bound(
-        self, graph: StepGraph, m: int, found: Floats, step: StageStep, behind: Floats
-    ) -> Floats:
+    def _bound_rows(
+        self, graph: StepGraph, begun: Floats, step: StageStep, columns: ArcColumns,
+        owner: Integers, target: StateBounds,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """Return the columns of every node with its arc, and the bounds on their plans."""
+        m, replicas = graph.microbatches(step.replicas)
+        last, (there, back) = columns.last, graph.links_s(step, columns.last)
+        found = np.empty((len(owner), 7, begun.shape[2] + 1))
+        found[:, :, :-1] = begun[owner]
+        sync, depth = graph.sync_s(step, columns.gradients), step.behind.ahead
+        for row, value in enumerate(
+            (columns.forward_s, columns.backward_s, there, back, sync, replicas,
+             graph.depth(step.replicas, depth))
+        ):  # fmt: skip
+            found[:, row, -1] = value
+        gradient_s = found[:, 1] / 2 if graph.splits else found[:, 1]
+        up = (found[:, 0] + found[:, 2]).sum(axis=1)
+        down = (gradient_s + found[:, 3]).sum(axis=1)
+        self.pairs += PER_CALL + len(owner) * found.shape[2] ** 2
         plans = StageColumns(
             found[:, 0], found[:, 1], found[:, 2], found[:, 3], found[:, 4],
-            found[:, 5].astype(np.int64), found[:, 6].astype(np.int64), behind,
+            found[:, 5].astype(np.int64), found[:, 6].astype(np.int64), target.behind_s[last],
             step.behind.last_replicas or step.replicas,
         )  # fmt: skip
-        return bound_steps(graph.schedule, m, plans)
+        bounds = np.maximum.reduce(
+            [
+                bound_steps(graph.schedule, m, plans),
+                up + down + target.inner_s[last],
+                up + target.summed_s[last],
+            ]
+        )
+        return found, bounds

@@ -13,7 +13,7 @@ from .tournament import Tournament
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
 """Schedules whose step has a bound for the beginning of a plan."""
 
-MAX_PAIRS = 2_500_000
+MAX_PAIRS = 1_500_000
 """Pairs of stages whose intervals are looked at: some 0.2 s."""
 
 

@@ -39,7 +39,7 @@ def test_no_step_is_below_its_bound():
         split = len(times.backward_input_s) or len(times.recompute_s)
         if split or times.skips or times.tied_sync_s or times.shares_channels:
             continue
-        own = default_depths(m, replicas) if not depths else depths
+        own = depths if depths else default_depths(m, replicas)
         step_s, _ = step_time(name, times, m, replicas, depths)
         least_s = bound_s(name, times, m, replicas, own if name == "1f1b" else ())
         assert least_s <= step_s * (1 + 1e-9), seed
