@@ -28,7 +28,6 @@ def is_supported(request: PlanningRequest) -> bool:
         options.objective == "step_time"
         and options.schedule in SCHEDULES
         and options.skips == "relay"
-        and not options.max_extra_in_flight
         and request.branches is None
         and request.band is None
         and request.is_whole
@@ -63,4 +62,5 @@ def search_steps(request: PlanningRequest, tournament: Tournament) -> float:
         # Too many plans are left to prove anything more; the most promising ones are tried.
         other = StepSearch(graphs, search.limit_s)
         simulate(other.beam(BEAM), other)
-    return bound_s
+    # Deeper warm-up than the schedule's own may be faster; its plans are starts for that.
+    return 0.0 if request.options.max_extra_in_flight else bound_s

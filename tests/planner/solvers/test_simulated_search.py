@@ -321,8 +321,8 @@ def test_one_micro_batch_of_a_split_backward_is_below_its_whole_work(schedule):
     profile = chain_profile([1, 1, 1, 1])
     made = planned(profile, Cluster.uniform(2), schedule=schedule, num_microbatches=1)
     assert made.step_time_s < 4 * 3
-    bound_s = 4 + 8 / 1.5 if schedule == "zero_bubble" else 9
-    assert made.proof.lower_bound <= made.proof.simulated_lower_bound_s == pytest.approx(bound_s)
+    # All plans are played; what is known without that is in `test_bounds_by_hand`.
+    assert made.proof.simulated_lower_bound_s == made.step_time_s == made.proof.lower_bound
 
 
 def test_every_way_to_spread_is_a_way_a_plan_may_be_placed():
