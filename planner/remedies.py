@@ -14,6 +14,7 @@ from functools import partial
 from typing import get_args
 
 from ..core.cluster.cluster import Cluster, Device
+from ..core.cluster.places import largest_groups
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.plan.schedule import TrainingSchedule
@@ -104,10 +105,36 @@ def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cl
     if not more:
         return cluster
     levels = cluster.levels or Cluster.uniform(count).levels
-    inner = levels[-2].group_size if len(levels) > 1 else 1
-    whole = -(-max(count, levels[-1].group_size) // inner) * inner
-    outermost = levels[-1].model_copy(update={"group_size": whole})
-    return Cluster(devices=(*cluster.devices, *more), levels=(*levels[:-1], outermost))
+    sizes = largest_groups(cluster) or (count,)
+    inner = sizes[-2] if len(sizes) > 1 else 1
+    if any(link.group_size is None for link in levels[:-1]):
+        more = _place_in_new_groups(more, cluster)
+        levels = (*levels[:-1], levels[-1].model_copy(update={"group_size": None}))
+    else:
+        whole = -(-max(count, sizes[-1]) // inner) * inner
+        levels = (*levels[:-1], levels[-1].model_copy(update={"group_size": whole}))
+    return Cluster(devices=(*cluster.devices, *more), levels=levels)
+
+
+def _place_in_new_groups(more: list[Device], cluster: Cluster) -> list[Device]:
+    """Return the devices in groups of their own, as large as the largest ones there are."""
+    sizes = largest_groups(cluster)
+    names = [link.name for link in cluster.levels[:-1] if link.group_size is None]
+    sized = [
+        size
+        for size, link in zip(sizes, cluster.levels[:-1], strict=False)
+        if link.group_size is None
+    ]
+    return [
+        device.model_copy(
+            update={
+                "place": {
+                    name: f"+{number // size}" for name, size in zip(names, sized, strict=True)
+                }
+            }
+        )
+        for number, device in enumerate(more)
+    ]
 
 
 class _Search:

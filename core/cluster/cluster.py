@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +11,7 @@ from ..document import Document, LongTuple, Name, NonEmptyTuple, Record
 from ..errors import InvalidInput
 from ..text_table import format_table
 from ..units import format_bytes, format_time
+from .places import check_places, group_of, largest_groups, list_sizes, remove_devices
 
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
@@ -28,19 +29,26 @@ class Device(Record):
         kind: Free text such as ``cpu``, ``A100-80GB``; one profile is valid for one kind.
         memory_bytes: What may be used on it; `None` for no limit.
         speed: How many times faster than the device that was profiled.
+        place: Its group at each level without a ``group_size``, by the level's name, such as
+            ``{"node": "2", "rack": "b"}``.
     """
 
     name: Name
     kind: Name = "device"
     memory_bytes: int | None = Field(None, ge=0, le=2**60)
     speed: float = Field(1.0, ge=1e-6, le=1e6)
+    # Left out where empty: ids of earlier clusters follow from documents without it.
+    place: dict[Name, Name] = Field(
+        default_factory=dict, max_length=MAX_LEVELS, exclude_if=lambda place: not place
+    )
 
 
 class LinkLevel(Record):
     """How devices that first meet at this level talk to each other.
 
     Attributes:
-        group_size: Consecutive devices joined by this level; the outermost holds all.
+        group_size: Consecutive devices joined by this level; the outermost holds all. `None` joins
+            the devices with one ``place`` at this level; all devices, on the outermost level.
         latency_s: One-way delay of an empty message.
         bandwidth_bytes_per_s: Point-to-point, one direction.
         all_reduce_bandwidth_bytes_per_s: Bytes each device moves per second in an all-reduce;
@@ -50,7 +58,7 @@ class LinkLevel(Record):
     """
 
     name: Name = "link"
-    group_size: int = Field(ge=1, le=MAX_GROUP_SIZE)
+    group_size: int | None = Field(None, ge=1, le=MAX_GROUP_SIZE)
     latency_s: float = Field(DEFAULT_LATENCY_S, ge=0)
     bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
@@ -87,19 +95,7 @@ class Cluster(Document):
         names = [device.name for device in self.devices]
         if len(set(names)) != len(names):
             raise ValueError("device names must be unique")
-        sizes = [level.group_size for level in self.levels]
-        # Groups must nest, because `link` finds a device's group by integer division alone.
-        if any(inner >= outer or outer % inner for inner, outer in pairwise(sizes)):
-            raise ValueError(
-                f"levels go from innermost to outermost, each a multiple of the one before; "
-                f"found group sizes {sizes}"
-            )
-        if len(self.devices) > 1 and (not sizes or sizes[-1] < len(self.devices)):
-            raise ValueError(
-                f"the outermost level must join all {len(self.devices)} devices; found group "
-                f"sizes {sizes}: give the links as 'levels', innermost first, such as "
-                f'[{{"group_size": {len(self.devices)}}}] (docs/guides/clusters.md)'
-            )
+        check_places(self)
         return self
 
     @classmethod
@@ -179,11 +175,23 @@ class Cluster(Document):
 
         return parse_devices(text, max_devices=max_devices)
 
+    def without(self, *devices: int | str) -> Cluster:
+        """Return the cluster without these devices, by index or name; the others keep their place.
+
+        A device lost in place leaves its node with one fewer: it does not move later devices into
+        other nodes, as a shorter list of devices would.
+
+        Raises:
+            InvalidInput: A device does not exist, or none would be left.
+        """
+        return remove_devices(self, devices)
+
     def link(self, first: int, second: int) -> LinkLevel:
         """Return the innermost level with both devices in the same group."""
-        for level in self.levels:
-            if first // level.group_size == second // level.group_size:
-                return level
+        if max(first, second) < len(self.devices):
+            for index, level in enumerate(self.levels):
+                if group_of(self, index, first) == group_of(self, index, second):
+                    return level
         raise InvalidInput(f"devices {first} and {second} are not joined by any level")
 
     def all_reduce_time_s(
@@ -199,12 +207,12 @@ class Cluster(Document):
             size_bytes: Bytes on every device.
             num_ranks: Number of participating devices.
             level: Index of the level whose group holds them all.
-            group_sizes: Participating devices per group of each level; by default the levels'
-                ``group_size``.
+            group_sizes: Participating devices per group of each level; by default all those of the
+                largest group.
         """
         # Innermost level first. `inner` devices of one group below act as one member here, and
         # each continues with its share of the bytes.
-        sizes = group_sizes or tuple(entry.group_size for entry in self.levels)
+        sizes = group_sizes or largest_groups(self)
         time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
         for index in range(level + 1):
             members = ranks if index == level else max(1, min(ranks, sizes[index] // inner))
@@ -235,14 +243,14 @@ def format_cluster(cluster: Cluster) -> str:
     links = [
         (
             level.name,
-            f"{level.group_size}, shared" if level.shared else str(level.group_size),
+            f"{joined}, shared" if level.shared else joined,
             format_time(level.latency_s),
             f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
             f"{format_bytes(level.all_reduce_bandwidth_bytes_per_s)}/s"
             if level.all_reduce_bandwidth_bytes_per_s
             else "as bandwidth",
         )
-        for level in cluster.levels
+        for level, joined in zip(cluster.levels, list_sizes(cluster), strict=True)
     ]
     text = format_table(rows)
     if links:

@@ -149,7 +149,10 @@ class StageLinks:
         """Return the index and the link level that join a stage and a later one."""
         one, two = assignment.classes[stage], assignment.classes[other]
         if one != two:
-            level = self.devices.level_between(one, two)
+            level = self.devices.level_of(
+                assignment.device_indices(self.devices, stage)[-1],
+                assignment.device_indices(self.devices, other)[0],
+            )
         else:
             first = assignment.ends[stage] - 1
             second = assignment.ends[other] - assignment.replicas[other]
@@ -215,12 +218,12 @@ class StageLinks:
         if not self.shares:
             return -1, -1
         level, link = self.between(assignment, source, target)
-        inner = self.devices.levels[level - 1].group_size if level else 1
         cluster = len(self.devices.cluster.devices)
         found = []
         for sender in (source, target):
             indices = assignment.device_indices(self.devices, sender)
-            groups = {index // inner for index in indices}
+            inner = self.devices.groups[level - 1] if level else range(cluster)
+            groups = {inner[index] for index in indices}
             own = not link.shared or len(groups) > 1
             found.append(-1 if own else level * cluster + groups.pop())
         return found[0], found[1]

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
-from operator import attrgetter
-
-import numpy as np
+from itertools import combinations, groupby
 
 from ...core.cluster.cluster import Cluster, LinkLevel
+from ...core.cluster.places import list_groups
 from ...core.plan.plan import PlanOptions
 
 NO_LINK = LinkLevel(name="none", group_size=1, latency_s=0.0, bandwidth_bytes_per_s=1e30)
 """Stands in where a cluster of one device describes no link."""
 
 
+MAX_TAILS = 16
+"""Smaller groups that are tried behind the equal ones of a class, each in O(devices)."""
+
+
 @dataclass(frozen=True)
 class DeviceClass:
-    """Equal devices, counted in cluster order.
+    """Equal devices, counted in an order that keeps groups of each level together.
 
-    Speed is relative to the device profiled; ``devices`` are indices in the cluster, ascending. A
-    group of each link level holds ``group_sizes`` consecutive devices of this class, 1 where groups
-    hold different numbers; the outermost level holds all.
+    Speed is relative to the device profiled; ``devices`` are indices in the cluster. A group of
+    each link level holds ``group_sizes`` consecutive devices of this class, the last one perhaps
+    fewer; the outermost level holds all.
     """
 
     kind: str
@@ -75,10 +78,14 @@ class DeviceClass:
 
 @dataclass(frozen=True)
 class Devices:
-    """A cluster as classes of equal devices, in order of first appearance."""
+    """A cluster as classes of equal devices, in order of first appearance.
+
+    ``groups`` has each device's group at each level: [level][index in the cluster].
+    """
 
     cluster: Cluster
     classes: tuple[DeviceClass, ...]
+    groups: tuple[tuple[int, ...], ...]
 
     @cached_property
     def levels(self) -> tuple[LinkLevel, ...]:
@@ -99,7 +106,7 @@ class Devices:
     def change_limits(self, change: Callable[[int | None], int | None]) -> Devices:
         """Return the devices with every memory limit, `None` for none, replaced by another."""
         classes = (replace(each, limit_bytes=change(each.limit_bytes)) for each in self.classes)
-        return Devices(self.cluster, tuple(classes))
+        return Devices(self.cluster, tuple(classes), self.groups)
 
     def is_roomier(self, other: Devices) -> bool:
         """Return True if some device has a higher memory limit than in ``other``."""
@@ -109,54 +116,152 @@ class Devices:
             for ours, theirs in zip(self.classes, other.classes, strict=True)
         )
 
-    def level_between(self, one: int, other: int) -> int:
-        """Return the slowest link level between any device of one class and any of another."""
-        if one == other:
-            raise ValueError("level_between is for two different classes")
-        first, second = self.classes[one].devices, self.classes[other].devices
-        span = (min(first[0], second[0]), max(first[-1], second[-1]))
-        return _level(self.cluster, *span)
+    def level_of(self, first: int, second: int) -> int:
+        """Return the innermost level that joins two devices, by index in the cluster."""
+        for level, groups in enumerate(self.groups):
+            if groups[first] == groups[second]:
+                return level
+        return len(self.levels) - 1
+
+    def least_level(self, one: int, other: int) -> int:
+        """Return the innermost level that joins any device of one class and any of another."""
+        first, second = self._class_groups[one], self._class_groups[other]
+        for level, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+            if not ours.isdisjoint(theirs):
+                return level
+        return len(self.levels) - 1
+
+    def _most_level(self, one: int, other: int) -> int:
+        """Return the outermost level that joins any device of one class and any of another."""
+        first, second = self._class_groups[one], self._class_groups[other]
+        for level, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+            if len(ours | theirs) == 1:
+                return level
+        return len(self.levels) - 1
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Return True if the link between two classes depends on which of their devices it joins.
+
+        The search then takes the fastest of these links, and its values are bounds of plans.
+        """
+        return any(
+            self.least_level(one, other) != self._most_level(one, other)
+            for one, other in combinations(range(len(self.classes)), 2)
+        )
+
+    @cached_property
+    def _class_groups(self) -> list[list[set[int]]]:
+        """Return the groups of each class's devices: [class][level]."""
+        return [
+            [{groups[index] for index in entry.devices} for groups in self.groups]
+            for entry in self.classes
+        ]
 
 
 def group_devices(cluster: Cluster, options: PlanOptions) -> Devices:
-    """Group a cluster's devices by kind, speed and memory."""
-    members: dict[tuple[str, float, int | None], list[int]] = {}
-    index = 0
-    for key, alike in groupby(cluster.devices, attrgetter("kind", "speed", "memory_bytes")):
-        after = index + len(list(alike))
-        members.setdefault(key, []).extend(range(index, after))
-        index = after
+    """Group a cluster's devices by kind, speed and memory, and each kind into regular classes.
+
+    A class is regular if, on every level, its groups hold equally many of its devices, and the last
+    one no more. The largest innermost groups of a kind are one class, with a smaller one behind
+    them, such as a node that lost a device, where that stays regular; then those that are left.
+    """
+    groups = list_groups(cluster)
     classes = tuple(
         DeviceClass(
             kind=kind,
             speed=speed,
             limit_bytes=usable_bytes(memory_bytes, options),
-            devices=tuple(indices),
-            group_sizes=_group_sizes(cluster, indices),
+            devices=run,
+            group_sizes=(*(_counts(of_level, run)[0] for of_level in groups[:-1]), len(run)),
         )
-        for (kind, speed, memory_bytes), indices in members.items()
+        for (kind, speed, memory_bytes), indices in _kinds(cluster).items()
+        for run in _split_regular(indices, groups[:-1])
     )
-    return Devices(cluster, classes)
+    return Devices(cluster, classes, groups)
 
 
-def _group_sizes(cluster: Cluster, indices: list[int]) -> tuple[int, ...]:
-    """Return the `DeviceClass.group_sizes` of the devices with these indices."""
-    sizes = []
-    for level in cluster.levels[:-1]:
-        groups = np.array(indices) // level.group_size
-        begins = np.flatnonzero(np.diff(groups, prepend=-1))
-        counts = np.diff(begins, append=len(groups)).tolist()
-        # Only where all groups but the last are equal does rank // size tell a device's group.
-        regular = counts[:-1] == counts[:1] * (len(counts) - 1) and counts[-1] <= counts[0]
-        sizes.append(counts[0] if regular else 1)
-    return (*sizes, len(indices))
+def list_incomplete(cluster: Cluster) -> tuple[int, ...]:
+    """Return the devices in innermost groups that hold fewer of their kind than others do.
+
+    Without them, the classes of `group_devices` are the same, but for devices at their ends.
+    """
+    if len(cluster.levels) < 2:
+        return ()
+    groups = list_groups(cluster)[0]
+    found: list[int] = []
+    for indices in _kinds(cluster).values():
+        sizes = Counter(groups[index] for index in indices)
+        largest = max(sizes.values())
+        found += [index for index in indices if sizes[groups[index]] < largest]
+    return tuple(sorted(found))
 
 
-def _level(cluster: Cluster, first: int, last: int) -> int:
-    for index, level in enumerate(cluster.levels):
-        if first // level.group_size == last // level.group_size:
-            return index
-    return max(len(cluster.levels) - 1, 0)
+def _kinds(cluster: Cluster) -> dict[tuple[str, float, int | None], list[int]]:
+    members: dict[tuple[str, float, int | None], list[int]] = {}
+    for index, device in enumerate(cluster.devices):
+        members.setdefault((device.kind, device.speed, device.memory_bytes), []).append(index)
+    return members
+
+
+def _split_regular(
+    indices: Sequence[int], groups: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, ...]]:
+    """Split devices of a kind into regular classes; ``groups`` are those of the inner levels."""
+    left = list(indices)
+    while left:
+        run = _take_run(left, groups)
+        yield tuple(run)
+        taken = set(run)
+        left = [index for index in left if index not in taken]
+
+
+def _take_run(indices: list[int], groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the largest innermost groups, as many as are regular, and a smaller one behind."""
+    if not groups:
+        return indices
+    parts: dict[int, list[int]] = {}
+    for index in indices:
+        parts.setdefault(groups[0][index], []).append(index)
+    largest = max(map(len, parts.values()))
+    run = _order(groups, [i for part in parts.values() if len(part) == largest for i in part])
+    run = run[: min(_regular_length(of_level, run) for of_level in groups)]
+    smaller = sorted((p for p in parts.values() if len(p) < largest), key=len, reverse=True)
+    # Of a level above, the group behind has to be in the last group, or in one of its own.
+    for tail in smaller[:MAX_TAILS]:
+        longer = [*run, *tail]
+        if all(
+            _regular_length(of_level, longer) == len(longer)
+            and len(_counts(of_level, longer)) == len({of_level[index] for index in longer})
+            for of_level in groups
+        ):
+            return longer
+    return run
+
+
+def _order(groups: Sequence[Sequence[int]], indices: list[int]) -> list[int]:
+    """Return devices group by group, on every level the groups with most of them first."""
+    if not groups:
+        return indices
+    parts: dict[int, list[int]] = {}
+    for index in indices:
+        parts.setdefault(groups[-1][index], []).append(index)
+    ordered = [_order(groups[:-1], part) for part in parts.values()]
+    return [index for part in sorted(ordered, key=len, reverse=True) for index in part]
+
+
+def _counts(groups: Sequence[int], indices: Sequence[int]) -> list[int]:
+    """Return how many neighbours among these devices are in one group, run by run."""
+    return [len(list(run)) for _, run in groupby(groups[index] for index in indices)]
+
+
+def _regular_length(groups: Sequence[int], indices: Sequence[int]) -> int:
+    """Return how many of the first devices are in groups of one size, and one smaller behind."""
+    counts = _counts(groups, indices)
+    equal = next((n for n, count in enumerate(counts) if count != counts[0]), len(counts))
+    if equal < len(counts) and counts[equal] < counts[0]:
+        equal += 1
+    return sum(counts[:equal])
 
 
 LARGEST_TOTAL_BYTES = 2**60

@@ -14,6 +14,7 @@ from .balance_objectives import solve_balance
 from .closed_form_objectives import solve_devices, solve_measure, solve_memory
 from .staged_search import MEASURES
 from .step_time import solve_step_time
+from .whole_groups import solve_with_whole_groups
 
 SOLVERS: dict[Objective, Callable[[PlanningRequest], Decision]] = {
     "step_time": solve_step_time,
@@ -36,12 +37,18 @@ def solve(request: PlanningRequest) -> Decision:
             f"{options.schedule!r}",
             field="/options/schedule",
         )
-    decision = SOLVERS[options.objective](request)
-    if options.skips == "direct" and options.objective == "step_time":
-        decision = _try_relays(request, decision)
+    if options.objective == "step_time":
+        decision = solve_with_whole_groups(request, _solve_step_time)
+    else:
+        decision = SOLVERS[options.objective](request)
     value = min(decision.best_value, decision.costed.value)
     request.tell(value, min(decision.lower_bound, value))
     return decision
+
+
+def _solve_step_time(request: PlanningRequest) -> Decision:
+    decision = SOLVERS["step_time"](request)
+    return _try_relays(request, decision) if request.options.skips == "direct" else decision
 
 
 def _try_relays(request: PlanningRequest, decision: Decision) -> Decision:

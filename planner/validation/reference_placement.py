@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from ...core.cluster.cluster import Cluster, Device
 
@@ -27,15 +28,16 @@ class StagePlacement:
 
     @cached_property
     def peers(self) -> list[int]:
-        """All devices of the class."""
+        """All devices of the class, in its order."""
         return _peers(self.cluster, self.devices[0])
 
     def is_like(self, other: StagePlacement) -> bool:
-        devices = self.cluster.devices
-        return _class_of(devices[self.devices[0]]) == _class_of(devices[other.devices[0]])
+        return other.devices[0] in self.peers
 
     def is_in_front_of(self, other: StagePlacement) -> bool:
-        return self.is_like(other) and self.devices[0] < other.devices[0]
+        if not self.is_like(other):
+            return False
+        return self.peers.index(self.devices[0]) < self.peers.index(other.devices[0])
 
     def ranks(self) -> list[int]:
         """Return the devices' positions among all devices of their class."""
@@ -48,15 +50,16 @@ class StagePlacement:
         The last stage has none behind it on devices of its class.
         """
         if not set(self.devices) <= set(self.peers):
-            yield "its devices differ in kind, speed or memory"
+            yield "its devices differ in kind, speed, memory or class"
             return
         ranks = self.ranks()
         first, end = ranks[0], ranks[0] + len(ranks)
         if ranks != list(range(first, end)):
             yield "its devices are not contiguous"
             return
-        sizes = _group_sizes(self.cluster, self.peers)
-        for level, size in zip(self.cluster.levels[:-1], sizes[:-1], strict=True):
+        for number, level in enumerate(self.cluster.levels[:-1]):
+            groups = _groups(self.cluster, number)
+            size = [groups[peer] for peer in self.peers].count(groups[self.peers[0]])
             inside = first // size == (end - 1) // size
             whole = first % size == 0 and (end % size == 0 or is_last)
             if not inside and not whole:
@@ -70,12 +73,12 @@ class StagePlacement:
         """
         if len(self.devices) == 1:
             return 0.0
-        total_s, share, members = 0.0, size_bytes, self.ranks()
-        sizes = _group_sizes(self.cluster, self.peers)
-        for level, size in zip(self.cluster.levels, sizes, strict=True):
-            groups: dict[int, list[int]] = {}
-            for rank in members:
-                groups.setdefault(rank // size, []).append(rank)
+        total_s, share, members = 0.0, size_bytes, list(self.devices)
+        for number, level in enumerate(self.cluster.levels):
+            numbers = _groups(self.cluster, number)
+            groups: dict[object, list[int]] = {}
+            for device in members:
+                groups.setdefault(numbers[device], []).append(device)
             fullest = max(len(group) for group in groups.values())
             total_s += level.all_reduce_time_s(share, fullest)
             share = math.ceil(share / fullest)
@@ -91,49 +94,79 @@ class StagePlacement:
         """
         if not self.cluster.levels[level].shared:
             return None
-        if level == 0:
-            groups = set(self.devices)
-        else:
-            inside = self.cluster.levels[level - 1].group_size
-            groups = {device // inside for device in self.devices}
+        inside = _groups(self.cluster, level - 1) if level else range(len(self.cluster.devices))
+        groups = {inside[device] for device in self.devices}
         return groups.pop() if len(groups) == 1 else None
 
 
 def level_between(cluster: Cluster, one: int, other: int) -> int:
-    """Return the link level between two devices of a plan.
+    """Return the innermost link level with both devices in one group."""
+    for number in range(len(cluster.levels)):
+        if _group(cluster, number, one) == _group(cluster, number, other):
+            return number
+    return len(cluster.levels) - 1
 
-    Within a class, groups are counted in devices of that class. Between two classes it is the
-    outermost level that joins any device of the one with any of the other.
-    """
-    peers = _peers(cluster, one)
-    if _class_of(cluster.devices[one]) != _class_of(cluster.devices[other]):
-        others = _peers(cluster, other)
-        ends = [(first, second) for first in (peers[0], peers[-1]) for second in others]
-        return max(cluster.levels.index(cluster.link(*pair)) for pair in ends)
-    first, second = peers.index(one), peers.index(other)
-    sizes = _group_sizes(cluster, peers)
-    return next(level for level, size in enumerate(sizes) if first // size == second // size)
+
+def _group(cluster: Cluster, level: int, device: int) -> object:
+    size = cluster.levels[level].group_size
+    if size is None:
+        return cluster.devices[device].place.get(cluster.levels[level].name)
+    return device // size
+
+
+def _groups(cluster: Cluster, level: int) -> list[int]:
+    named = [_group(cluster, level, device) for device in range(len(cluster.devices))]
+    first = {name: device for device, name in reversed(list(enumerate(named)))}
+    return [first[name] for name in named]
 
 
 def _peers(cluster: Cluster, device: int) -> list[int]:
+    """Return the class of a device: the largest groups of its kind, and one smaller behind."""
     like = _class_of(cluster.devices[device])
-    return [index for index, entry in enumerate(cluster.devices) if _class_of(entry) == like]
+    left = [index for index, entry in enumerate(cluster.devices) if _class_of(entry) == like]
+    levels = [_groups(cluster, number) for number in range(len(cluster.levels) - 1)]
+    while levels:
+        found = _first_class(left, levels)
+        if device in found:
+            return found
+        left = [index for index in left if index not in found]
+    return left
+
+
+def _first_class(left: list[int], levels: list[list[int]]) -> list[int]:
+    names = dict.fromkeys(levels[0][device] for device in left)
+    nodes = [[device for device in left if levels[0][device] == name] for name in names]
+    largest = max(map(len, nodes))
+    full = [node for node in nodes if len(node) == largest]
+
+    def outside_in(node: list[int]) -> list[tuple[int, int]]:
+        # Groups of outer levels with most full nodes first, then in the cluster's order.
+        around = [
+            [other[0] for other in full if numbers[other[0]] == numbers[node[0]]]
+            for numbers in reversed(levels)
+        ]
+        return [(-len(others), others[0]) for others in around]
+
+    full = sorted(full, key=outside_in)
+    while not _is_regular(full, levels):
+        full.pop()
+    smaller = sorted((node for node in nodes if len(node) < largest), key=len, reverse=True)
+    tail = next((node for node in smaller if _is_regular([*full, node], levels)), [])
+    return [device for node in [*full, tail] for device in node]
+
+
+def _is_regular(nodes: list[list[int]], levels: list[list[int]]) -> bool:
+    """Return True if groups are in one piece and of one size, but for a smaller last one."""
+    devices = [device for node in nodes for device in node]
+    for numbers in levels:
+        pieces = [list(piece) for _, piece in groupby(devices, key=numbers.__getitem__)]
+        sizes = [len(piece) for piece in pieces]
+        if len({numbers[piece[0]] for piece in pieces}) < len(pieces):
+            return False
+        if set(sizes[:-1]) - {sizes[0]} or sizes[-1] > sizes[0]:
+            return False
+    return True
 
 
 def _class_of(device: Device) -> tuple[str, float, int | None]:
     return device.kind, device.speed, device.memory_bytes
-
-
-def _group_sizes(cluster: Cluster, peers: list[int]) -> list[int]:
-    # Devices of the class per group of each level; one where groups hold unequal numbers of them,
-    # except for the last group, which may hold fewer.
-    sizes = []
-    for level in cluster.levels:
-        groups: dict[int, int] = {}
-        for device in peers:
-            group = device // level.group_size
-            groups[group] = groups.get(group, 0) + 1
-        *full, last = groups.values()
-        is_regular = all(count == full[0] for count in full) and last <= (full or [last])[0]
-        sizes.append((full or [last])[0] if is_regular else 1)
-    return [*sizes[:-1], len(peers)] if sizes else []

@@ -128,7 +128,7 @@ def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
 
 def all_reduce_s(cluster: Cluster, levels: tuple[LinkLevel, ...], entry: LinkTime) -> float:
     """Predict an all-reduce by the cluster model, from the ranks each group holds."""
-    sizes = tuple(level.group_size for level in levels)
+    sizes = tuple(level.group_size or len(cluster.devices) for level in levels)
     held = tuple(max(Counter(rank // size for rank in entry.ranks).values()) for size in sizes)
     # A validated cluster would need levels that join all its devices; the inner ones do not.
     partial = cluster.model_copy(update={"levels": levels})

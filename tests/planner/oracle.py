@@ -113,14 +113,14 @@ class Search:
     def classes(self):
         """For each class, every run of its devices a stage may be on, and whether it then has to
         be the last there."""
-        members = {}
-        for index, device in enumerate(self.cluster.devices):
-            key = (device.kind, device.speed, device.memory_bytes)
-            members.setdefault(key, []).append(index)
+        everyone = range(len(self.cluster.devices))
+        members = dict.fromkeys(
+            tuple(StagePlacement(self.cluster, (index,)).peers) for index in everyone
+        )
         most = self.options.max_replicas or self.options.num_microbatches
         most = 1 if self.only_forward else min(most, self.options.num_microbatches)
         classes = []
-        for devices in members.values():
+        for devices in members:
             runs = []
             for begin, end in combinations(range(len(devices) + 1), 2):
                 run = tuple(devices[begin:end])

@@ -37,12 +37,13 @@ function fields(cluster, changed) {
   });
   const ofLevels = cluster.levels.map((level) => {
     const [bandwidth, latency] = [level.bandwidth_bytes_per_s / 1e9, brief(level.latency_s * 1e6)];
-    return make("fieldset", { class: "columns" }, make("legend", {}, `Links among ${level.group_size} devices`),
-      number(`bandwidth.${level.group_size}`, "bandwidth, GB/s each way", bandwidth, bandwidth, (value) => {
+    const among = level.group_size ? `${level.group_size} devices` : `the devices of one ${level.name}`;
+    return make("fieldset", { class: "columns" }, make("legend", {}, `Links among ${among}`),
+      number(`bandwidth.${keyOf(level)}`, "bandwidth, GB/s each way", bandwidth, bandwidth, (value) => {
         level.bandwidth_bytes_per_s = value * 1e9;
         changed();
       }),
-      number(`latency.${level.group_size}`, "latency, µs", latency, latency, (value) => {
+      number(`latency.${keyOf(level)}`, "latency, µs", latency, latency, (value) => {
         level.latency_s = value / 1e6;
         changed();
       }),
@@ -51,8 +52,12 @@ function fields(cluster, changed) {
   return [...ofKinds, ...ofLevels];
 }
 
+function keyOf(level) {
+  return level.group_size ?? level.name;
+}
+
 function sharedBox(level, changed) {
-  const box = make("input", { type: "checkbox", "data-edit": `shared.${level.group_size}` });
+  const box = make("input", { type: "checkbox", "data-edit": `shared.${keyOf(level)}` });
   box.checked = level.shared;
   box.addEventListener("input", () => { level.shared = box.checked; changed(); });
   return make("label", { class: "inline" }, box, "one connection for a whole group");

@@ -15,7 +15,7 @@ function withDevices(cluster, count) {
   }
   const levels = cluster.levels.filter((level, index) => index === 0 || level.group_size <= count || index === cluster.levels.length - 1);
   const outermost = levels.at(-1);
-  if (outermost && outermost.group_size < count) {
+  if (outermost && outermost.group_size && outermost.group_size < count) {
     const inner = levels.length > 1 ? levels.at(-2).group_size : 1;
     levels[levels.length - 1] = { ...outermost, group_size: Math.ceil(count / inner) * inner };
   }

@@ -124,24 +124,26 @@ def test_latency_is_one_microbatch_forward():
     assert list(two.faults()) == ["stage 1 has 2 replicas, more than 1"]
 
 
-def test_links_of_one_class_count_its_own_devices():
+def test_links_are_those_of_the_places_whatever_the_kinds():
     """Every node has one of each kind, so a class's two devices are a node apart."""
     cluster = nodes(4, kinds=["gpu", "cpu", "gpu", "cpu"])
     assert level_between(cluster, 0, 2) == 1
-    assert level_between(cluster, 0, 1) == 1  # any gpu with any cpu
+    assert [level_between(cluster, 0, 1), level_between(cluster, 1, 2)] == [0, 1]
     assert level_between(nodes(2, kinds=["gpu", "cpu"]), 0, 1) == 0
     assert StagePlacement(cluster, (0, 2)).all_reduce_s(40) == pytest.approx(4)
 
 
-def test_an_all_reduce_passes_over_a_level_whose_groups_are_unequal():
-    """Two and four of the kind in the sixes: the outer ring takes the pairs' halves."""
+def test_an_all_reduce_has_a_ring_at_each_level_though_groups_are_unequal():
+    """Two and four of the kind in the sixes: pairs, then the pairs of a six, then the sixes."""
     listed = tuple(Device(name=f"{kind}:{i}", kind=kind) for i, kind in enumerate("aabbbbaaaabb"))
     levels = tuple(
         LinkLevel(group_size=size, latency_s=0, bandwidth_bytes_per_s=bandwidth)
         for size, bandwidth in ((2, 100), (6, 50), (12, 10))
     )
-    place = StagePlacement(Cluster(devices=listed, levels=levels), (0, 1, 6, 7, 8, 9))
-    assert place.all_reduce_s(60) == pytest.approx(2 * 0.5 * 60 / 100 + 2 * (2 / 3) * 30 / 10)
+    place = StagePlacement(Cluster(devices=listed, levels=levels), (6, 7, 8, 9, 0, 1))
+    assert not list(place.faults())
+    rings_s = (2 * 0.5 * 60 / 100, 2 * 0.5 * 30 / 50, 2 * 0.5 * 15 / 10)
+    assert place.all_reduce_s(60) == pytest.approx(sum(rings_s))
 
 
 def test_messages_that_leave_a_node_by_its_one_connection_share_a_channel():
@@ -191,12 +193,14 @@ def sharing(cluster, *shared):
     return cluster.model_copy(update={"levels": levels})
 
 
-def test_a_class_spread_unevenly_is_linked_as_if_every_device_were_alone():
+def test_the_largest_groups_of_a_kind_come_first_and_one_smaller_behind():
     """One gpu in the first node, two in the second, one in the third."""
     cluster = nodes(6, kinds=["gpu", "cpu", "gpu", "gpu", "cpu", "gpu"])
-    assert level_between(cluster, 2, 3) == 1
-    assert StagePlacement(cluster, (2, 3)).all_reduce_s(40) == pytest.approx(4)
-    assert list(StagePlacement(cluster, (0, 2, 3)).faults()) == []
+    assert level_between(cluster, 2, 3) == 0
+    assert StagePlacement(cluster, (2, 3)).all_reduce_s(40) == pytest.approx(0.4)
+    assert list(StagePlacement(cluster, (2, 3, 0)).faults()) == []
+    assert list(StagePlacement(cluster, (0, 2, 3)).faults()) == ["its devices are not contiguous"]
+    assert "class" in next(StagePlacement(cluster, (2, 3, 5)).faults())
 
 
 @pytest.mark.parametrize(

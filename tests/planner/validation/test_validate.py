@@ -151,7 +151,7 @@ CORRUPTIONS = {
     "stage 0: its devices are not contiguous": lambda: stage_changed(
         0, devices=("fast:1", "fast:0")
     ),
-    "stage 0: its devices differ in kind, speed or memory": lambda: stage_changed(
+    "stage 0: its devices differ in kind, speed, memory or class": lambda: stage_changed(
         0, devices=("fast:3", "slow:5")
     ),
     "stage 1 does not follow stage 0 on devices of their kind": lambda: moved(
