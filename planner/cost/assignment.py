@@ -107,22 +107,34 @@ def place_stages(
 
 
 def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
-    """Place stage s on device s of the cluster; return None if there are too few devices."""
+    """Place stage s on a device of the class of device s; return None if there are too few.
+
+    It is device s itself, but where a class counts its devices in another order.
+    """
     count = len(cuts) - 1
     if count > len(devices.cluster.devices):
         return None
-    owner = {
-        device: (number, rank + 1)
-        for number, entry in enumerate(devices.classes)
-        for rank, device in enumerate(entry.devices)
-    }
+    owner = list_in_device_order(devices)
     return Assignment(
         cuts=cuts,
         replicas=(1,) * count,
-        classes=tuple(owner[stage][0] for stage in range(count)),
-        ends=tuple(owner[stage][1] for stage in range(count)),
+        classes=tuple(number for number, _ in owner[:count]),
+        ends=tuple(rank + 1 for _, rank in owner[:count]),
         recompute=(False,) * count,
     )
+
+
+def list_in_device_order(devices: Devices) -> list[tuple[int, int]]:
+    """List the class of each device of the cluster, and the next rank in that class."""
+    owner = sorted(
+        (device, number) for number, entry in enumerate(devices.classes) for device in entry.devices
+    )
+    used = [0] * len(devices.classes)
+    found = []
+    for _, number in owner:
+        found.append((number, used[number]))
+        used[number] += 1
+    return found
 
 
 def repeat_rounds(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:

@@ -149,10 +149,7 @@ class StageLinks:
         """Return the index and the link level that join a stage and a later one."""
         one, two = assignment.classes[stage], assignment.classes[other]
         if one != two:
-            level = self.devices.level_of(
-                assignment.device_indices(self.devices, stage)[-1],
-                assignment.device_indices(self.devices, other)[0],
-            )
+            level = self.devices.level_between(one, two)
         else:
             first = assignment.ends[stage] - 1
             second = assignment.ends[other] - assignment.replicas[other]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, groupby
+from itertools import groupby
 
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.cluster.places import list_groups
@@ -116,39 +116,15 @@ class Devices:
             for ours, theirs in zip(self.classes, other.classes, strict=True)
         )
 
-    def level_of(self, first: int, second: int) -> int:
-        """Return the innermost level that joins two devices, by index in the cluster."""
-        for level, groups in enumerate(self.groups):
-            if groups[first] == groups[second]:
-                return level
-        return len(self.levels) - 1
-
-    def least_level(self, one: int, other: int) -> int:
-        """Return the innermost level that joins any device of one class and any of another."""
-        first, second = self._class_groups[one], self._class_groups[other]
-        for level, (ours, theirs) in enumerate(zip(first, second, strict=True)):
-            if not ours.isdisjoint(theirs):
-                return level
-        return len(self.levels) - 1
-
-    def _most_level(self, one: int, other: int) -> int:
-        """Return the outermost level that joins any device of one class and any of another."""
+    def level_between(self, one: int, other: int) -> int:
+        """Return the slowest link level between any device of one class and any of another."""
+        if one == other:
+            raise ValueError("level_between is for two different classes")
         first, second = self._class_groups[one], self._class_groups[other]
         for level, (ours, theirs) in enumerate(zip(first, second, strict=True)):
             if len(ours | theirs) == 1:
                 return level
         return len(self.levels) - 1
-
-    @cached_property
-    def is_mixed(self) -> bool:
-        """Return True if the link between two classes depends on which of their devices it joins.
-
-        The search then takes the fastest of these links, and its values are bounds of plans.
-        """
-        return any(
-            self.least_level(one, other) != self._most_level(one, other)
-            for one, other in combinations(range(len(self.classes)), 2)
-        )
 
     @cached_property
     def _class_groups(self) -> list[list[set[int]]]:

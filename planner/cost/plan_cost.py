@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
@@ -322,21 +322,13 @@ class CostModel:
             for other in owners[place + 1 :]:
                 first, second = assignment.classes[one], assignment.classes[other]
                 if first != second:
-                    level = max(level, self._slowest_of_all(assignment, one, other))
+                    level = max(level, self.devices.level_between(first, second))
                     continue
                 starts = [assignment.ends[s] - assignment.replicas[s] for s in (one, other)]
                 ends = [assignment.ends[s] - 1 for s in (one, other)]
                 entry = self.devices.classes[first]
                 level = max(level, entry.level_of(min(starts), max(ends)))
         return level
-
-    def _slowest_of_all(self, assignment: Assignment, one: int, other: int) -> int:
-        """Return the outermost link level between the ends of two stages of different classes."""
-        ends = [
-            {indices[0], indices[-1]}
-            for indices in (assignment.device_indices(self.devices, s) for s in (one, other))
-        ]
-        return max(self.devices.level_of(first, second) for first, second in product(*ends))
 
     def fits(self, stages: tuple[StageCost, ...], assignment: Assignment) -> bool:
         """Return True if every device has memory for all its stages."""

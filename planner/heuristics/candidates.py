@@ -11,7 +11,14 @@ from itertools import pairwise, permutations
 
 from ...core.errors import InvalidInput
 from ...core.units import format_bytes
-from ..cost.assignment import Assignment, Cuts, place_in_device_order, place_stages, to_cuts
+from ..cost.assignment import (
+    Assignment,
+    Cuts,
+    list_in_device_order,
+    place_in_device_order,
+    place_stages,
+    to_cuts,
+)
 from ..cost.chain import ChainCosts
 from ..cost.device_classes import Devices
 from ..cost.plan_cost import CostedPlan, CostModel
@@ -267,13 +274,9 @@ def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignme
 
     Cuts are those of even times. Returns `None` if fewer than two stages are possible.
     """
-    found = list_slots(request.devices, chosen)
+    found = [(number, rank) for _, number, rank in list_slots(request.devices, chosen)]
     if len(found) == 1:
-        found = sorted(
-            (entry.devices[rank], number, rank)
-            for number, entry in enumerate(request.devices.classes)
-            for rank in range(len(entry))
-        )
+        found = list_in_device_order(request.devices)
     most = min(
         len(found), max(stage_counts(request.cost_model), default=1), request.costs.num_atoms
     )
@@ -284,8 +287,8 @@ def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignme
     return Assignment(
         cuts=even,
         replicas=(1,) * most,
-        classes=tuple(number for _, number, _ in found[:most]),
-        ends=tuple(rank + 1 for _, _, rank in found[:most]),
+        classes=tuple(number for number, _ in found[:most]),
+        ends=tuple(rank + 1 for _, rank in found[:most]),
         recompute=(False,) * most,
     )
 

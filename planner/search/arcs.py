@@ -111,7 +111,7 @@ class DevicePool(NamedTuple):
     Attributes:
         total: Devices of each class, shape (K,).
         groups: See `DeviceClass.group_sizes`, shape (K, levels).
-        between: Innermost level that joins two classes anywhere, shape (K, K).
+        between: Level between two classes, shape (K, K).
         speed: Relative to the slowest class, shape (K,).
         latency: Seconds, by level, shape (levels,).
         bandwidth: Bytes per second of an all-reduce, by level, shape (levels,).
@@ -224,7 +224,7 @@ class SearchSpace:
         for one in range(count):
             for other in range(count):
                 if one != other:
-                    between[one, other] = devices.least_level(one, other)
+                    between[one, other] = devices.level_between(one, other)
         speeds = np.array([entry.speed for entry in devices.classes])
         only = devices.classes[0] if count == 1 else None
         inner = only.group_sizes[0] if only and levels > 1 else 0

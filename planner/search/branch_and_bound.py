@@ -538,10 +538,10 @@ def _with(metrics: Metrics, k: int, value: float) -> Metrics:
 
 
 def cut_level(arc: StageArc, behind: StageArc, devices: Devices) -> int:
-    """Return the link level between two neighbouring stages, as the search counts it."""
+    """Return the link level between two neighbouring stages."""
     one, other = arc.device_class, behind.device_class
     if one != other:
-        return devices.least_level(one, other)
+        return devices.level_between(one, other)
     return devices.classes[one].level_of(arc.end - 1, behind.end - behind.replicas)
 
 

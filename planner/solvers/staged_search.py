@@ -109,10 +109,8 @@ def search_in_stages(
                 gave_up = True
                 search.unproven = 0.0
             for path in search.paths:
-                found = to_assignment(path.arcs, stages, devices)
-                value = max(path.value, _value_of(request, found))
-                pool.add(found, value)
-                best = min(best, value)
+                pool.add(to_assignment(path.arcs, stages, devices), path.value)
+            best = min([best, *(path.value for path in search.paths)])
             bound = min(bound, search.bound)
         if level.is_exact:
             least = min(least, bound)
@@ -126,15 +124,6 @@ def search_in_stages(
     if not request.is_whole:
         least = _bound_all_orders(request, measure)
     return pool, min(least, best)
-
-
-def _value_of(request: PlanningRequest, assignment: Assignment) -> float:
-    """Return the objective of a plan whose links the search took for faster ones; else 0."""
-    if not request.devices.is_mixed or request.options.objective in NOT_STEPS:
-        return 0.0
-    cost_model = request.cost_model
-    stages = cost_model.stages(assignment)
-    return cost_model.value(assignment, stages, cost_model.tied_sync_s(assignment))
 
 
 def _list_levels(request: PlanningRequest, pool: PlanPool) -> list[SearchLevel]:

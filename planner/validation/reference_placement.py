@@ -100,7 +100,19 @@ class StagePlacement:
 
 
 def level_between(cluster: Cluster, one: int, other: int) -> int:
-    """Return the innermost link level with both devices in one group."""
+    """Return the link level between two devices of a plan.
+
+    Within a class, the innermost with both in one group. Between two classes it is the outermost
+    level that joins any device of the one with any of the other.
+    """
+    peers = _peers(cluster, one)
+    if other not in peers:
+        everyone = [*peers, *_peers(cluster, other)]
+        return max(_level(cluster, everyone[0], device) for device in everyone)
+    return _level(cluster, one, other)
+
+
+def _level(cluster: Cluster, one: int, other: int) -> int:
     for number in range(len(cluster.levels)):
         if _group(cluster, number, one) == _group(cluster, number, other):
             return number

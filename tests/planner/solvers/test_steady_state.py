@@ -12,8 +12,8 @@ from tests.builders import random_profile
 from tests.planner.instances import draw_cluster
 
 MIXED = pytest.mark.xfail(
-    reason="one node has both kinds: the search takes its link for that between all of them, and "
-    "ranks the plan too low; 0.5 % longer"
+    reason="a node with both kinds leaves one device of its kind for the end of the class, and the "
+    "candidates miss a plan whose step is 0.5 % shorter"
 )
 
 

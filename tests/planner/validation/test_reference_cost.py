@@ -124,11 +124,11 @@ def test_latency_is_one_microbatch_forward():
     assert list(two.faults()) == ["stage 1 has 2 replicas, more than 1"]
 
 
-def test_links_are_those_of_the_places_whatever_the_kinds():
+def test_links_between_kinds_are_the_slowest_that_join_them():
     """Every node has one of each kind, so a class's two devices are a node apart."""
     cluster = nodes(4, kinds=["gpu", "cpu", "gpu", "cpu"])
     assert level_between(cluster, 0, 2) == 1
-    assert [level_between(cluster, 0, 1), level_between(cluster, 1, 2)] == [0, 1]
+    assert level_between(cluster, 0, 1) == 1  # any gpu with any cpu
     assert level_between(nodes(2, kinds=["gpu", "cpu"]), 0, 1) == 0
     assert StagePlacement(cluster, (0, 2)).all_reduce_s(40) == pytest.approx(4)
 
