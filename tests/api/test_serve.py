@@ -244,7 +244,7 @@ def test_what_it_refuses_is_one_line_and_an_exit_status(start, arguments, status
 def test_an_address_in_use_is_refused(start, tmp_path):
     running = start(*MODULE, "--port", "0")
     port = int(running.url.rpartition(":")[2])
-    with pytest.raises(InvalidInput, match=f"port {port}"):
+    with pytest.raises(InvalidInput, match=f"Port {port}"):
         serve(port=port, database=tmp_path / "other.db")
 
 

@@ -122,7 +122,7 @@ def test_their_answer_is_the_same_as_for_what_never_was(holder, ids):
     never = {name: re.sub(r"[0-9a-f]", "7", value) for name, value in ids.items()}
     for method, path, ours_path in addressed(theirs, ids):
         if method == "GET":
-            paths = ours_path, path.format(**never)
+            paths = ours_path, path.format(**never, **CHOICES)
             same = {"X-Request-ID": "same"}
             answers = [theirs.get(one, params=query(path), headers=same) for one in paths]
             texts = {answer.text for answer in answers}

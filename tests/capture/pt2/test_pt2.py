@@ -229,7 +229,7 @@ REFUSED = {
     "python": (set_target("os.system"), "not on the list"),
     "an expression": (set_size(EXPRESSION), "dynamic_shapes"),
     "a number as text": (set_size({"as_int": "4"}), "not as torch.export writes it"),
-    "a huge tensor": (set_size({"as_int": 2**41}), "less than or equal"),
+    "a huge tensor": (set_size({"as_int": 2**41}), "too large: at most"),
     "another layout": (lambda m: m["graph"]["tensor_values"]["x"].update(layout=1), "strided"),
     "no signature": (lambda m: m.pop("signature"), "KeyError"),
     "a use of nothing": (set_argument({"as_tensor": {"name": "none"}}), "none"),

@@ -137,4 +137,4 @@ def test_export_as_json_is_a_list_of_rows(run):
 def test_other_documents_are_named(run, words):
     ran = run(*words, "cluster.json")
     assert ran.code == 2
-    assert "cluster.json is stagewright.cluster/1; expected stagewright.profile/1" in ran.stderr
+    assert "cluster.json is stagewright.cluster/1; expected stagewright.p" in ran.stderr
