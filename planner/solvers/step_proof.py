@@ -37,7 +37,7 @@ def is_supported(request: PlanningRequest) -> bool:
 def search_steps(request: PlanningRequest, tournament: Tournament) -> float:
     """Add the plans that may be faster than the tournament's best; return a bound on all plans."""
     best = tournament.best
-    if best is None or not is_supported(request):
+    if best is None or request.is_over or not is_supported(request):
         return 0.0
     table = request.costs.stages
     graphs = []

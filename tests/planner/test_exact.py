@@ -241,10 +241,11 @@ def test_no_usable_plan_is_simulated_faster_than_the_bound(schedule):
         if made is None:
             continue
         bound_s = made.proof.simulated_lower_bound_s
+        # The bound may be above the reference's own for a plan, but above no plan's step.
         for number, split in enumerate(usable_plans(given)):
-            assert bound_s <= split.bound_s() * (1 + ROUNDING), seed
-            if number % 20 == 0:
-                assert bound_s <= split.step_time_s() * (1 + ROUNDING), seed
+            step_s = split.step_time_s()
+            assert split.bound_s() <= step_s * (1 + ROUNDING), seed
+            assert bound_s <= step_s * (1 + ROUNDING), (seed, number)
 
 
 @cache
