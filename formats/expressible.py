@@ -105,7 +105,7 @@ def _check_replicas(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refu
         yield Refusal(
             "unequal replicas",
             f"stages have {counts} replicas, and {title} needs equally many for every stage",
-            "--regular, or --max-replicas 1",
+            "--max-replicas 1",
         )
     elif plan.num_microbatches % counts[0]:
         yield Refusal(
@@ -210,7 +210,7 @@ def _check_blocks(
         yield Refusal(
             "unequal stages",
             f"stages have {list(counts)} blocks, and {title} needs equally many",
-            "a number of stages that divides the blocks, and --regular",
+            "--for maxtext, which tries every number of equal stages",
         )
 
 

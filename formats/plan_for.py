@@ -104,6 +104,13 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("schedule", f"has no schedule {options.schedule}; choose one of {known}")
     if options.max_replicas != 1 and rules.replicas == "none":
         raise refuse("max_replicas", "has one device a stage; leave max_replicas at 1")
+    if options.max_replicas != 1 and rules.replicas == "equal":
+        # The search cannot be told yet that all stages have equally many.
+        raise refuse(
+            "max_replicas",
+            "needs equally many replicas for every stage, which cannot be asked for; leave "
+            "max_replicas at 1, and have the runtime replicate the pipeline",
+        )
     if options.layer_order != "given":
         raise refuse("layer_order", "runs layers in the model's order; set layer_order to given")
     if options.skips != "relay" and not rules.direct_sends:

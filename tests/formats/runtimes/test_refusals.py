@@ -1,12 +1,14 @@
 """Every feature a target lacks is refused by its name, with the option that avoids it."""
 
 import random
+import re
 
 import pytest
 
 from stagewright.core.plan.plan import DirectSend
 from stagewright.formats.expressible import Inexpressible, check_expressible
 from stagewright.formats.runtimes.registry import TARGETS, export
+from stagewright.view.option_flags import FLAGS
 from tests.formats.runtimes.random_plans import build_plan, draw_plan
 
 TRAINS = [name for name, target in TARGETS.items() if not target.rules.inference]
@@ -38,6 +40,10 @@ def refused(plan, name):
         export(plan, name)
     assert f"--for {name}" in str(error.value)
     assert all(refusal.reason and refusal.remedy for refusal in error.value.refusals)
+    flags = {
+        word for each in error.value.refusals for word in re.findall(r"--[a-z-]+", each.remedy)
+    }
+    assert flags <= {*FLAGS.values(), "--for"}, "a remedy names a flag that there is"
     return {refusal.feature: refusal for refusal in error.value.refusals}
 
 
