@@ -54,8 +54,7 @@ def command(
         Path,
         Argument(
             metavar="FILE",
-            help="A profile, plan, cluster or graph, or an order of work in torch's CSV; with "
-            "--server, the id of a stored document.",
+            help="A profile, plan, cluster, graph or schedule (torch's CSV); with --server, an id.",
         ),
     ],
     svg: Annotated[
@@ -91,8 +90,6 @@ def command(
     drawings = PlanDrawings(svg, trace, html, gantt)
     for path in (svg, trace, html):
         check_writable(path)
-    if depth is not None and not tree:
-        raise InvalidInput("--depth cannot be combined with --flat")
     check_token(server, token)
     if file.suffix == ".csv" and server is None:
         _show_schedule(file, drawings, as_json=as_json)
@@ -164,6 +161,8 @@ def _check_flags(
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
 
+    if depth is not None and not tree:
+        raise InvalidInput("--depth cannot be combined with --flat")
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
     if not isinstance(document, Plan) and drawings:
