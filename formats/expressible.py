@@ -175,6 +175,8 @@ def _check_cuts(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]
                     f"{reason}, and {title} cuts in front of modules",
                     f"--no-cut-after {plan.layer_names[cut - 1]}",
                 )
+    if rules.unit != "layer":
+        yield from _check_calls(plan, title)
     if rules.unit != "block":
         return
     try:
@@ -183,6 +185,31 @@ def _check_cuts(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]
         yield Refusal("no blocks", str(error), "export to a target that cuts between layers")
         return
     yield from _check_blocks(plan, cuts, stack, rules, title)
+
+
+def _check_calls(plan: Plan, title: str) -> Iterator[Refusal]:
+    """Refuse modules that two stages call."""
+    first: dict[str, int] = {}
+    for index, stage in enumerate(plan.stages):
+        for name in stage.layer_names:
+            module = name.partition("@")[0]
+            if first.setdefault(module, index) != index:
+                yield Refusal(
+                    "a module of two stages",
+                    f"stages {first[module]} and {index} call {module!r}, and {title} has each "
+                    "module once",
+                    f"--together {module},{name}",
+                )
+                return
+
+
+def _check_sharding(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+    if any(stage.strategy == "fully_shard" for stage in plan.stages):
+        yield Refusal(
+            "sharded replicas",
+            f"replicas share their weights, which an export to {title} does not carry",
+            "--max-replicas 1",
+        )
 
 
 def _check_blocks(
@@ -226,6 +253,9 @@ def find_module_conflict(layer_names: tuple[str, ...], cut: int) -> str:
     name = layer_names[cut]
     if "@" in name:
         return f"the stage behind {layer_names[cut - 1]!r} begins with a later call, {name!r}"
+    again = next((other for other in layer_names[cut:] if other.startswith(f"{name}@")), "")
+    if again:
+        return f"module {name!r} is called again behind the cut, as {again!r}"
     earlier = next(
         (
             other
@@ -248,6 +278,7 @@ CHECKS: tuple[Callable[[Plan, TargetRules, str], Iterator[Refusal]], ...] = (
     _check_schedule,
     _check_depths,
     _check_replicas,
+    _check_sharding,
     _check_recompute,
     _check_tied_weights,
     _check_order,

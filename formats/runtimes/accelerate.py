@@ -60,7 +60,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     Raises:
         InvalidInput: It is no such map, names unknown modules, or puts layers on "cpu" or "disk".
     """
-    entries = parse_literal(text, "{")
+    at = re.search(r"device_map\s*=", text)
+    entries = parse_literal(text[at.start() :] if at else text, "{")
     if not isinstance(entries, dict) or not entries:
         raise InvalidInput(
             'expected a device map such as {"model.layers.0": 0, "lm_head": 1}, from modules to '
@@ -79,6 +80,12 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         if name is not None:
             used.add(name)
             held[entries[name]].append(index)
+    unknown = sorted(entries.keys() - used)
+    if unknown and not any(held.values()):
+        raise InvalidInput(f"the model has no module {unknown[0]!r}")
+    idle = [device for device in devices if not held[device]]
+    if idle:
+        raise InvalidInput(f"device {idle[0]} has no layer of the model; unused: {unknown}")
     return ImportedCut(tuple(tuple(held[device]) for device in devices), len(layers.names))
 
 

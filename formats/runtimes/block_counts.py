@@ -18,7 +18,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
     content = " ".join(line for line in lines if line)
     content = content.removeprefix("export ").strip()
     content = re.sub(r"^[A-Za-z_][A-Za-z0-9_]*\s*[=:]\s*", "", content).strip("[](){}\"' ")
-    parts = [part.strip() for part in content.split(",") if part.strip()]
+    parts = [part.strip() for part in content.removesuffix(",").split(",")]
     if not parts or not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
         raise InvalidInput(
             f"expected numbers of blocks separated by commas, such as 17,20,3; found {content!r}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import ScheduleName
 from ..target import (
@@ -56,7 +58,17 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``num_layers_per_stage`` and ``num_model_chunks``, or numbers alone."""
     counts = re.search(r"num_layers_per_stage\s*=\s*(\[[^\]]*\])", text)
     chunks = re.search(r"num_model_chunks\s*=\s*(\d{1,2})", text)
-    return read_counts(counts[1] if counts else text, layers, int(chunks[1]) if chunks else 1)
+    cut = read_counts(counts[1] if counts else text, layers, int(chunks[1]) if chunks else 1)
+    style = re.search(r"pp_style\s*=\s*[\"'](\w+)[\"']", text)
+    names = {theirs: ours for ours, theirs in STYLES.items()}
+    if style and style[1] not in names:
+        raise InvalidInput(f"pp_style is {style[1]!r}; there are {', '.join(names)}")
+    number = re.search(r"num_microbatches\s*=\s*(\d{1,7})", text)
+    return replace(
+        cut,
+        schedule=names[style[1]] if style else None,
+        num_microbatches=int(number[1]) if number else None,
+    )
 
 
 TARGET = Target(
@@ -64,7 +76,7 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="colossalai_plugin.py",
-    rules=TargetRules(unit="block", schedules=tuple(STYLES), replicas="equal", tied_weights=True),
+    rules=TargetRules(unit="block", schedules=tuple(STYLES), tied_weights=True),
     write=write,
     read=read,
     default_split=split_evenly,

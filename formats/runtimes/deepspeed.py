@@ -52,12 +52,14 @@ def write(plan: Plan) -> Export:
     interval = max(plan.balance) if plan.stages[0].recompute == "always" else 0
     size = plan.microbatch_size
     batch = f', "train_micro_batch_size_per_gpu": {size}' if size else ""
+    # Each replica takes its share of the micro-batches.
+    steps = plan.num_microbatches // plan.stages[0].replicas
     header = write_header(
         plan,
         TITLE,
         CHECKED,
         "Use: engine = deepspeed.initialize(model=PlannedPipelineModule(layers, loss_fn=loss), "
-        f'config={{"gradient_accumulation_steps": {plan.num_microbatches}{batch}, ...}})[0]; '
+        f'config={{"gradient_accumulation_steps": {steps}{batch}, ...}})[0]; '
         "engine.train_batch(iterator)",
         'DeepSpeed clips gradients to a norm of 1 unless the config says "gradient_clipping": 0.0.',
         f"layers has {len(plan.layer_names)} entries, modules or LayerSpecs, one for each of:",

@@ -66,9 +66,20 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     Raises:
         InvalidInput: There are no shares, or they add up to nothing.
     """
-    found = re.search(r"(?:--tensor-split|-ts)[\s=]+([\d.,/]+)", text)
+    found = re.search(r"(?:--tensor-split|-ts)[\s=]+[\"']?([^\s\"']+)", text)
+    layers_on_gpu = re.search(r"(?:-ngl|--n-gpu-layers|--gpu-layers)[\s=]+(\w+)", text)
+    if layers_on_gpu and layers_on_gpu[1] != "all":
+        limit = int(layers_on_gpu[1]) if layers_on_gpu[1].isdigit() else 0
+        if limit < layers.stack.num_blocks + 1:
+            raise InvalidInput(
+                f"-ngl {layers_on_gpu[1]} leaves layers on the CPU, which is no stage here; only "
+                "-ngl all is read"
+            )
     if found:
-        shares = [float(part) for part in re.split("[,/]", found[1]) if part]
+        parts = [part for part in re.split("[,/]", found[1]) if part]
+        if not all(re.fullmatch(r"\d{1,9}(\.\d{1,9})?", part) for part in parts):
+            raise InvalidInput(f"the shares of --tensor-split are no numbers: {found[1]}")
+        shares = [float(part) for part in parts]
     else:
         shares = [float(count) for count in parse_counts(text)]
     if sum(shares) <= 0:

@@ -48,8 +48,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         InvalidInput: A setting is missing.
     """
     found = {
-        name: int(value)
-        for name, value in re.findall(r"^\s*(\w+)\s*[:=]\s*(\d{1,6})\b", text, re.MULTILINE)
+        name: int(value) for name, value in re.findall(r"(?<!\w)(\w+)\s*[:=]\s*(-?\d{1,6})\b", text)
     }
     places = found.get("ici_pipeline_parallelism", 1) * found.get("dcn_pipeline_parallelism", 1)
     share = found.get("num_layers_per_pipeline_stage")
@@ -58,11 +57,21 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
             "a MaxText cut has num_layers_per_pipeline_stage and ici_pipeline_parallelism or "
             f"dcn_pipeline_parallelism; found {sorted(found)}"
         )
-    chunks = found.get("num_pipeline_repeats", 1)
+    chunks = found.get("num_pipeline_repeats", -1)
+    if places < 1 or share < 1:
+        raise InvalidInput(f"{places} stages of {share} layers; give at least one of each")
+    if chunks < 1:  # MaxText derives it from its layers
+        chunks = max(1, layers.stack.num_blocks // (share * places))
+    if share * places * chunks > layers.stack.num_blocks:
+        raise InvalidInput(
+            f"{places} stages of {share} layers, {chunks} times, are more than the model's "
+            f"{layers.stack.num_blocks} blocks"
+        )
     stages = layers.from_block_counts([share] * (places * chunks))
     return ImportedCut(
         stages,
         len(layers.names),
+        schedule="looped_bfs" if chunks > 1 else "gpipe",
         chunks=chunks,
         num_microbatches=found.get("num_pipeline_microbatches"),
     )
@@ -76,7 +85,6 @@ TARGET = Target(
     rules=TargetRules(
         unit="block",
         schedules=("gpipe", "looped_bfs"),
-        replicas="equal",
         equal_blocks=True,
         tied_weights=True,
     ),

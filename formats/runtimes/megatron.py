@@ -115,16 +115,22 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     """
     stages = parse_layout(_find_layout(text))
     flat = "".join(stages)
-    if flat.count("E") != 1 or flat.count("L") != 1 or flat[0] != "E" or flat[-1] != "L":
-        raise InvalidInput("a layout begins with its only E and ends with its only L")
+    ends = stages[0][:1], stages[-1][-1:]
+    if flat.count("E") != 1 or flat.count("L") != 1 or ends != ("E", "L"):
+        raise InvalidInput(
+            "a layout's first stage begins with its only E, its last one ends with its only L"
+        )
     if "m" in flat:
         raise InvalidInput(
             "the layout has multi-token-prediction layers (m), which are in no profile; leave "
             "them out to check the rest"
         )
-    size = re.search(r"pipeline[-_]model[-_]parallel[-_]size[\s=]+(\d{1,5})", text)
+    content = _drop_comments(text)
+    size = re.search(
+        r"(?<!virtual[-_])pipeline[-_]model[-_]parallel[-_]size[\s=:]+(\d{1,5})", content
+    )
     places = int(size[1]) if size else len(stages)
-    if len(stages) % places:
+    if places < 1 or len(stages) % places:
         raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
     chunks = len(stages) // places
     counts = [stage.count("t") for stage in stages]
@@ -134,13 +140,27 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         len(layers.names),
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         chunks=chunks,
+        num_microbatches=_count_microbatches(content),
     )
 
 
+def _count_microbatches(content: str) -> int | None:
+    """Return the global batch in micro-batches; `None` if the flags do not say both sizes."""
+    sizes = re.findall(r"(micro|global)[-_]batch[-_]size[\s=:]+(\d{1,7})", content)
+    found = {name: int(size) for name, size in sizes}
+    if len(found) < 2 or not found["micro"]:
+        return None
+    return max(1, found["global"] // found["micro"])
+
+
+def _drop_comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
 def _find_layout(text: str) -> str:
-    content = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    content = _drop_comments(text)
     found = re.search(
-        r"pipeline[-_]model[-_]parallel[-_]layout[\s=:]+[\"']?([EtmL|*()\d,]+)", content
+        r"pipeline[-_]model[-_]parallel[-_]layout[\"']?[\s=:]+[\"']?([EtmL|*()\d,]+)", content
     )
     return found[1] if found else content.strip().strip("\"'")
 

@@ -44,7 +44,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         modules = [[str(name) for name in names] for names in document["_layers"]]
         stages = [int(stage) for stage in document["module_to_stage_map"]]
         ranks = {int(stage): len(held) for stage, held in document["stage_to_rank_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(
             "expected PipeDream's JSON with module_to_stage_map, stage_to_rank_map and, for the "
             f"layers of each module, _layers ({type(error).__name__}: {error})"
@@ -53,7 +53,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     unknown = [name for names in modules for name in names if name not in index]
     if unknown:
         raise InvalidInput(f"the model has no layer {unknown[0]!r}")
-    if len(stages) != len(modules) + 1 or set(stages) != set(ranks):
+    if len(stages) != len(modules) + 1 or not set(stages) == set(ranks) == set(range(len(ranks))):
         raise InvalidInput(
             f"{len(modules)} modules and the loss, but {len(stages)} entries in "
             f"module_to_stage_map; stages {sorted(set(stages))} have ranks {sorted(ranks)}"

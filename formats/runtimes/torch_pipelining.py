@@ -219,7 +219,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     """
     spec = re.search(r"(?:split_spec|SPLIT_SPEC)\s*=\s*\{([^}]*)\}", text)
     if spec:
-        points = re.findall(r"[\"']([^\"']+)[\"']\s*:\s*SplitPoint\.BEGINNING", spec[1])
+        lines = "\n".join(line.partition("#")[0] for line in spec[1].splitlines())
+        points = re.findall(r"[\"']([^\"']+)[\"']\s*:\s*SplitPoint\.BEGINNING", lines)
         if "SplitPoint.END" in spec[1]:
             raise InvalidInput(
                 "split points at the END of a module are not read; name the next module's BEGINNING"
@@ -248,8 +249,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
 
 def find_schedule(text: str, chunks: int) -> ScheduleName | None:
     """Return the schedule whose class in torch a text names; `None` if it names none."""
-    found = re.search(r"Schedule(\w+)", text)
-    names = [ours for ours, name in SCHEDULE_CLASSES.items() if found and name == found[0]]
+    found = {word.lower() for word in re.findall(r"\bSchedule\w+", text)}
+    names = [ours for ours, name in SCHEDULE_CLASSES.items() if name.lower() in found]
     # Both zero-bubble schedules are one class, which tells them apart by the stages of a rank.
     return names[-1 if chunks > 1 else 0] if names else None
 

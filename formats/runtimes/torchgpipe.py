@@ -50,7 +50,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         len(layers.names),
         schedule="gpipe",
         num_microbatches=int(chunks[1]) if chunks else None,
-        recompute=mode[1] if mode else None,  # type: ignore[arg-type]
+        recompute=mode[1] if mode else "except_last",  # type: ignore[arg-type]
     )
 
 

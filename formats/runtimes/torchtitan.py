@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from itertools import accumulate, pairwise
+from typing import Any
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
@@ -70,16 +71,25 @@ def list_parts(plan: Plan) -> list[list[str]]:
     cuts = list(accumulate(plan.balance, initial=0))
     names = plan.layer_names
     edges = (*names[: stack.starts[0]], *names[stack.end :])
+    edges = tuple(name.partition("@")[0] for name in edges)
     is_own = "." not in stack.prefix and all("." not in name for name in edges)
     parts = []
     for first, last in pairwise(cuts):
         blocks = range(stack.count(first), stack.count(last))
-        prefix = stack.prefix if is_own else "layers"
         before = list(names[first : min(last, stack.starts[0])])
         after = list(names[max(first, stack.end) : last])
+        before, after = (
+            list(dict.fromkeys(name.partition("@")[0] for name in part)) for part in (before, after)
+        )
         if not is_own:
             before, after = list(FIRST_NAMES) * bool(before), list(LAST_NAMES) * bool(after)
-        parts.append([*before, *(f"{prefix}.{block}" for block in blocks), *after])
+        parts.append(
+            [
+                *before,
+                *(stack.name(block) if is_own else f"layers.{block}" for block in blocks),
+                *after,
+            ]
+        )
     return parts
 
 
@@ -89,11 +99,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     Raises:
         InvalidInput: There are no such lists, or they name modules that the model does not have.
     """
-    try:
-        settings = tomllib.loads(text).get("parallelism", {})
-    except tomllib.TOMLDecodeError:
-        settings = {}
-    parts = settings.get("module_fqns_per_model_part") or parse_literal(text, "[[")
+    settings = _read_settings(text)
+    parts = settings.get("module_fqns_per_model_part") or parse_literal(text, "[")
     is_lists = isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts)
     if not is_lists or not all(isinstance(name, str) for part in parts for name in part):
         raise InvalidInput(
@@ -103,25 +110,50 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     places = settings.get("pipeline_parallel_degree", len(parts))
     if type(places) is not int or places < 1 or len(parts) % places:
         raise InvalidInput(f"{len(parts)} model parts are no multiple of {places!r} ranks")
-    schedule = f"Schedule{settings.get('pipeline_parallel_schedule', '')}"
+    schedule = None
+    if name := settings.get("pipeline_parallel_schedule"):
+        schedule = find_schedule(f"Schedule{name}", len(parts) // places)
+        if schedule is None:
+            raise InvalidInput(f"torchtitan's schedule {name!r} is none of ours")
+    count = settings.get("num_pp_microbatches")
+    if count is not None and (type(count) is not int or count < 1):
+        raise InvalidInput(f"num_pp_microbatches is {count!r}; give a whole number from 1")
     stack = layers.stack
     return ImportedCut(
         tuple(tuple(_find_layers(part, layers.names, stack)) for part in parts),
         len(layers.names),
-        schedule=find_schedule(schedule, len(parts) // places),
+        schedule=schedule,
         chunks=len(parts) // places,
-        num_microbatches=settings.get("num_pp_microbatches"),
+        num_microbatches=count,
     )
+
+
+def _read_settings(text: str) -> dict[str, Any]:
+    """Return the settings of a TOML file, or of flags."""
+    try:
+        settings = tomllib.loads(text).get("parallelism", {})
+    except tomllib.TOMLDecodeError:
+        degree = re.search(r"parallelism\.pipeline_parallel_degree[\s=]+(\d{1,5})", text)
+        schedule = re.search(r"parallelism\.pipeline_parallel_schedule[\s=]+(\w+)", text)
+        settings = {}
+        if degree:
+            settings["pipeline_parallel_degree"] = int(degree[1])
+        if schedule:
+            settings["pipeline_parallel_schedule"] = schedule[1]
+    if not isinstance(settings, dict):
+        raise InvalidInput("parallelism is no table of settings")
+    return settings
 
 
 def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> list[int]:
     found: list[int] = []
+    own = rf"{re.escape(stack.prefix)}\." if stack.prefix else ""
     for name in part:
-        block = re.fullmatch(rf"(?:{re.escape(stack.prefix)}|layers)\.(\d+)", name)
+        block = re.fullmatch(rf"(?:{own}|layers\.)(\d+)", name)
         if block and int(block[1]) < stack.num_blocks:
             found += range(stack.cuts[int(block[1])], stack.cuts[int(block[1]) + 1])
         elif name in names:
-            found.append(names.index(name))
+            found += [at for at, each in enumerate(names) if each.partition("@")[0] == name]
         elif name in FIRST_NAMES:
             found += range(stack.starts[0])
         # The last layer is the head; whatever else follows the blocks is the norm's.
@@ -143,7 +175,6 @@ TARGET = Target(
         schedules=tuple(SCHEDULE_CLASSES),
         unit="block",
         edges_alone=True,
-        replicas="equal",
         own_depths=True,
     ),
     write=write,

@@ -1,0 +1,116 @@
+"""Forms that people write by hand; each was once misread, or ended in an error of Python."""
+
+import pytest
+
+from stagewright.core.errors import InvalidInput
+from stagewright.formats.expressible import Inexpressible
+from stagewright.formats.runtimes.registry import export, import_cut
+from tests.formats.runtimes.test_refusals import NAMES, change, every_stage, make_plan
+
+TITAN_COUNT = """[parallelism]
+num_pp_microbatches = "x"
+module_fqns_per_model_part = [["layers.0"]]
+"""
+PIPEDREAM_GAP = """{"_layers": [["embed"], ["norm"]], "module_to_stage_map": [0, 2, 2],
+"stage_to_rank_map": {"0": [0], "2": [1]}}"""
+EIGHT = ("embed", *(f"layers.{index}" for index in range(8)), "norm", "head")
+
+
+def test_virtual_stages_of_megatron():
+    layout = "Et|t|t|t|t|t|t|tL"
+    for text in (
+        "virtual_pipeline_model_parallel_size=2\npipeline_model_parallel_size=4\n"
+        f'pipeline_model_parallel_layout="{layout}"',
+        f'pipeline_model_parallel_size: 4\npipeline_model_parallel_layout: "{layout}"',
+        f"# --pipeline-model-parallel-size 2\n--pipeline-model-parallel-size 4 "
+        f"--pipeline-model-parallel-layout {layout}",
+    ):
+        cut = import_cut(text, "megatron", EIGHT)
+        assert (cut.chunks, cut.schedule, len(cut.stages)) == (2, "interleaved_1f1b", 8)
+    sizes = "--micro-batch-size 2 --global-batch-size 64 --pipeline-model-parallel-layout"
+    cut = import_cut(f"{sizes} {layout}", "megatron", EIGHT)
+    assert cut.num_microbatches == 32
+
+
+@pytest.mark.parametrize("layout", ["Et*4|t*4L|", "|Et*4|t*4L", "t*4E|t*4L"])
+def test_layouts_whose_ends_are_no_ends(layout):
+    with pytest.raises(InvalidInput, match="begins with its only E"):
+        import_cut(layout, "megatron", EIGHT)
+
+
+def test_cuts_keep_the_schedule_of_their_runtime():
+    equal = "ici_pipeline_parallelism=2 num_layers_per_pipeline_stage=4"
+    assert import_cut(equal, "maxtext", EIGHT).schedule == "gpipe"
+    repeated = "ici_pipeline_parallelism: 2\nnum_layers_per_pipeline_stage: 2\n"
+    cut = import_cut(repeated + "num_pipeline_repeats: -1", "maxtext", EIGHT)
+    assert (cut.schedule, cut.chunks, cut.lost) == ("looped_bfs", 2, ())
+    plugin = 'pp_style="zbv", num_model_chunks=2, num_layers_per_stage=[2, 2, 2, 2]'
+    assert import_cut(plugin, "colossalai", EIGHT).schedule == "zbv"
+    parts = '[["tok_embeddings", "layers.0"], ["layers.1", "norm", "lm_head"]]'
+    titan = (
+        f'[parallelism]\npipeline_parallel_schedule = "gpipe"\nmodule_fqns_per_model_part = {parts}'
+    )
+    assert (
+        import_cut(titan, "torchtitan", ("e", "layers.0", "layers.1", "norm", "h")).schedule
+        == "gpipe"
+    )
+    assert import_cut("balance = [5, 6]", "torchgpipe", EIGHT).recompute == "except_last"
+
+
+def test_split_points_in_comments_are_none():
+    text = (
+        'split_spec = {"layers.2": SplitPoint.BEGINNING,\n # "layers.5": SplitPoint.BEGINNING,\n}'
+    )
+    assert len(import_cut(text, "torch", EIGHT).stages) == 2
+    text += "\nfrom x import _PipelineScheduleRuntime, ScheduleGPipe"
+    assert import_cut(text, "torch", EIGHT).schedule == "gpipe"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("megatron", "--pipeline-model-parallel-size 0 --pipeline-model-parallel-layout Et*8L"),
+        ("maxtext", "ici_pipeline_parallelism: 0\nnum_layers_per_pipeline_stage: 2"),
+        ("maxtext", "ici_pipeline_parallelism: 999999\nnum_layers_per_pipeline_stage: 999999"),
+        ("llama.cpp", "-ts 1.2.3,1"),
+        ("llama.cpp", "-ts .,1"),
+        ("llama.cpp", "-ngl 4 -ts 1,1"),
+        ("llama.cpp", "-ts 1e3,1"),
+        ("torchtitan", "parallelism = 3"),
+        ("torchtitan", TITAN_COUNT),
+        ("pipedream", PIPEDREAM_GAP),
+        ("pipedream", "[" * 100_000),
+        ("accelerate", '{"typo": 0, "other": 1}'),
+        ("vllm", "4,,4"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_an_error_with_words(name, text):
+    with pytest.raises(InvalidInput):
+        import_cut(text, name, EIGHT)
+
+
+def test_a_module_called_again_is_no_place_to_cut():
+    names = ("a", "act", "b", "act@1", "c")
+    with pytest.raises(Inexpressible, match="called again behind the cut"):
+        export(make_plan("torch", (0, 1, 5), names), "torch")
+    names = ("drop", "layers.0", "layers.1", "drop@1", "out")
+    for name in ("torchtitan", "accelerate"):
+        with pytest.raises(Inexpressible, match="call 'drop'"):
+            export(make_plan(name, (0, 2, 5), names), name)
+
+
+def test_names_of_a_numbered_sequential():
+    plan = make_plan("torchtitan", (0, 3, 6), tuple(map(str, range(6))))
+    assert '["0", "1", "2"]' in export(plan, "torchtitan").text
+
+
+def test_replicas_take_their_share_and_sharded_ones_are_refused():
+    two = every_stage({"replicas": 2, "devices": ("a", "b")})
+    plan = change(make_plan("deepspeed"), two, num_microbatches=8)
+    assert '"gradient_accumulation_steps": 4' in export(plan, "deepspeed").text
+    sharded = change(make_plan("megatron"), every_stage({"strategy": "fully_shard"}))
+    with pytest.raises(Inexpressible, match="sharded replicas"):
+        export(sharded, "megatron")
+    for name in ("torchtitan", "colossalai", "maxtext"):
+        with pytest.raises(Inexpressible, match="one device a stage"):
+            export(change(make_plan(name, names=NAMES), two, num_microbatches=8), name)
