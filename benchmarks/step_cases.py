@@ -18,7 +18,7 @@ from stagewright.core.profile.profile import LayerProfile, Profile, SavedStorage
 
 @dataclass(frozen=True)
 class Case:
-    """What `plan` is called with, and a name to find it again."""
+    """Arguments of a call of `plan`, and a name to find them again."""
 
     name: str
     profile: Profile

@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 def build_model() -> nn.Sequential:
-    """The same weights in every process, as a Sequential: DeepSpeed takes a list of layers."""
+    """Build the model with equal weights in every process; DeepSpeed takes its list of layers."""
     torch.manual_seed(0)
     blocks = [Block() for _ in range(6)]
     head = [nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)]

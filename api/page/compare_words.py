@@ -1,4 +1,4 @@
-"""Why one of several plans is the fastest, in a sentence for each of the others."""
+"""Reasons why one of several plans is the fastest, in a sentence for each of the others."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Device(Record):
 
 
 class LinkLevel(Record):
-    """How devices that first meet at this level talk to each other.
+    """Link between devices that first meet at this level.
 
     Attributes:
         group_size: Consecutive devices joined by this level; the outermost holds all. `None` joins

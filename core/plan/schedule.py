@@ -12,7 +12,7 @@ from ..document import Document, Record
 
 
 class Work(StrEnum):
-    """What one action does.
+    """Kind of work of an action.
 
     ``B`` is a whole backward. ``I`` and ``W`` split it into gradients of inputs and of weights
     (zero-bubble schedules); ``R`` recomputes a forward before its backward.
