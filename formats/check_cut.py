@@ -9,7 +9,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
-from ..core.units import format_time
+from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
 from ..planner.price_split import plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options
@@ -74,6 +74,7 @@ class CutReport:
         priced = self.plan or self.unlimited
         if priced is not None:
             without = "" if self.plan else " if memory had no limit"
+            lines += _describe_memory(priced)
             lines.append(
                 f"step: {format_time(priced.step_time_s)}{without}, bubble "
                 f"{priced.bubble_fraction:.1%}, {priced.num_stages} stages of "
@@ -118,13 +119,13 @@ def check_cut(
             reason = str(error)
             unlimited = _price_without_limit(cut, profile, cluster, options)
     elif not (lost or doubled):
-        reason = "the stages do not hold the layers in the model's order, or one is empty"
+        reason = "stages that are empty, or not in the model's order, are not priced here"
     else:
         reason = "layers are missing or doubled"
     try:
         best = search(profile, cluster, options)
     except Infeasible as error:
-        reason = reason or str(error)
+        reason = reason if priced is not None else reason or str(error)
     if priced is not None and best is not None:
         best = min(best, priced, key=lambda each: each.step_time_s)
     return CutReport(lost, doubled, priced, reason, unlimited, best)
@@ -143,6 +144,8 @@ def merge_options(cut: ImportedCut, options: PlanOptions) -> PlanOptions:
         update["schedule"] = "interleaved_1f1b"
     if cut.chunks > 1:
         update["chunks"] = cut.chunks
+    if cut.replicas:
+        update["max_replicas"] = max(cut.replicas)
     if cut.num_microbatches is not None:
         update["num_microbatches"] = cut.num_microbatches
     if cut.recompute is not None:
@@ -168,6 +171,18 @@ def _price_without_limit(
         return price_cut(cut, profile, cluster.model_copy(update={"devices": devices}), options)
     except (Infeasible, InvalidInput):
         return None
+
+
+def _describe_memory(priced: Plan) -> list[str]:
+    """Describe the device with the highest share of its memory in use."""
+    limits = {
+        device: stage.memory_limit_bytes for stage in priced.stages for device in stage.devices
+    }
+    held = priced.memory_by_device()
+    device = max(held, key=lambda name: held[name] / (limits[name] or held[name] + 1))
+    limit = limits[device]
+    of = f" of {format_bytes(limit)}" if limit is not None else ""
+    return [f"memory: at most {format_bytes(held[device])}{of}, on {device}"]
 
 
 def _list_counts(priced: Plan) -> str:

@@ -9,7 +9,7 @@ from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from ..schedules.action_order import default_depths
 from .block_stack import BlockStack, find_stack
-from .target import Refusal, Target, TargetRules, count_blocks
+from .target import Refusal, Target, TargetRules, count_blocks, find_skipping_value
 
 MOST_SHOWN = 3
 """Occurrences of one feature that a message lists."""
@@ -164,6 +164,16 @@ def _check_direct_sends(plan: Plan, rules: TargetRules, title: str) -> Iterator[
         )
 
 
+def _check_relays(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+    skipping = find_skipping_value(plan.boundaries) if rules.unit == "layer" else ""
+    if skipping:
+        yield Refusal(
+            "values that skip a stage",
+            f"{skipping!r} crosses two cuts, and {title} passes on what the last layer returned",
+            "--for torch, which carries it",
+        )
+
+
 def _check_cuts(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
     cuts = list(accumulate(plan.balance))[:-1]
     if rules.unit == "module":
@@ -175,8 +185,7 @@ def _check_cuts(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]
                     f"{reason}, and {title} cuts in front of modules",
                     f"--no-cut-after {plan.layer_names[cut - 1]}",
                 )
-    if rules.unit != "layer":
-        yield from _check_calls(plan, title)
+    yield from _check_calls(plan, title)
     if rules.unit != "block":
         return
     try:
@@ -283,5 +292,6 @@ CHECKS: tuple[Callable[[Plan, TargetRules, str], Iterator[Refusal]], ...] = (
     _check_tied_weights,
     _check_order,
     _check_direct_sends,
+    _check_relays,
     _check_cuts,
 )

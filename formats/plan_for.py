@@ -36,9 +36,9 @@ class TargetPlan:
 
     @property
     def price(self) -> float:
-        """Return by how much longer the step is than without the rules, as a fraction."""
-        free_s = self.free.step_time_s
-        return self.plan.step_time_s / free_s - 1 if free_s else 0.0
+        """Return by how much the objective, such as the step, is above that without the rules."""
+        free = measure_objective(self.free)
+        return measure_objective(self.plan) / free - 1 if free else 0.0
 
 
 def plan_for(
@@ -52,7 +52,8 @@ def plan_for(
     """Return the best plan that a runtime can express, and what its rules cost.
 
     The proof of the plan is of the target's rules: its bound holds for all plans that keep them.
-    Where every stage must have equally many blocks, all such cuts are priced.
+    Where every stage must have equally many blocks, all such cuts are priced, on the devices in the
+    cluster's order.
 
     Args:
         target: The runtime; `runtimes.registry.find_target` finds it by name.
@@ -64,6 +65,7 @@ def plan_for(
     Raises:
         InvalidInput: An option contradicts the target's rules, or the model has no blocks where
             the target counts them.
+        Inexpressible: The schedule asked for does not go with the model in this runtime.
         Infeasible: No plan within the rules fits.
     """
     cluster, asked = parse_cluster(cluster), require_options(options)
@@ -72,7 +74,7 @@ def plan_for(
     options = apply_rules(target, profile, asked)
     found: list[Plan] = []
     failures: list[Infeasible] = []
-    for candidate in _uniform_recompute(options, target.rules):
+    for candidate in _uniform_recompute(options):
         try:
             if target.rules.equal_blocks:
                 found.append(_best_equal_cut(profile, cluster, candidate))
@@ -82,10 +84,14 @@ def plan_for(
             failures.append(error)
     if not found:
         raise failures[-1]
-    best = min(found, key=lambda each: each.step_time_s)
+    best = min(found, key=measure_objective)
     check_expressible(best, target)
-    free = search(profile, cluster, asked)
-    return TargetPlan(best, min(best, free, key=lambda each: each.step_time_s))
+    return TargetPlan(best, search(profile, cluster, asked))
+
+
+def measure_objective(made: Plan) -> float:
+    """Return what a plan was to minimise; for ``step_time`` the simulated step."""
+    return made.step_time_s if made.options.objective == "step_time" else made.proof.value
 
 
 def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanOptions:
@@ -126,7 +132,18 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         update["tied"] = "together"
     forbidden = dict.fromkeys((*options.no_cut_after, *forbidden_cuts(profile, rules)))
     update["no_cut_after"] = tuple(forbidden)
+    update["together"] = tuple(dict.fromkeys((*options.together, *join_calls(profile))))
     return PlanOptions.model_validate(options.model_copy(update=update).model_dump())
+
+
+def join_calls(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield the first and last call of each module that is called several times."""
+    calls: dict[str, list[str]] = {}
+    for entry in profile.layers:
+        calls.setdefault(entry.layer.name.partition("@")[0], []).append(entry.layer.name)
+    for names in calls.values():
+        if len(names) > 1:
+            yield names[0], names[-1]
 
 
 def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
@@ -143,8 +160,8 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
             yield names[cut - 1]
 
 
-def _uniform_recompute(options: PlanOptions, rules: TargetRules) -> Iterator[PlanOptions]:
-    """Yield the options with one way to recompute for all stages, each that the target has."""
+def _uniform_recompute(options: PlanOptions) -> Iterator[PlanOptions]:
+    """Yield the options with one way to recompute for all stages."""
     if options.recompute != "auto":
         yield options
         return
@@ -172,7 +189,7 @@ def _best_equal_cut(profile: Profile, cluster: Cluster, options: PlanOptions) ->
         except Infeasible as error:
             failure = error
     if found:
-        return min(found, key=lambda each: each.step_time_s)
+        return min(found, key=measure_objective)
     raise failure or Infeasible(
         f"{stack.num_blocks} blocks cannot be cut into stages of equally many on "
         f"{len(cluster.devices)} devices; use another number of devices",

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from ..core.errors import InvalidInput
+from ..core.graph.graph import Boundary
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import ScheduleName
 from .block_stack import BlockStack, find_stack
@@ -233,6 +234,15 @@ def parse_literal(text: str, opening: str) -> Any:
         return ast.literal_eval(content[start:end])
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
+
+
+def find_skipping_value(boundaries: Sequence[Boundary]) -> str:
+    """Return the name of a value that crosses two consecutive cuts; empty if none does."""
+    for before, after in pairwise(boundaries):
+        passed = {tensor.name for tensor in before.tensors} & {each.name for each in after.tensors}
+        if passed:
+            return min(passed)
+    return ""
 
 
 def count_blocks(plan: Plan) -> tuple[int, ...]:

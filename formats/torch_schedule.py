@@ -29,7 +29,7 @@ def read_schedule_csv(text: str) -> Schedule:
             order waits for itself.
     """
     ranks: list[list[str]] = []
-    for number, row in enumerate(csv.reader(text.splitlines()), start=1):
+    for number, row in enumerate(_read_rows(text), start=1):
         actions: list[str] = []
         for cell in row:
             # Two actions that torch overlaps are performed one after the other here.
@@ -73,6 +73,13 @@ def read_schedule_csv(text: str) -> Schedule:
         raise InvalidInput(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
     validate(schedule)
     return schedule
+
+
+def _read_rows(text: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(text.rstrip().splitlines()))
+    except csv.Error as error:
+        raise InvalidInput(f"this is no CSV: {error}") from None
 
 
 def simulate_schedule(schedule: Schedule) -> Timeline:

@@ -149,16 +149,20 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
 def _check_memory(request: PlanningRequest, chosen: Assignment) -> None:
     """Refuse a split whose devices need more than they allow, for all stages they hold together."""
     layers, devices = request.profile.layers, request.cluster.devices
+    stages = list(enumerate(request.cost_model.stages(chosen)))
     held: dict[int, int] = {}
-    for number, stage in enumerate(request.cost_model.stages(chosen)):
+    for number, stage in stages:
+        for index in chosen.device_indices(request.devices, number):
+            held[index] = held.get(index, 0) + stage.memory.total_bytes
+    for number, stage in stages:
         needed, limit = stage.memory.total_bytes, stage.limit_bytes
         for index in chosen.device_indices(request.devices, number):
-            before = held.get(index, 0)
-            held[index] = before + needed
             if limit is None or held[index] <= limit:
                 continue
             first, last = chosen.cuts[number], chosen.cuts[number + 1] - 1
-            others = f", with its other stages {format_bytes(held[index])}" if before else ""
+            others = ""
+            if held[index] > needed:
+                others = f", with its other stages {format_bytes(held[index])}"
             raise Infeasible(
                 f"stage {number} (layers {first} to {last}, {layers[first].layer.name!r} to "
                 f"{layers[last].layer.name!r}) needs {format_bytes(needed)} ({needed} bytes)"

@@ -44,6 +44,9 @@ class TraceFile(Record):
 
 ProfileFormat = Literal["profile", "csv"]
 
+LISTS_ACTIONS = ("torch", "torchtitan")
+"""Runtimes whose forms list every action of a step."""
+
 MAX_ACTIONS = 100_000
 """Actions in one response, of all ranks; each takes about a hundred bytes."""
 
@@ -68,12 +71,7 @@ def plan_text(record_json: str, form: PlanFormat) -> str:
         return plan.to_json()
     if form == "balance":
         return f"{list(plan.balance)}\n"
-    actions = 2 * plan.num_stages * plan.num_microbatches
-    if actions > MAX_ACTIONS:
-        raise InvalidInput(
-            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are exported; "
-            "export the plan itself (format=plan) and convert it with the library"
-        )
+    check_actions(plan)
     if form == "schedule":
         return schedule_of(plan).to_json()
     timeline = plan_timeline(plan)
@@ -82,12 +80,25 @@ def plan_text(record_json: str, form: PlanFormat) -> str:
     return timeline_svg(plan, timeline) if form == "svg" else chrome_trace(timeline)
 
 
+def check_actions(plan: Plan) -> None:
+    """Refuse a plan whose step has more actions than one response lists. Raises: InvalidInput."""
+    actions = 2 * plan.num_stages * plan.num_microbatches
+    if actions > MAX_ACTIONS:
+        raise InvalidInput(
+            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are exported; "
+            "export the plan itself (format=plan) and convert it with the library"
+        )
+
+
 def runtime_text(record_json: str, target: str, file: str | None) -> str:
     """Write a `StoredPlan` for another runtime; ``file`` is one that the main file reads.
 
     Raises: NoPlan, InvalidInput.
     """
-    exported = export(plan_of(read_stored(StoredPlan, record_json, "the plan")), target)
+    plan = plan_of(read_stored(StoredPlan, record_json, "the plan"))
+    if target in LISTS_ACTIONS:
+        check_actions(plan)
+    exported = export(plan, target)
     if file is None:
         return exported.text
     if file not in exported.attachments:

@@ -82,21 +82,22 @@ def _write_plan(plan: Plan, to: str | None, output: Path | None, *, as_json: boo
         raise InvalidInput(f"name a runtime for the plan with --to: {', '.join(TARGETS)}")
     exported, name = export(plan, to), find_target(to).file_name
     if output is not None:
+        if output.name in exported.attachments:
+            raise InvalidInput(f"the main file reads {output.name!r}; give it another name: {name}")
         # What the file reads lies beside it, under the names that it uses.
-        for path in (*(output.parent / each for each in exported.attachments), output):
+        beside = {output.parent / each: text for each, text in exported.attachments.items()}
+        for path in (*beside, output):
             check_writable(path)
-        write_file(output, exported.text)
-        for each, text in exported.attachments.items():
-            write_file(output.parent / each, text)
-        written = ", ".join(map(str, (output, *exported.attachments)))
-        say(f"wrote {written}", quiet=as_json)
+        for path, text in {output: exported.text, **beside}.items():
+            write_file(path, text)
+        say(f"wrote {', '.join(map(str, (output, *beside)))}", quiet=as_json)
     if as_json:
         emit(json.dumps({name: exported.text, **exported.attachments}, indent=2))
     elif output is None:
         emit(exported.text.rstrip("\n"))
-        _say_attachments(exported, name, plan)
+        _say_attachments(exported, name)
 
 
-def _say_attachments(exported: Export, name: str, plan: Plan) -> None:
+def _say_attachments(exported: Export, name: str) -> None:
     if exported.attachments:
         say(f"-o {name} also writes {', '.join(exported.attachments)} beside it")

@@ -34,14 +34,18 @@ def make_plan_for(
     from ...core.profile.forward_only import for_inference
     from ...formats.plan_for import apply_rules, plan_for
     from ...formats.runtimes.registry import find_target
+    from ...formats.target import find_skipping_value
     from ...planner.choose_options import choose_options
     from ...planner.plan import plan
+    from ...schedules.traits import FOLDED
 
     target = find_target(name)
     if len(profiles) > 1:
         raise InvalidInput("--for takes one profile; choose the micro-batch size first")
     profile = for_inference(profiles[0]) if target.rules.inference else profiles[0]
     schedules = target.rules.schedules
+    if find_skipping_value(profile.boundaries):  # which torch cannot carry under a V
+        schedules = tuple(name for name in schedules if name not in FOLDED) or schedules
     if "schedule" in is_open and schedules:
         options = options.model_copy(update={"schedule": schedules[0]})
     ruled = apply_rules(target, profile, options)

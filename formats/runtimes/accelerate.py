@@ -37,7 +37,10 @@ def write(plan: Plan) -> Export:
             if not re.match(rf"{re.escape(inside)}\d+(\.|$)", name):
                 device_map.setdefault(name, index)
         device_map.update((stack.name(block), index) for block in blocks)
-    points = [plan.layer_names[cut] for cut in cuts[1:-1]]
+    points = [
+        stack.name(stack.count(cut)) if cut in stack.starts else plan.layer_names[cut]
+        for cut in cuts[1:-1]
+    ]
     header = write_header(
         plan,
         TITLE,
@@ -86,7 +89,9 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     idle = [device for device in devices if not held[device]]
     if idle:
         raise InvalidInput(f"device {idle[0]} has no layer of the model; unused: {unknown}")
-    return ImportedCut(tuple(tuple(held[device]) for device in devices), len(layers.names))
+    # Devices run in the order in which their layers stand in the model.
+    stages = sorted(tuple(held[device]) for device in devices)
+    return ImportedCut(tuple(stages), len(layers.names))
 
 
 def _find_entry(layer: str, entries: dict[str, int]) -> str | None:

@@ -36,6 +36,7 @@ def write(plan: Plan) -> Export:
     """
     counts = list(count_blocks(plan))
     counts[-1] += 1
+    sequences = (plan.microbatch_size or 1) * plan.num_microbatches
     length = plan.inputs[0].shape[1] if plan.inputs and len(plan.inputs[0].shape) > 1 else 0
     margins = [
         f"Stage {index} leaves {format_bytes(max(0, limit - stage.memory.total_bytes))} of "
@@ -52,10 +53,10 @@ def write(plan: Plan) -> Export:
         f"{list_devices(plan)}.",
         *margins,
     )
-    context = f" -c {length * plan.num_microbatches}" if length else ""
+    context = f" -c {length * sequences}" if length else ""
     command = (
         f"llama-server -m MODEL.gguf --split-mode layer --tensor-split {','.join(map(str, counts))}"
-        f" -ngl all -fit off{context} -np {plan.num_microbatches}"
+        f" -ngl all -fit off{context} -np {sequences}"
     )
     return Export(f"{header}{command}\n")
 

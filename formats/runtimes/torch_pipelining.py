@@ -20,6 +20,7 @@ from ..target import (
     Refusal,
     Target,
     TargetRules,
+    find_skipping_value,
     list_devices,
     parse_literal,
     write_header,
@@ -83,18 +84,11 @@ def check_folded(plan: Plan) -> tuple[Refusal, ...]:
     """Refuse values that skip a stage under a V-shaped schedule."""
     if plan.schedule not in FOLDED:
         return ()
-    for before, after in pairwise(plan.boundaries):
-        passed = {tensor.name for tensor in before.tensors} & {each.name for each in after.tensors}
-        if passed:
-            return (
-                Refusal(
-                    "values that skip a stage",
-                    f"{min(passed)!r} crosses two cuts, which torch cannot carry under "
-                    f"{plan.schedule}",
-                    "--schedule 1f1b",
-                ),
-            )
-    return ()
+    passed = find_skipping_value(plan.boundaries)
+    if not passed:
+        return ()
+    reason = f"{passed!r} crosses two cuts, which torch cannot carry under {plan.schedule}"
+    return (Refusal("values that skip a stage", reason, "--schedule 1f1b"),)
 
 
 def write(plan: Plan) -> Export:

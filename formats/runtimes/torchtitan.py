@@ -120,7 +120,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(f"num_pp_microbatches is {count!r}; give a whole number from 1")
     stack = layers.stack
     return ImportedCut(
-        tuple(tuple(_find_layers(part, layers.names, stack)) for part in parts),
+        # Modules are kept in the model's order, whatever the order of their names.
+        tuple(tuple(sorted(_find_layers(part, layers.names, stack))) for part in parts),
         len(layers.names),
         schedule=schedule,
         chunks=len(parts) // places,

@@ -34,7 +34,19 @@ def draw_profile(draw):
         entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
         for entry, name in zip(costs.layers, NAMES, strict=True)
     )
-    return costs.model_copy(update={"layers": layers})
+    # Each cut is crossed by a value of its own.
+    boundaries = tuple(
+        gap.model_copy(
+            update={
+                "tensors": tuple(
+                    each.model_copy(update={"name": f"{each.name}{gap.after}"})
+                    for each in gap.tensors
+                )
+            }
+        )
+        for gap in costs.boundaries
+    )
+    return costs.model_copy(update={"layers": layers, "boundaries": boundaries})
 
 
 def keeps_rules(cuts, rules):
@@ -95,7 +107,7 @@ def test_a_plan_is_never_slower_than_the_target_s_own_split(name):
 
 
 def test_recomputation_is_one_way_for_all_where_the_target_has_one():
-    """Memory that suffices for some stages only: never and always are planned, and compared."""
+    """Never and always are planned, and the faster is taken."""
     profile = draw_profile(random.Random(1))
     options = PlanOptions(schedule="gpipe", num_microbatches=4, recompute="auto")
     plan = plan_for(TARGETS["torchgpipe"], profile, "2xcpu", options).plan
@@ -118,3 +130,32 @@ def test_a_model_without_blocks_is_refused_by_what_counts_them():
     profile = profile.model_copy(update={"layers": renamed})
     with pytest.raises(InvalidInput, match="no layer is part of a numbered block"):
         plan_for(TARGETS["megatron"], profile, "2xcpu")
+
+
+@pytest.mark.parametrize("name", ["torch", "torchgpipe", "torchtitan"])
+def test_calls_of_one_module_stay_together(name):
+    """A plan between them was found, and only its export refused."""
+    draw = random.Random(4)
+    names = ("act", "layers.0", "layers.1", "act@1", "layers.2", "layers.3", "norm", "head", "out")
+    profile = draw_profile(draw)
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": each})})
+        for entry, each in zip(profile.layers, names, strict=True)
+    )
+    profile = profile.model_copy(update={"layers": layers})
+    target = TARGETS[name]
+    schedule = target.rules.schedules[0]
+    options = PlanOptions(schedule=schedule, num_microbatches=6)
+    plan = plan_for(target, profile, "3xcpu", options).plan
+    (stage,) = (stage for stage in plan.stages if "act" in stage.layer_names)
+    assert "act@1" in stage.layer_names
+    assert plan.num_stages > 1
+    assert export(plan, name).text
+
+
+def test_other_objectives_are_compared_by_themselves():
+    profile = draw_profile(random.Random(6))
+    options = PlanOptions(schedule="1f1b", objective="throughput", recompute="auto")
+    found = plan_for(TARGETS["deepspeed"], profile, "3xcpu", options)
+    assert found.plan.proof.value <= found.free.proof.value * (1 + 1e-9) * (1 + found.price)
+    assert found.price == pytest.approx(found.plan.proof.value / found.free.proof.value - 1)

@@ -50,6 +50,7 @@ def test_idle_cells_and_overlapped_pairs():
         ("1F0,1B0", "not numbered from 0"),
         ("0F0,0B0,0F1", "0F1 and no backward"),
         ("0F0,0F0,0B0", "performed twice"),
+        ("0F0," + "x" * 200_000, "this is no CSV"),
     ],
 )
 def test_other_text_is_refused(text, said):

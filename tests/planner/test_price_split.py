@@ -68,7 +68,11 @@ def test_a_device_must_hold_all_of_its_stages_at_once(schedule):
     validate(plan_from_balance(profile, enough, options, [1] * 4), profile, enough)
     with pytest.raises(Infeasible, match="with its other stages") as error:
         plan_from_balance(profile, Cluster.uniform(2, memory_bytes=peak - 1), options, [1] * 4)
+    # What is said to be needed is all of it, however many stages come behind the first too many.
     assert (error.value.required, error.value.available) == (peak, peak - 1)
+    with pytest.raises(Infeasible) as error:
+        plan_from_balance(profile, Cluster.uniform(2, memory_bytes=1), options, [1] * 4)
+    assert error.value.required == made.memory_by_device()["device:0"]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

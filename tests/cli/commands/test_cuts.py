@@ -56,6 +56,10 @@ def test_files_that_a_form_reads_are_written_beside_it(call, profile, tmp_path):
         "schedule.csv",
         "schedule_comms.csv",
     }
+    code, _, err = call("export", plan, "--to", "torch", "-o", script.parent / "schedule.csv")
+    assert code == 2
+    assert "give it another name: torch_pipeline.py" in err
+    assert "0F0" in (script.parent / "schedule.csv").read_text(), "what was there stays"
     code, out, _ = call("export", plan, "--to", "torch", "--json")
     assert code == 0
     assert json.loads(out)["torch_pipeline.py"] == script.read_text()
@@ -82,6 +86,7 @@ def test_a_cut_in_use_is_judged(call, profile):
     code, out, _ = call("check", "Et*4|t*4L", *words)
     assert code == 0
     assert "2 stages of 4, 4 layers" in out
+    assert "memory: at most" in out
     assert "best: " in out
     # 12 + 18 + 7 x 18 = 156 ms against 15 + 15 + 7 x 15 = 135 ms, and what travels.
     assert "this cut is 15." in out
@@ -157,3 +162,15 @@ def test_an_order_of_work_in_torch_s_csv_is_simulated_and_drawn(call, tmp_path):
     assert "<svg" in svg.read_text()
     assert call("show", rows, "--gantt")[0] == 2
     assert json.loads(call("show", rows, "--json")[1])["step_time_s"] == 9.0
+
+
+def test_a_cut_with_replicas_is_judged_beside_plans_with_replicas(call, profile, tmp_path):
+    """The best had none, so that any cut with replicas was said to be the best itself."""
+    cut = tmp_path / "conf.json"
+    names = [f"layer.{index}" for index in range(8)]
+    stages = {"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": {"0": [0, 1], "1": [2]}}
+    cut.write_text(json.dumps({**stages, "_layers": [names[:2], names[2:]]}))
+    words = ("--from", "pipedream", "--model", profile, "-d", "3xcpu", "--json")
+    code, out, _ = call("check", cut, *words)
+    assert code == 0
+    assert json.loads(out)["slowdown"] > 0.1

@@ -118,6 +118,9 @@ def test_llama_cpp_places_every_block_on_its_stage():
         assert devices[-1] == plan.num_stages - 1, "the output"
         assert "-fit off" in text
         assert "leaves 90 B of 100 B" in text
+        # Four sequences of 128 tokens in each micro-batch.
+        sequences = 4 * plan.num_microbatches
+        assert f"-c {128 * sequences} -np {sequences}\n" in text
 
 
 def test_llama_cpp_shares_of_any_proportion_are_read_by_its_rule():
