@@ -44,6 +44,9 @@ DEVICES_PER_NODE = 8
 INSIDE = LinkLevel(name="node", group_size=1, latency_s=5e-6, bandwidth_bytes_per_s=200e9)
 BETWEEN = LinkLevel(name="network", group_size=1, latency_s=15e-6, bandwidth_bytes_per_s=25e9)
 
+KINDS = (("large", 1.0, 1.0), ("middle", 0.55, 5 / 6), ("small", 0.35, 0.5))
+"""Kinds of devices in turn: name, speed, and memory as a share of the one asked for."""
+
 
 def main() -> int:
     try:
@@ -65,17 +68,18 @@ def _measure(arguments: argparse.Namespace) -> int:
     )
     _say(f"{arguments.layers} layers over {arguments.devices} devices: one plan to warm up")
     rows = []
-    cold = _timed(Planner(profile), _cluster(arguments.devices, memory_bytes), options)
+    cold = _timed(Planner(profile), _cluster(arguments, memory_bytes), options)
     for number in range(arguments.repeats):
         _say(f"plan {number + 1} of {arguments.repeats}, then another memory limit")
         planner = Planner(profile)
-        row = _timed(planner, _cluster(arguments.devices, memory_bytes), options)
-        other = _cluster(arguments.devices, round(1.1 * memory_bytes))
+        row = _timed(planner, _cluster(arguments, memory_bytes), options)
+        other = _cluster(arguments, round(1.1 * memory_bytes))
         row["what_if_s"] = _timed(planner, other, options)["solve_s"]
         rows.append(row)
     result = {
         "layers": arguments.layers,
         "devices": arguments.devices,
+        "kinds": arguments.kinds,
         "microbatches": options.num_microbatches,
         "memory_gb": arguments.memory_gb,
         "asked_gap": arguments.gap,
@@ -138,7 +142,19 @@ def uneven_profile(num_layers: int, seed: int = 0) -> Profile:
     )
 
 
-def _cluster(num_devices: int, memory_bytes: int) -> Cluster:
+def _cluster(arguments: argparse.Namespace, memory_bytes: int) -> Cluster:
+    """Nodes of eight devices; of several kinds equally many, one kind behind the other."""
+    found = _alike(arguments.devices, memory_bytes)
+    each = -(-arguments.devices // arguments.kinds)
+    devices = []
+    for index, device in enumerate(found.devices):
+        kind, speed, share = KINDS[index // each]
+        changed = {"kind": kind, "speed": speed, "memory_bytes": round(share * memory_bytes)}
+        devices.append(device.model_copy(update=changed if arguments.kinds > 1 else {}))
+    return found.model_copy(update={"devices": tuple(devices)})
+
+
+def _alike(num_devices: int, memory_bytes: int) -> Cluster:
     if num_devices > DEVICES_PER_NODE and num_devices % DEVICES_PER_NODE:
         raise InvalidInput(
             f"{num_devices} devices are no whole nodes of {DEVICES_PER_NODE}; give up to "
@@ -196,6 +212,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=_positive(int), default=4096)
     parser.add_argument("--microbatches", type=_positive(int), help="default: twice the devices")
     parser.add_argument("--memory-gb", type=_positive(float), default=32.0, help="of each device")
+    parser.add_argument("--kinds", type=int, choices=(1, 2, 3), default=1, help="of devices")
     parser.add_argument("--gap", type=float, default=1e-4, help="good enough, relatively")
     parser.add_argument("--repeats", type=_positive(int), default=3)
     parser.add_argument("--seed", type=int, default=0)

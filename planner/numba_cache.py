@@ -26,7 +26,9 @@ from .plan import plan
 
 FOLDER = Path(__file__).resolve().parent
 SOURCES = (
+    FOLDER / "search" / "device_prices.py",
     FOLDER / "search" / "label_kernel.py",
+    FOLDER / "search" / "label_table.py",
     FOLDER / "search" / "relaxation_kernel.py",
     FOLDER / "simulator" / "event_loop.py",
     FOLDER.parent / "schedules" / "action_order.py",

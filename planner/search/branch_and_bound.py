@@ -34,7 +34,7 @@ import numpy as np
 from ...core.errors import DeadlineExceeded
 from ..cost.device_classes import Devices
 from .arcs import DevicePool, Measure, MetricCaps, SearchRules, SearchSpace, StageArc, StageArcs
-from .label_setting import ArcPath, relax, search
+from .label_setting import ArcPath, Relaxation, relax, search
 
 ROUNDING = 1e-12
 """Objectives closer than this, relatively, are equal."""
@@ -80,6 +80,9 @@ MANY_ARCS = 50_000
 
 FEWER = 0.8
 """They are pruned if at most this share of them would remain."""
+
+BEAM = 64
+"""Labels of a position that a quick search over several classes of devices keeps."""
 
 CAP_GROWTH = (1.3, 1.7)
 """Factor for a cap that no plan kept: with few arcs to choose from, and with many."""
@@ -172,7 +175,8 @@ class BranchAndBound:
 
     The ``effort`` is shared by the searches of one request. Every plan of the space pays at least
     ``tied_s`` for tied weights, a path what ``tied_of`` returns. Only plans better than
-    ``best_value``, known from elsewhere, are looked for.
+    ``best_value``, known from elsewhere, are looked for; the value of each is told to
+    ``on_better`` at once.
     """
 
     def __init__(
@@ -185,6 +189,7 @@ class BranchAndBound:
         tied_of: Callable[[tuple[StageArc, ...]], float] | None = None,
         best_value: float = math.inf,
         max_total_replicas: int | None = None,
+        on_better: Callable[[float], None] | None = None,
     ) -> None:
         self.space, self.measure, self.effort = space, measure, effort
         self.arcs: StageArcs = space.arcs(measure)
@@ -197,6 +202,10 @@ class BranchAndBound:
         self.tied_s = tied_s
         self.tied_of = tied_of
         self.best_value = best_value
+        self.on_better = on_better
+        # labels of several classes differ in what they use of each, and soon are too many
+        self.is_mixed = len(self.pool.total) > 1
+        self.prices = np.zeros(len(self.pool.total))
         self.paths: list[StagePath] = []
         self.open: list[_Box] = []
         self.unproven = math.inf
@@ -207,7 +216,7 @@ class BranchAndBound:
     @cached_property
     def least_weight(self) -> float:
         """Return a lower bound of every plan's sum."""
-        return relax(self.arcs, self.pool, self.rules, MetricCaps()).least_weight
+        return self._relax(self.arcs, MetricCaps()).least_weight
 
     @property
     def best(self) -> StagePath | None:
@@ -240,11 +249,16 @@ class BranchAndBound:
         for _ in range(FIRST_PLAN_TRIES):
             if self.effort.is_over:
                 raise DeadlineExceeded(GAVE_UP)
-            found = self._solve(MetricCaps(first=cap, quantum=math.inf)).best
+            found = self._solve(MetricCaps(first=cap, quantum=math.inf), beam=self._beam).best
             if found is not None:
                 return found
             cap *= growth
         return self.find_fewest_devices()
+
+    @property
+    def _beam(self) -> int:
+        """Return the labels of a position that a quick search keeps; 0 for all."""
+        return BEAM if self.is_mixed else 0
 
     def _even_share(self) -> tuple[float, float]:
         """Return all work spread evenly over all devices, and all work on one; per micro-batch.
@@ -293,7 +307,7 @@ class BranchAndBound:
         while high - low > tolerance * self.best_value and not self.effort.is_over:
             middle = low + (high - low) / 2
             caps = MetricCaps(first=middle, weight=self._weight_cap((low, 0.0, 0.0)))
-            relaxed = relax(self.arcs, self.pool, self.rules, caps)
+            relaxed = self._relax(self.arcs, caps)
             self.effort.searches += 1
             if relaxed.least_weight > caps.weight:
                 low = min(max(relaxed.next_metrics[0], middle), high)
@@ -301,10 +315,16 @@ class BranchAndBound:
                 high = middle
         return low
 
+    def _relax(self, arcs: StageArcs, caps: MetricCaps) -> Relaxation:
+        """Bound all paths within the caps; the next search begins at the prices found here."""
+        relaxed = relax(arcs, self.pool, self.rules, caps, self.prices)
+        self.prices = relaxed.prices
+        return relaxed
+
     def _prune(self, lower: float) -> None:
         """Forget the arcs that no plan better than the best has."""
         caps = MetricCaps(first=self._most_metric(), weight=self._weight_cap((lower, 0.0, 0.0)))
-        relaxed = relax(self.arcs, self.pool, self.rules, caps)
+        relaxed = self._relax(self.arcs, caps)
         self.arcs = self.arcs.prune(relaxed.replicas)
 
     def _most_metric(self) -> float:
@@ -375,14 +395,14 @@ class BranchAndBound:
         budget = max(DIVE_LABELS, LABELS_PER_ARC * len(self.arcs.last))
         found = 0
         while lower + width < self._most_metric() and not self.effort.is_over and found < DIVES:
-            caps = MetricCaps(
-                first=lower + width, weight=self._weight_cap((lower, 0.0, 0.0)), quantum=math.inf
-            )
-            solution = self._solve(caps, budget=budget)
+            caps = MetricCaps(first=lower + width, weight=self._weight_cap((lower, 0.0, 0.0)))
+            rough = caps._replace(quantum=math.inf)
+            solution = self._solve(caps if self.is_mixed else rough, budget=budget, beam=self._beam)
             if solution.best is not None:
                 found += 1
-                rough = caps._replace(quantum=DIVE_QUANTUM * self.best_value)
-                self._solve(rough, budget=DIVE_LABELS)
+                if not self.is_mixed:
+                    rough = caps._replace(quantum=DIVE_QUANTUM * self.best_value)
+                    self._solve(rough, budget=DIVE_LABELS)
             elif solution.complete:
                 lower = max(lower + width, min(solution.next_metrics[0], self._most_metric()))
             width *= 2
@@ -406,10 +426,17 @@ class BranchAndBound:
         A box whose search is given up is kept as it is, to be halved when its turn comes.
         """
         upper = self._clip(lower, upper, weight)
-        caps = MetricCaps(*upper, weight=self._weight_cap(lower))
         beyond = (math.inf, math.inf, math.inf)
-        if len(arcs.last) > MANY_ARCS:
-            relaxed = relax(arcs, self.pool, self.rules, caps)
+        solution = None
+        if self.is_mixed:
+            # A plan from a beam may lower the caps so far that nothing is left to search.
+            caps = MetricCaps(*upper, weight=self._weight_cap(lower))
+            quick = self._solve(caps, exact=True, arcs=arcs, beam=BEAM)
+            solution = quick if quick.complete else None
+            upper = self._clip(lower, upper, weight) if solution is None else upper
+        caps = MetricCaps(*upper, weight=self._weight_cap(lower))
+        if solution is None and (self.is_mixed or len(arcs.last) > MANY_ARCS):
+            relaxed = self._relax(arcs, caps)
             beyond = relaxed.next_metrics
             if relaxed.least_weight > caps.weight:
                 return beyond
@@ -418,7 +445,8 @@ class BranchAndBound:
         widest = _widest(lower, upper)[1]
         can_split = widest > max(self.effort.gap, LEAST_SPLIT) * self.best_value / 16
         budget = self._split_budget() if can_split else None
-        solution = self._solve(caps, exact=True, budget=budget, arcs=arcs)
+        if solution is None:
+            solution = self._solve(caps, exact=True, budget=budget, arcs=arcs)
         if solution.best is not None or (can_split and not solution.complete):
             weight = max(weight, solution.bound_weight)
             bound = max(weight + sum(lower) + self.tied_s, known)
@@ -489,29 +517,34 @@ class BranchAndBound:
         paths: int = 4,
         budget: int | None = None,
         arcs: StageArcs | None = None,
+        beam: int = 0,
     ) -> _Solution:
         """Run one label search; repeat it with coarser weights if it grows too large."""
         quantum = caps.quantum
         for _ in range(5):
             outcome = search(
                 arcs or self.arcs, self.pool, self.rules, caps._replace(quantum=quantum),
-                budget=min(budget or MAX_LABELS, self._time_budget()), paths=paths,
+                budget=min(budget or MAX_LABELS, self._time_budget()), paths=paths, beam=beam,
+                prices=self.prices,
             )  # fmt: skip
             self.effort.searches += 1
             self.effort.labels += outcome.labels
-            if outcome.complete:
+            if outcome.complete or beam:
                 break
             if budget or quantum == math.inf or self.best_value == math.inf or self.effort.is_over:
                 break
             # stages lose at most a quantum each: a sixteenth of the gap in all
             finest = max(self.effort.gap, 1e-5) * self.best_value / (16 * self.most_stages)
             quantum = max(4 * quantum, finest)
-        if not outcome.complete and self.best_value == math.inf:
+        if not outcome.complete and self.best_value == math.inf and not beam:
             raise DeadlineExceeded(GAVE_UP)
         found = [self._evaluate(path) for path in outcome.paths()]
         for path in found:
             self.paths.append(path)
-            self.best_value = min(self.best_value, path.value)
+            if path.value < self.best_value:
+                self.best_value = path.value
+                if self.on_better:
+                    self.on_better(path.value)
         lost = quantum * self.most_stages if quantum else 0.0
         weight = outcome.best.weight - lost if outcome.best and exact else outcome.least_weight
         best = found[0] if found else None

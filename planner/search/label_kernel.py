@@ -13,9 +13,29 @@ from typing import NamedTuple
 
 from ...schedules.numba_jit import float_zeros, int_zeros
 from .arcs import DevicePool, Floats, Integers, MetricCaps, SearchRules, StageArcs
+from .device_prices import TOLERANCE
+from .label_table import (
+    ARC,
+    COUNT,
+    END,
+    FEWEST,
+    FRONT,
+    IN_FLIGHT,
+    KEY,
+    LOOKED,
+    PARENT,
+    REPLICAS,
+    SIZE,
+    STAGES,
+    THINNED,
+    USED,
+    LabelTable,
+    grow,
+    keep_undominated,
+    thin_labels,
+)
 from .relaxation_kernel import (
     SYNC,
-    TOLERANCE,
     RelaxedArcs,
     all_reduce_s,
     fewest_for_memory,
@@ -24,21 +44,8 @@ from .relaxation_kernel import (
     next_count,
     place,
     relax_arcs,
-    total_power,
     widest_linked,
 )
-
-IN_FLIGHT, STAGES, REPLICAS, KEY, PARENT, ARC, COUNT, END, FRONT, USED = range(10)
-"""Integer columns of a label; from ``USED`` on one column for each device class.
-
-``REPLICAS`` are those of all its stages and ``COUNT`` those of its first stage, whose devices end
-at ``END`` of their class. ``FRONT`` is the number from the front of a stage at or behind a pinned
-one, else 0.
-"""
-
-LOOKED, SIZE, FEWEST = 0, 1, 2
-"""Counters of a search: candidates looked at, labels kept, and the fewest micro-batches in flight
-of the numbers of replicas placed so far in front of one label."""
 
 
 class Labels(NamedTuple):
@@ -59,24 +66,17 @@ class Labels(NamedTuple):
     complete: bool
 
 
-class LabelTable(NamedTuple):
-    """The growing part of `Labels`."""
-
-    columns: Integers
-    weight: Floats
-    bucket: Floats
-
-
 class Scope(NamedTuple):
     """Everything but arcs that stays the same during one search.
 
     Attributes:
         watched: The integer columns in which dominance compares labels.
         residue: Outermost group size of each class but one level, shape (K,).
-        power: All devices, in devices of the slowest class.
+        prices: Seconds charged per device of each class.
         width: Integer columns of a label.
         last_pin: Largest number from the front that a stage must have; 0 for none.
         tracks_in_flight: See `label_setting`.
+        beam: Labels kept at each position at most; 0 for all.
     """
 
     pool: DevicePool
@@ -84,25 +84,19 @@ class Scope(NamedTuple):
     caps: MetricCaps
     watched: Integers
     residue: Integers
-    power: float
+    prices: Floats
     width: int
     last_pin: int
     tracks_in_flight: bool
+    beam: int
 
 
 class Bound(NamedTuple):
-    """Bounds on everything in front of one position; see `RelaxedArcs`.
-
-    Attributes:
-        power: All devices, in devices of the slowest class.
-        price: Seconds charged per device.
-    """
+    """Bounds on everything in front of one position; see `RelaxedArcs`."""
 
     weight: float
     devices: float
     priced: float
-    power: float
-    price: float
 
 
 class ArcCosts(NamedTuple):
@@ -134,6 +128,7 @@ class LabelBehind(NamedTuple):
         free: Devices of the arc's class that the label leaves.
         most: Replicas at most; 0 if the arc cannot be there.
         left: All devices it leaves, in devices of the slowest class.
+        worth: Their price.
     """
 
     label: int
@@ -144,6 +139,7 @@ class LabelBehind(NamedTuple):
     free: int
     most: int
     left: float
+    worth: float
 
 
 class Extension(NamedTuple):
@@ -170,23 +166,24 @@ class Extension(NamedTuple):
 
 def search_labels(
     arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps, budget: int,
-    tracks_in_flight: bool, last_pin: int,
+    tracks_in_flight: bool, last_pin: int, beam: int, tried: Floats,
 ) -> Labels:  # fmt: skip
-    """Keep all undominated labels of every position, from the last position to the first."""
+    """Keep the undominated labels of every position, from the last position to the first.
+
+    With a beam only so many of each position: those that, with the least that can be in front of
+    them, cost least at the relaxation's prices of devices.
+    """
     num_atoms = len(arcs.first_arc) - 1
-    next_metrics, relaxed = relax_arcs(arcs, pool, rules, caps)
-    scope = make_scope(pool, rules, caps, tracks_in_flight, last_pin)
+    next_metrics, relaxed = relax_arcs(arcs, pool, rules, caps, tried)
+    scope = make_scope(pool, rules, caps, relaxed.prices, tracks_in_flight, last_pin, beam)
     table = LabelTable(int_zeros(scope.width), float_zeros(1), float_zeros(1))
-    counters = int_zeros(3)
+    counters = int_zeros(4)
     counters[SIZE] = 1  # the base case: nothing used at the last position
     begin, finish = int_zeros(num_atoms + 1), int_zeros(num_atoms + 1)
     finish[num_atoms] = 1
     for i in range(num_atoms - 1, -1, -1):
         begin[i] = counters[SIZE]
-        bound = Bound(
-            relaxed.front_weight[i], relaxed.front_devices[i], relaxed.front_priced[i],
-            scope.power, relaxed.device_price,
-        )  # fmt: skip
+        bound = Bound(relaxed.front_weight[i], relaxed.front_devices[i], relaxed.front_priced[i])
         table = extend_to_position(
             i, budget, relaxed, bound, arcs, scope, table, begin, finish, counters, next_metrics
         )
@@ -195,13 +192,14 @@ def search_labels(
             break
     return Labels(
         table.columns, table.weight, table.bucket, begin, finish, counters[SIZE], next_metrics,
-        relaxed.least_weight, counters[LOOKED] <= budget,
+        relaxed.least_weight, counters[LOOKED] <= budget and counters[THINNED] == 0,
     )  # fmt: skip
 
 
 def make_scope(
-    pool: DevicePool, rules: SearchRules, caps: MetricCaps, tracks_in_flight: bool, last_pin: int
-) -> Scope:
+    pool: DevicePool, rules: SearchRules, caps: MetricCaps, prices: Floats,
+    tracks_in_flight: bool, last_pin: int, beam: int,
+) -> Scope:  # fmt: skip
     """Work out what dominance compares, and the residues that keys are made of."""
     num_classes, levels = len(pool.groups), len(pool.groups[0])
     residue = int_zeros(num_classes)
@@ -221,8 +219,7 @@ def make_scope(
             watched[size] = column
             size += 1
     return Scope(
-        pool, rules, caps, watched[:size], residue, total_power(pool), width, last_pin,
-        tracks_in_flight,
+        pool, rules, caps, watched[:size], residue, prices, width, last_pin, tracks_in_flight, beam,
     )  # fmt: skip
 
 
@@ -259,7 +256,18 @@ def extend_to_position(
                     count = try_count(
                         step, count, bound, scope, table, first_new, counters, next_metrics
                     )
+            if scope.beam > 0 and counters[SIZE] - first_new > 2 * scope.beam:
+                counters[SIZE] = thin(first_new, scope, table, counters)
+    if scope.beam > 0:
+        counters[SIZE] = thin(first_new, scope, table, counters)
     return table
+
+
+def thin(begin: int, scope: Scope, table: LabelTable, counters: Integers) -> int:
+    """Keep as many labels of a position as the beam is wide; return the new size."""
+    size = thin_labels(table, scope.prices, begin, counters[SIZE], scope.width, scope.beam)
+    counters[THINNED] += counters[SIZE] - size
+    return size
 
 
 def costs_of_arc(arc: int, i: int, arcs: StageArcs) -> ArcCosts:
@@ -308,14 +316,15 @@ def look_behind(
         or not allows_stages(is_first, number, rules)
         or table.weight[label] + costs.weight + bound.weight > cap
     ):
-        return LabelBehind(label, row, number, front, cap, 0, 0, 0.0)
+        return LabelBehind(label, row, number, front, cap, 0, 0, 0.0, 0.0)
     free = scope.pool.total[k] - columns[row + USED + k]
     most = min(
         free, rules.max_replicas, rules.num_microbatches,
         rules.max_total_replicas - columns[row + REPLICAS],
     )  # fmt: skip
-    left = devices_left(columns, row + USED, scope.pool.speed, bound.power)
-    return LabelBehind(label, row, number, front, cap, free, most, left)
+    left = value_left(columns, row + USED, scope.pool.total, scope.pool.speed)
+    value = value_left(columns, row + USED, scope.pool.total, scope.prices)
+    return LabelBehind(label, row, number, front, cap, free, most, left, value)
 
 
 def extend_over_level(
@@ -330,7 +339,8 @@ def extend_over_level(
     if need >= 0:
         weight = table.weight[behind.label] + (costs.weight + arcs.weight_link[level][costs.last])
         left = behind.left - need * scope.pool.speed[costs.device_class]
-        if is_hopeless(weight, left, behind.weight_cap, bound):
+        value = behind.worth - need * scope.prices[costs.device_class]
+        if is_hopeless(weight, left, value, behind.weight_cap, bound):
             need = -1
         else:
             need = fewest_for_memory(
@@ -367,25 +377,22 @@ def allows_stages(is_first: bool, number: int, rules: SearchRules) -> bool:
     return rules.max_stages == 0 or number <= rules.max_stages - (0 if is_first else 1)
 
 
-def devices_left(columns: Integers, at: int, speed: Floats, power: float) -> float:
-    """Return the devices a label leaves, in devices of the slowest class."""
-    left = power
-    for k in range(len(speed)):
-        left -= columns[at + k] * speed[k]
+def value_left(columns: Integers, at: int, total: Integers, prices: Floats) -> float:
+    """Return the price of the devices that a label leaves."""
+    left = 0.0
+    for k in range(len(prices)):
+        left += (total[k] - columns[at + k]) * prices[k]
     return left
 
 
-def is_hopeless(weight: float, left: float, cap: float, bound: Bound) -> bool:
-    """Return True if no path through a label keeps the weight's cap and has devices enough."""
-    if weight + bound.weight > cap:
+def is_hopeless(weight: float, left: float, value: float, cap: float, bound: Bound) -> bool:
+    """Return True if no path through a label keeps the weight's cap and has devices enough.
+
+    ``left`` are the devices it leaves, in devices of the slowest class, ``value`` their price.
+    """
+    if weight + bound.weight > cap or bound.devices > left * (1 + TOLERANCE) + TOLERANCE:
         return True
-    if bound.devices > left * (1 + TOLERANCE) + TOLERANCE:
-        return True
-    if bound.price == 0:
-        return False
-    slack = bound.power * (1 + TOLERANCE) + TOLERANCE
-    priced = weight + bound.price * (bound.power - left) + bound.priced
-    return bool(priced > cap + bound.price * slack)
+    return weight + bound.priced > cap + value + TOLERANCE * (cap + value)
 
 
 def try_count(
@@ -445,8 +452,9 @@ def add_label(
     for other in range(num_classes):
         columns[row + USED + other] = columns[step.behind.row + USED + other]
     columns[row + USED + k] = pool.total[k] - (end - count)
-    left = devices_left(columns, row + USED, pool.speed, bound.power)
-    if is_hopeless(step.weight, left, step.behind.weight_cap, bound):
+    left = value_left(columns, row + USED, pool.total, pool.speed)
+    value = value_left(columns, row + USED, pool.total, scope.prices)
+    if is_hopeless(step.weight, left, value, step.behind.weight_cap, bound):
         return
     columns[row + IN_FLIGHT] = in_flight if scope.tracks_in_flight else 0
     columns[row + STAGES], columns[row + FRONT] = step.behind.number, step.behind.front
@@ -478,63 +486,3 @@ def key_of(step: Extension, k: int, columns: Integers, used: int, scope: Scope) 
     if scope.last_pin > 0:
         key = key * (scope.last_pin + 1) + step.behind.front
     return key
-
-
-def keep_undominated(
-    columns: Integers, weight: Floats, bucket: Floats, begin: int, new: int, width: int,
-    watched: Integers,
-) -> int:  # fmt: skip
-    """Compare the label at ``new`` with those from ``begin`` on; return the new size.
-
-    It goes if one is at least as good in every watched column, and those it is at least as good
-    as go; the others keep their order, on which ties between plans depend.
-    """
-    row, target = new * width, begin
-    for other in range(begin, new):
-        at = other * width
-        if columns[at + KEY] == columns[row + KEY]:
-            worse = bucket[other] <= bucket[new]
-            better = bucket[other] >= bucket[new]
-            for index in range(len(watched)):
-                one, two = columns[at + watched[index]], columns[row + watched[index]]
-                if one > two:
-                    worse = False
-                elif one < two:
-                    better = False
-                if not worse and not better:
-                    break
-            if worse and better:  # equal: the smaller weight stays
-                better = weight[other] > weight[new]
-                worse = not better
-            if worse:
-                return new
-            if better:
-                continue
-        if target != other:
-            move_label(columns, weight, bucket, other, target, width)
-        target += 1
-    if target != new:
-        move_label(columns, weight, bucket, new, target, width)
-    return target + 1
-
-
-def move_label(
-    columns: Integers, weight: Floats, bucket: Floats, source: int, target: int, width: int
-) -> None:
-    """Copy one label over another."""
-    for column in range(width):
-        columns[target * width + column] = columns[source * width + column]
-    weight[target], bucket[target] = weight[source], bucket[source]
-
-
-def grow(table: LabelTable, width: int) -> LabelTable:
-    """Return the labels with room for twice as many, at least 1024."""
-    size = len(table.weight)
-    capacity = max(2 * size, 1024)
-    columns = int_zeros(capacity * width)
-    weight, bucket = float_zeros(capacity), float_zeros(capacity)
-    for index in range(size * width):
-        columns[index] = table.columns[index]
-    for label in range(size):
-        weight[label], bucket[label] = table.weight[label], table.bucket[label]
-    return LabelTable(columns, weight, bucket)

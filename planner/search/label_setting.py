@@ -17,16 +17,18 @@ Transition: for every arc i -> j and every label at j, choose r, the fewest repl
     More replicas than needed are tried only where that changes the link level of a cut or leaves
     fewer micro-batches in flight: r = ceil(q / k) for whole k.
 Bound: a label is dropped if w plus the least weight in front of i exceeds the cap, if the devices
-    left are fewer than the layers in front need, or if both together, at a price per device, do.
-    `relaxation_kernel.relax_arcs` computes the three, and the arcs that no path within the caps
-    can have.
+    left are fewer than the layers in front need, or if both together, at a price of each class of
+    devices (`device_prices`), do. `relaxation_kernel.relax_arcs` computes the three, and the arcs
+    that no path within the caps can have.
 Dominance: of two labels at i with equal keys one is dropped if the other's w, d and q are all at
     most its own; stages and replicas too where their number is limited. Equal keys mean equal
     device residues, so that everything in front can be shifted by whole groups. From a stage of a
     pinned number on, labels count down to the first stage, and different numbers have different
     keys. Respects that a request cannot notice are not compared.
 Complexity: O(arcs x labels per position) time for each search, O(N x labels per position) memory.
-
+Beam: with several classes of devices labels differ in what they use of each, and soon are millions
+    at one position. A search that keeps only the cheapest at those prices finds plans in
+    O(arcs x beam), and proves nothing.
 This is the resource-constrained shortest path problem (Irnich and Desaulniers, "Shortest path
 problems with resource constraints", 2005).
 """
@@ -52,6 +54,7 @@ from .arcs import (
     StageArc,
     StageArcs,
 )
+from .label_table import ARC, COUNT, END, PARENT, USED
 from .relaxation_kernel import relax_arcs
 
 MAX_KEYS = 2**62
@@ -59,6 +62,9 @@ MAX_KEYS = 2**62
 
 STEPS_PER_ARC = 50
 """Basic operations of a search for each arc, roughly; decides whether compiled code pays."""
+
+STEPS_PER_LABEL = 4
+"""Basic operations for each arc and label of a beam."""
 
 
 _SEARCH = Kernel(kernel.search_labels)
@@ -84,7 +90,8 @@ class SearchOutcome:
         next_metrics: Least value above its cap that each metric of a refused stage has; no other
             path appears with caps below these.
         least_weight: A lower bound of every path's weight, complete or not.
-        complete: False if the budget ran out; then an empty ``best`` proves nothing.
+        complete: False if the budget ran out or a beam left labels out; then an empty ``best``
+            proves nothing.
         labels: Labels kept.
     """
 
@@ -107,12 +114,14 @@ class Relaxation:
     """Facts about all paths within the caps, from stages considered apart from each other.
 
     ``least_weight`` bounds every path's weight, infinite where there is no path; ``replicas`` are
-    those each arc needs at least, -1 if no path uses it, shape (A,).
+    those each arc needs at least, -1 if no path uses it, shape (A,). ``prices`` of a device of each
+    class gave that bound.
     """
 
     least_weight: float
     next_metrics: tuple[float, float, float]
     replicas: Integers
+    prices: Floats
 
 
 def search(
@@ -123,21 +132,26 @@ def search(
     *,
     budget: int = 2**62,
     paths: int = 1,
+    beam: int = 0,
+    prices: Floats | None = None,
 ) -> SearchOutcome:
     """Find the path of least weight on which every stage keeps the caps.
 
-    It gives up after ``budget`` candidate labels, and reports at most that many ``paths``.
+    It gives up after ``budget`` candidate labels, and reports at most that many ``paths``. With a
+    ``beam`` it keeps at most so many labels of a position: it is quick, and incomplete where it
+    left some out. Prices of devices are sought near the ``prices`` given.
     """
     caps = MetricCaps(*map(float, caps))  # Python's floats are quicker than numpy's scalars
     last_pin = int(arcs.stage_number.max(initial=0))
     if _num_keys(pool, rules, last_pin) > MAX_KEYS:
         return SearchOutcome(None, complete=False)
     found = _SEARCH(
-        len(arcs.last) * STEPS_PER_ARC,
-        arcs, pool, rules, caps, budget, _tracks_in_flight(arcs, rules), last_pin,
+        len(arcs.last) * max(STEPS_PER_ARC, STEPS_PER_LABEL * beam),
+        arcs, pool, rules, caps, budget, _tracks_in_flight(arcs, rules), last_pin, beam,
+        np.zeros(len(pool.total)) if prices is None else prices,
     )  # fmt: skip
     least_weight = float(found.least_weight)
-    if not found.complete:
+    if not found.complete and not beam:
         return SearchOutcome(None, complete=False, least_weight=least_weight)
     reported = _read_paths(found, arcs, len(pool.total), paths)
     return SearchOutcome(
@@ -145,22 +159,29 @@ def search(
         others=tuple(reported[1:]),
         next_metrics=_three(found.next_metrics),
         least_weight=least_weight,
+        complete=bool(found.complete),
         labels=found.num_labels,
     )
 
 
-def relax(arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps) -> Relaxation:
+def relax(
+    arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps,
+    prices: Floats | None = None,
+) -> Relaxation:  # fmt: skip
     """Bound all paths within the caps quickly, without placing anything.
 
     O(A): every stage gets the fewest replicas that its own metrics, its memory and the fewest
-    replicas behind it allow; all of them together share the devices at a price.
+    replicas behind it allow; all of them together share the devices at prices, which are sought
+    near those given.
     """
     next_metrics, found = _RELAX(
-        len(arcs.last) * STEPS_PER_ARC, arcs, pool, rules, MetricCaps(*map(float, caps))
-    )
+        len(arcs.last) * STEPS_PER_ARC, arcs, pool, rules, MetricCaps(*map(float, caps)),
+        np.zeros(len(pool.total)) if prices is None else prices,
+    )  # fmt: skip
     replicas = np.full(len(arcs.last), -1, dtype=np.int64)
     replicas[np.asarray(found.arc, dtype=np.int64)] = found.replicas
-    return Relaxation(float(found.least_weight), _three(next_metrics), replicas)
+    prices = np.asarray(found.prices, dtype=np.float64)
+    return Relaxation(float(found.least_weight), _three(next_metrics), replicas, prices)
 
 
 def _num_keys(pool: DevicePool, rules: SearchRules, last_pin: int) -> int:
@@ -186,10 +207,10 @@ def _read_paths(
 ) -> list[ArcPath]:
     """Read the labels at position 0 as paths: least weight first, then by fewest devices."""
     low, high = int(found.begin[0]), int(found.finish[0])
-    width = kernel.USED + num_classes
+    width = USED + num_classes
 
     def used(label: int) -> tuple[int, ...]:
-        at = label * width + kernel.USED
+        at = label * width + USED
         return tuple(int(count) for count in found.columns[at : at + num_classes])
 
     order = sorted(range(low, high), key=lambda label: (float(found.weight[label]), label))
@@ -207,16 +228,16 @@ def _read_arcs(
     read = []
     while label:
         row = found.columns[label * width : (label + 1) * width]
-        arc = int(row[kernel.ARC])
+        arc = int(row[ARC])
         read.append(
             StageArc(
                 first=int(np.searchsorted(arcs.first_arc, arc, side="right")) - 1,
                 last=int(arcs.last[arc]),
                 device_class=int(arcs.device_class[arc]),
                 recompute=bool(arcs.recompute[arc]),
-                replicas=int(row[kernel.COUNT]),
-                end=int(row[kernel.END]),
+                replicas=int(row[COUNT]),
+                end=int(row[END]),
             )
         )
-        label = int(row[kernel.PARENT])
+        label = int(row[PARENT])
     return tuple(read)

@@ -19,18 +19,22 @@ from .arcs import (
     SearchRules,
     StageArcs,
 )
+from .device_prices import (
+    TOLERANCE,
+    UsableArcs,
+    charge,
+    price_classes,
+    price_speed,
+    shortest_from_front,
+    shortest_to_end,
+    worth,
+)
 
 FIRST, SECOND, SYNC = 0, 1, 2
 """Indices of the metrics in ``next_metrics``."""
 
 FAR = 2**40
 """More replicas than any cluster has: nothing can be behind this position."""
-
-SECANT_STEPS = 6
-"""The price of a device settles in two to four steps; more gain nothing measurable."""
-
-TOLERANCE = 1e-9
-"""Sums of device speeds are compared with this much slack, relative and absolute."""
 
 
 class RelaxedArcs(NamedTuple):
@@ -42,8 +46,8 @@ class RelaxedArcs(NamedTuple):
         replicas: Replicas it needs at least.
         front_weight: Least weight of a path from position 0, by position.
         front_devices: Fewest devices of one, in devices of the slowest class.
-        front_priced: Least weight plus price of devices of one.
-        device_price: Seconds charged per device; 0 if devices are ample.
+        front_priced: Least weight plus prices of devices of one.
+        prices: Seconds charged per device of each class; 0 where devices are ample.
         least_weight: A lower bound of every path's weight.
     """
 
@@ -53,19 +57,8 @@ class RelaxedArcs(NamedTuple):
     front_weight: Floats
     front_devices: Floats
     front_priced: Floats
-    device_price: float
+    prices: Floats
     least_weight: float
-
-
-class UsableArcs(NamedTuple):
-    """Arcs with enough replicas, before bounds: columns by arc but ``first_arc``."""
-
-    first_arc: Integers
-    last: Integers
-    arc: Integers
-    replicas: Integers
-    weight: Floats
-    devices: Floats
 
 
 # --- Devices and replicas ---------------------------------------------------------------------
@@ -298,55 +291,58 @@ def fewest_for_memory(
 
 
 def relax_arcs(
-    arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps
+    arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps, tried: Floats
 ) -> tuple[Floats, RelaxedArcs]:
     """Drop the arcs that no path within the caps can have, and bound the rest.
 
     Replicas of every arc are the fewest by its own metrics and memory, given the fewest that can be
-    behind it. Then the shortest paths through it by weight, by devices, and by both at a price per
-    device (Handler and Zang 1980) say whether it can be part of a path. Returns the least values of
-    the three metrics beyond their caps, and what remains.
+    behind it. Then the shortest paths through it by weight, by devices, and by both at prices of
+    devices (`device_prices`), sought near those ``tried`` before, say whether it can be part of a
+    path. Returns the least values of the three metrics beyond their caps, and what remains.
     """
     num_atoms = len(arcs.first_arc) - 1
     next_metrics = float_zeros(3)
     for metric in range(3):
         next_metrics[metric] = math.inf
     usable = usable_arcs(arcs, pool, rules, caps, next_metrics)
-    power = total_power(pool)
-    slack = power * (1 + TOLERANCE) + TOLERANCE
-    front_weight, back_weight = shortest_paths(usable, 1.0, 0.0)
-    front_devices, back_devices = shortest_paths(usable, 0.0, 1.0)
+    free = float_zeros(len(pool.total))
+    slack = worth(pool.speed, pool.total) * (1 + TOLERANCE) + TOLERANCE
+    weights, devices = charge(usable, 1.0, free), charge(usable, 0.0, pool.speed)
+    back_weight, back_devices = shortest_to_end(usable, weights), shortest_to_end(usable, devices)
     if not back_devices[0] <= slack:  # no path, or none with so few devices
-        none = int_zeros(0)
-        zeros = float_zeros(num_atoms + 1)
+        none, zeros = int_zeros(0), float_zeros(num_atoms + 1)
         return next_metrics, RelaxedArcs(
-            int_zeros(num_atoms + 1), none, none, zeros, zeros, zeros, 0.0, math.inf
+            int_zeros(num_atoms + 1), none, none, zeros, zeros, zeros, free, math.inf
         )
-    price, least_weight, front_priced, back_priced = price_devices(
-        usable, power, slack, front_weight, back_weight, back_devices
-    )
+    front_weight = shortest_from_front(usable, weights)
+    front_devices = shortest_from_front(usable, devices)
+    prices, least_weight = price_speed(usable, pool, back_weight, back_devices)
+    if len(free) > 1:
+        prices, bound = price_classes(usable, pool, caps.weight, prices, tried)
+        least_weight = max(least_weight, bound)
+    priced, front_priced, back_priced = weights, front_weight, back_weight
+    if worth(prices, pool.total) > 0:
+        priced = charge(usable, 1.0, prices)
+        front_priced = shortest_from_front(usable, priced)
+        back_priced = shortest_to_end(usable, priced)
+    limit = (caps.weight + worth(prices, pool.total)) * (1 + TOLERANCE)
     first_arc = int_zeros(num_atoms + 1)
     kept, replicas = int_zeros(len(usable.arc)), int_zeros(len(usable.arc))
-    size = 0
-    arc, fewest, last = usable.arc, usable.replicas, usable.last
-    weight, devices = usable.weight, usable.devices
+    size, last = 0, usable.last
     for i in range(num_atoms):
         first_arc[i] = size
         for index in range(usable.first_arc[i], usable.first_arc[i + 1]):
-            j, w, d = last[index], weight[index], devices[index]
-            if front_devices[i] + d + back_devices[j] > slack:
-                continue
-            if front_weight[i] + w + back_weight[j] > caps.weight:
-                continue
-            if price > 0:
-                priced = front_priced[i] + (w + price * d) + back_priced[j]
-                if priced > caps.weight + price * slack:
-                    continue
-            kept[size], replicas[size] = arc[index], fewest[index]
-            size += 1
+            j = last[index]
+            if (
+                front_devices[i] + devices[index] + back_devices[j] <= slack
+                and front_weight[i] + weights[index] + back_weight[j] <= caps.weight
+                and front_priced[i] + priced[index] + back_priced[j] <= limit
+            ):
+                kept[size], replicas[size] = usable.arc[index], usable.replicas[index]
+                size += 1
     first_arc[num_atoms] = size
     return next_metrics, RelaxedArcs(
-        first_arc, kept[:size], replicas[:size], front_weight, front_devices, front_priced, price,
+        first_arc, kept[:size], replicas[:size], front_weight, front_devices, front_priced, prices,
         least_weight,
     )  # fmt: skip
 
@@ -363,12 +359,12 @@ def usable_arcs(
         behind[i] = relax_position(i, arcs, pool, rules, caps, behind, needed, link, next_metrics)
     usable = UsableArcs(
         int_zeros(num_atoms + 1), int_zeros(num_arcs), int_zeros(num_arcs), int_zeros(num_arcs),
-        float_zeros(num_arcs), float_zeros(num_arcs),
+        int_zeros(num_arcs), float_zeros(num_arcs), int_zeros(num_arcs),
     )  # fmt: skip
     size = gather_usable(arcs, pool, needed, link, usable)
     return UsableArcs(
         usable.first_arc, usable.last[:size], usable.arc[:size], usable.replicas[:size],
-        usable.weight[:size], usable.devices[:size],
+        usable.device_class[:size], usable.weight[:size], usable.devices[:size],
     )  # fmt: skip
 
 
@@ -384,8 +380,8 @@ def gather_usable(
                 usable.last[size], usable.arc[size] = arcs.last[arc], arc
                 usable.replicas[size] = needed[arc]
                 usable.weight[size] = arcs.weight[arc] + link[arc]
-                speed = pool.speed[arcs.device_class[arc]]
-                usable.devices[size] = occupied(needed[arc], pool.granule) * speed
+                usable.device_class[size] = arcs.device_class[arc]
+                usable.devices[size] = occupied(needed[arc], pool.granule)
                 size += 1
     usable.first_arc[len(arcs.first_arc) - 1] = size
     return size
@@ -461,88 +457,3 @@ def fewest_over_levels(
             need = one
         link = min(link, weight_link[level][j])
     return need, link
-
-
-def total_power(pool: DevicePool) -> float:
-    """Return all devices, counted in devices of the slowest class."""
-    power = 0.0
-    for k in range(len(pool.total)):
-        power += pool.total[k] * pool.speed[k]
-    return power
-
-
-def price_devices(
-    arcs: UsableArcs, power: float, slack: float, front_weight: Floats, back_weight: Floats,
-    back_devices: Floats,
-) -> tuple[float, float, Floats, Floats]:  # fmt: skip
-    """Find a price per device at which the lightest path uses about all devices.
-
-    The secant method of Handler and Zang: the next price makes the lightest path known with too
-    many devices and the lightest known with few enough equally dear. For every price p, no path
-    weighs less than (least weight + p x devices) - p x all devices.
-
-    Returns:
-        The price (0 if the lightest path has devices enough), a lower bound of every path's
-        weight, and the least priced weight in front of and behind every position.
-    """
-    price, least_weight = 0.0, back_weight[0]
-    front, back = front_weight, back_weight
-    light, light_devices = follow_path(arcs, 1.0, 0.0, back_weight)
-    heavy, heavy_devices = follow_path(arcs, 0.0, 1.0, back_devices)
-    if light_devices <= power:
-        return price, least_weight, front, back
-    for _ in range(SECANT_STEPS):
-        if light_devices <= heavy_devices:
-            break
-        step = (heavy - light) / (light_devices - heavy_devices)
-        if step <= 0:
-            break
-        price = step
-        front, back = shortest_paths(arcs, 1.0, price)
-        least_weight = max(least_weight, back[0] - price * slack)
-        weight, devices = follow_path(arcs, 1.0, price, back)
-        if back[0] >= (light + price * light_devices) * (1 - 1e-12):
-            break  # no path lies below the line through the two: the price is the best
-        if devices <= power:
-            heavy, heavy_devices = weight, devices
-        else:
-            light, light_devices = weight, devices
-    return price, least_weight, front, back
-
-
-def shortest_paths(arcs: UsableArcs, per_weight: float, per_device: float) -> tuple[Floats, Floats]:
-    """Return the least cost from position 0 to every position, and from there to the end."""
-    num_atoms = len(arcs.first_arc) - 1
-    front, back = float_zeros(num_atoms + 1), float_zeros(num_atoms + 1)
-    for i in range(num_atoms + 1):
-        front[i] = back[i] = math.inf
-    front[0] = back[num_atoms] = 0.0
-    first_arc, last, weight, used = arcs.first_arc, arcs.last, arcs.weight, arcs.devices
-    for i in range(num_atoms):
-        if front[i] < math.inf:
-            for index in range(first_arc[i], first_arc[i + 1]):
-                cost = per_weight * weight[index] + per_device * used[index]
-                j = last[index]
-                front[j] = min(front[j], front[i] + cost)
-    for i in range(num_atoms - 1, -1, -1):
-        for index in range(first_arc[i], first_arc[i + 1]):
-            cost = per_weight * weight[index] + per_device * used[index]
-            back[i] = min(back[i], cost + back[last[index]])
-    return front, back
-
-
-def follow_path(
-    arcs: UsableArcs, per_weight: float, per_device: float, back: Floats
-) -> tuple[float, float]:
-    """Return weight and devices of the path that `shortest_paths` found."""
-    i, weight, devices = 0, 0.0, 0.0
-    while i < len(arcs.first_arc) - 1:
-        least, best = math.inf, -1
-        for index in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
-            cost = per_weight * arcs.weight[index] + per_device * arcs.devices[index]
-            if cost + back[arcs.last[index]] < least:
-                least, best = cost + back[arcs.last[index]], index
-        weight += arcs.weight[best]
-        devices += arcs.devices[best]
-        i = arcs.last[best]
-    return weight, devices

@@ -99,6 +99,7 @@ def search_in_stages(
             search = BranchAndBound(
                 part.space, measure, effort, tied_s=part.tied_s,
                 max_total_replicas=max_total_replicas, best_value=best * (1 + 1e-9),
+                on_better=None if request.options.objective in NOT_STEPS else request.tell,
             )  # fmt: skip
             if stages.tied and measure in ("1f1b", "gpipe"):
                 # The part's `tied_s` is a bound; a plan's value has the time of its placement.
