@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import ScheduleName
-from .block_stack import BlockStack, find_stack
+from ..core.profile.block_stack import BlockStack, find_stack
 
 RecomputeMode = Literal["never", "except_last", "always"]
 """Values of `core.plan.plan.Stage.recompute`."""
