@@ -57,7 +57,8 @@ def prefer_regular(
     if price > within:
         text = f"the regular plan ({name}) is {price:.1%} slower, more than {within:.1%}"
         return _add_note(free, text)
-    text = f"regular plan ({name}), {price:.1%} slower than the best of all, at most {within:.1%}"
+    cost_words = f"{price:.1%} slower than" if price >= 5e-4 else "as fast as"
+    text = f"regular plan ({name}), {cost_words} the best found without that rule"
     return _add_note(_prove(found, free), text)
 
 

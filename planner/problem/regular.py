@@ -55,15 +55,17 @@ def regular_spaces(space: SearchSpace) -> Iterator[SearchSpace]:
     if rule == "no":
         yield space
         return
+    tables = space.tables
+    # One stage is regular with any number of replicas.
+    whole = (tables.first == 0) & (tables.last == tables.num_atoms)
+    yield replace(space, only=whole if space.only is None else space.only & whole)
     for count in _replica_counts(space.devices, space.options):
+        if _takes_whole_class(space.devices, count):
+            continue
         options = space.options.model_copy(update={"max_replicas": count})
         grid = replace(space, options=options, min_replicas=count)
         if rule == "equal_blocks":
             yield from _with_equal_blocks(grid)
-        elif _takes_whole_class(space.devices, count):
-            tables = space.tables
-            whole = (tables.first == 0) & (tables.last == tables.num_atoms)
-            yield replace(grid, only=whole if grid.only is None else grid.only & whole)
         else:
             yield grid
 
@@ -90,8 +92,9 @@ def _with_equal_blocks(grid: SearchSpace) -> Iterator[SearchSpace]:
     if not isinstance(tables, ChainStages):
         return  # refused by `check_options`: blocks are counted in the profile's own order
     index = {layer: position for position, layer in enumerate(tables.positions)}
-    for cuts in list_equal_cuts(tables.profile, grid.options, len(grid.devices.cluster.devices)):
-        if not all(cut in index for cut in cuts):
+    most = len(grid.devices.cluster.devices) // grid.min_replicas
+    for cuts in list_equal_cuts(tables.profile, grid.options, most):
+        if len(cuts) == 2 or not all(cut in index for cut in cuts):
             continue
         only = np.zeros(len(tables.first), dtype=np.bool_)
         for first, last in pairwise(cuts):
