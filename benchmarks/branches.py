@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +64,65 @@ def towers(blocks: int, *, parts: int = 2) -> tuple[int, Pairs]:
     return 2 * each + 1, [*pairs, (each - 1, 2 * each), (2 * each - 1, 2 * each)]
 
 
+def bert(blocks: int) -> tuple[int, Pairs]:
+    """BERT as single operators: embeddings and a mask, then blocks of attention and an MLP.
+
+    Query, key and value are four operators each (product, bias, reshape, transpose); the key is
+    transposed once more. Scores are scaled, masked, normalised and dropped out.
+    """
+    pairs: Pairs = []
+
+    def add(*sources: int) -> int:
+        node = count[0]
+        count[0] += 1
+        pairs.extend((source, node) for source in sources)
+        return node
+
+    def chain(source: int, length: int) -> int:
+        for _ in range(length):
+            source = add(source)
+        return source
+
+    count = [0]
+    words, places, kinds = add(), add(), add()
+    mask = chain(add(), 4)
+    hidden = chain(add(add(words, places), kinds), 2)
+    for _ in range(blocks):
+        query, key, value = chain(hidden, 4), chain(hidden, 5), chain(hidden, 4)
+        scores = chain(add(chain(add(query, key), 1), mask), 2)
+        attended = chain(add(scores, value), 5)
+        hidden = chain(add(attended, hidden), 1)
+        hidden = chain(add(chain(hidden, 6), hidden), 1)
+    pooled, words_out = chain(hidden, 4), chain(hidden, 5)
+    add(pooled, words_out)
+    return count[0], pairs
+
+
+def series_parallel(operators: int, seed: int) -> tuple[int, Pairs]:
+    """Nested splits and joins, drawn at random: one operator, a sequence, or branches."""
+    draw = random.Random(seed)
+    pairs: Pairs = []
+    count = [1]
+
+    def grow(source: int, size: int) -> int:
+        if size < 3 or draw.random() < 0.2:
+            for _ in range(max(size, 1)):
+                pairs.append((source, count[0]))
+                source, count[0] = count[0], count[0] + 1
+            return source
+        if draw.random() < 0.7:
+            share = draw.randint(1, size - 1)
+            return grow(grow(source, share), size - share)
+        branches = draw.choice([2, 2, 3])
+        ends = [grow(source, max(1, (size - 1) // branches)) for _ in range(branches)]
+        join, count[0] = count[0], count[0] + 1
+        pairs.extend((end, join) for end in ends)
+        return join
+
+    grow(0, operators)
+    return count[0], pairs
+
+
 MODELS: dict[str, Callable[[], tuple[int, Pairs]]] = {
     "U-Net, 5 levels": lambda: unet(5),
     "Inception, 8 modules": lambda: inception(8),
@@ -70,6 +130,13 @@ MODELS: dict[str, Callable[[], tuple[int, Pairs]]] = {
     "two towers, 12 blocks, 2 cuts each": lambda: towers(12),
     "two towers, 24 blocks, 2 cuts each": lambda: towers(24),
     "Inception, 12 modules": lambda: inception(12),
+    "BERT, 3 blocks, operators": lambda: bert(3),
+    "BERT, 6 blocks, operators": lambda: bert(6),
+    "BERT, 12 blocks, operators": lambda: bert(12),
+    **{
+        f"series-parallel, {size} operators, {seed}": partial(series_parallel, size, seed)
+        for size, seed in ((100, 0), (100, 1), (200, 2), (200, 3), (400, 4), (400, 5))
+    },
 }
 
 

@@ -21,7 +21,6 @@ from stagewright.cli.commands.plan import ESTIMATED_MEMORY
 from stagewright.cli.support.named_models import EstimateFlags
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
-from stagewright.planner.choose_options import choose_options
 from stagewright.planner.plan import plan
 
 CASES = (
@@ -75,7 +74,7 @@ def compare(name: str, devices: str) -> tuple[Found, Found]:
     count = max(8, len(cluster.devices))
     old = plan(profile, cluster, PlanOptions(num_microbatches=count, recompute="auto"))
     options = PlanOptions(recompute="auto", memory_fraction=ESTIMATED_MEMORY)
-    new = plan(profile, cluster, choose_options(profile, cluster, options).options)
+    new = plan(profile, cluster, options, schedule="auto", chunks="auto", num_microbatches="auto")
     return Found.of(old, cluster), Found.of(new, cluster)
 
 

@@ -7,8 +7,8 @@ from itertools import accumulate, chain
 
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
+from ..core.profile.block_stack import BlockStack, find_stack
 from ..schedules.action_order import default_depths
-from .block_stack import BlockStack, find_stack
 from .target import Refusal, Target, TargetRules, count_blocks, find_skipping_value
 
 MOST_SHOWN = 3

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.block_stack import find_stack
 from ..core.profile.forward_only import for_inference
 from ..core.profile.profile import Profile
 from ..planner.plan import plan
-from ..planner.price_split import plan_from_balance
-from ..planner.problem.input_checks import count_chunks, parse_cluster, require_options
-from .block_stack import find_stack
+from ..planner.problem.input_checks import parse_cluster, require_options
 from .expressible import check_expressible, find_module_conflict, is_block_cut
 from .target import Target, TargetRules
 
@@ -52,8 +50,6 @@ def plan_for(
     """Return the best plan that a runtime can express, and what its rules cost.
 
     The proof of the plan is of the target's rules: its bound holds for all plans that keep them.
-    Where every stage must have equally many blocks, all such cuts are priced, on the devices in the
-    cluster's order.
 
     Args:
         target: The runtime; `runtimes.registry.find_target` finds it by name.
@@ -76,10 +72,7 @@ def plan_for(
     failures: list[Infeasible] = []
     for candidate in _uniform_recompute(options):
         try:
-            if target.rules.equal_blocks:
-                found.append(_best_equal_cut(profile, cluster, candidate))
-            else:
-                found.append(search(profile, cluster, candidate))
+            found.append(search(profile, cluster, candidate))
         except Infeasible as error:
             failures.append(error)
     if not found:
@@ -130,6 +123,8 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         update["recompute"] = "never"
     if not (rules.tied_weights or rules.inference):
         update["tied"] = "together"
+    if rules.equal_blocks:
+        update |= {"regular": "equal_blocks", "regular_within": None}
     forbidden = dict.fromkeys((*options.no_cut_after, *forbidden_cuts(profile, rules)))
     update["no_cut_after"] = tuple(forbidden)
     update["together"] = tuple(dict.fromkeys((*options.together, *join_calls(profile))))
@@ -167,32 +162,3 @@ def _uniform_recompute(options: PlanOptions) -> Iterator[PlanOptions]:
         return
     for mode in ("never", "always"):
         yield options.model_copy(update={"recompute": mode})
-
-
-def _best_equal_cut(profile: Profile, cluster: Cluster, options: PlanOptions) -> Plan:
-    """Price every cut into stages of equally many blocks; return the fastest."""
-    stack = find_stack([entry.layer.name for entry in profile.layers])
-    chunks = count_chunks(options)
-    most = min(stack.num_blocks, chunks * len(cluster.devices))
-    found: list[Plan] = []
-    failure: Infeasible | None = None
-    for num_stages in range(1, most + 1):
-        wanted = options.num_stages or num_stages
-        if stack.num_blocks % num_stages or num_stages % chunks or num_stages != wanted:
-            continue
-        share = stack.num_blocks // num_stages
-        inner = [stack.starts[share * stage] for stage in range(1, num_stages)]
-        cuts = [0, *inner, stack.num_layers]
-        balance = [last - first for first, last in pairwise(cuts)]
-        try:
-            found.append(plan_from_balance(profile, cluster, options, balance))
-        except Infeasible as error:
-            failure = error
-    if found:
-        return min(found, key=measure_objective)
-    raise failure or Infeasible(
-        f"{stack.num_blocks} blocks cannot be cut into stages of equally many on "
-        f"{len(cluster.devices)} devices; use another number of devices",
-        constraint="stages",
-        available=len(cluster.devices),
-    )

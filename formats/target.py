@@ -13,7 +13,7 @@ from ..core.errors import InvalidInput
 from ..core.graph.graph import Boundary
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import ScheduleName
-from .block_stack import BlockStack, find_stack
+from ..core.profile.block_stack import BlockStack, find_stack
 
 RecomputeMode = Literal["never", "except_last", "always"]
 """Values of `core.plan.plan.Stage.recompute`."""

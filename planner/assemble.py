@@ -38,7 +38,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
     Computing the profile's id takes longer than evaluating a small plan: give it if it is known.
     """
     order, given = decision.costed.assignment.order, request.profile
-    notes = [*_notes(request), *list_assumptions(request.profile, request.cluster)]
+    notes = [*_notes(request, decision), *list_assumptions(request.profile, request.cluster)]
     if order:
         request = request.reorder_profile(order)
         assignment = replace(decision.costed.assignment, order=())
@@ -197,7 +197,7 @@ def _sent(request: PlanningRequest, costed: CostedPlan, *, is_reordered: bool) -
     return [f"values go past stages that have no use for them: relayed, the step would be {other}"]
 
 
-def _notes(request: PlanningRequest) -> list[str]:
+def _notes(request: PlanningRequest, decision: Decision) -> list[str]:
     """Return notes on what the planner assumed about the profile and searched."""
     profile, notes = request.profile, option_notes(request.options)
     notes += [request.state_note] if request.state_note else []
@@ -213,6 +213,8 @@ def _notes(request: PlanningRequest) -> list[str]:
         )
     if request.options.layer_order == "any" and not profile.edges:
         notes.append("the profile does not know which layer reads what: its order was kept")
+    if decision.is_whole:
+        return notes
     if request.order_free is not None:
         notes.append(
             "the model has too many orders to search them all: a few were, the lower bound holds "

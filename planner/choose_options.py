@@ -1,12 +1,13 @@
-"""ChosenOptions of schedule and number of micro-batches, where the request leaves them open.
+"""Choice of schedule, chunks and number of micro-batches, together, where a request leaves it.
 
-Each schedule is simulated with a few quick splits (even times, equal layers, cuts fitted to
-memory), which takes milliseconds, and the plan is then searched for once, with the choice.
+Each schedule, with each number of chunks, is simulated with a few quick splits (even times, equal
+layers, cuts fitted to memory), which takes milliseconds, and the plan is then searched for once,
+with the choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.cluster.cluster import Cluster
@@ -15,8 +16,8 @@ from ..core.plan.plan import PlanOptions
 from ..core.plan.schedule import ScheduleName, TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.units import format_time
-from .plan import Planner
-from .problem.input_checks import parse_cluster, require_options
+from .cost.chain import ChainCosts
+from .problem.input_checks import CHUNKED
 from .problem.problem import PlanningRequest
 from .solvers.simulated_search import CandidateSource
 from .solvers.tournament import Tournament
@@ -31,6 +32,9 @@ SCHEDULES: tuple[TrainingSchedule, ...] = (
 )
 """Schedules to choose from, simpler ones first. gpipe and looped_bfs are left out: with the same
 stages they take no less time than 1f1b and interleaved_1f1b, and more memory."""
+
+CHUNKS = (2, 3, 4, 6, 8)
+"""Stages on a device to choose from, for schedules that take any number."""
 
 WORTH = 0.02
 """Part of the step that another schedule than 1f1b has to save."""
@@ -52,76 +56,106 @@ SHAPES = 2
 """Pipeline lengths and replications tried for each schedule, the most promising."""
 
 
+TableOf = Callable[[tuple[int, ...]], ChainCosts]
+"""Looks up cost tables between given positions."""
+
+
 @dataclass(frozen=True)
 class ChosenOptions:
-    """Options with a schedule and number of micro-batches, and the reasons in words."""
+    """Options of which none is ``auto``, and the reasons in words."""
 
     options: PlanOptions
     reasons: tuple[str, ...] = ()
 
 
 def choose_options(
-    profile: Profile | Sequence[Profile],
-    cluster: Cluster | str,
-    options: PlanOptions | None = None,
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    table_of: TableOf | None = None,
     *,
-    schedule: bool = True,
-    num_microbatches: bool = True,
     schedules: Sequence[ScheduleName] = (),
 ) -> ChosenOptions:
-    """Return the options with schedule and number of micro-batches chosen for the shortest step.
+    """Return the options with those that are ``auto`` chosen for the shortest step.
 
     Micro-batches are as many as bring the bubble below 10 %: powers of two from 8 to 8 for each
     device, up to that from which twice as many save less than 2 points. With a ``batch_size`` their
     number follows from the size that planning chooses, and only the schedule is chosen. 1F1B
     stays unless another schedule makes the step at least 2 % shorter; of those within 0.5 % the
-    one with the lower peak of memory is taken. Objectives but ``step_time`` are left alone.
+    one with the lower peak of memory is taken. For objectives but ``step_time`` nothing is chosen:
+    the defaults hold.
 
     Args:
-        profile: As for `plan`.
-        cluster: Devices and links, or shorthand.
-        options: What else the plan has to keep.
-        schedule: Choose the schedule.
-        num_microbatches: Choose the number of micro-batches.
+        profile: Costs of the layers.
+        cluster: Devices and links.
+        options: What the plan has to keep.
+        table_of: Looks up the profile's tables; `None` to build them.
         schedules: Choose among these alone; all if empty.
 
     Raises:
         InvalidInput: An option or the profile's numbers are out of range.
     """
-    planner, cluster = Planner(profile), parse_cluster(cluster)
-    options = require_options(options)
-    if options.objective != "step_time":
+    if not options.auto:
         return ChosenOptions(options)
-    given_batch = options.batch_size is not None
+    given = {name: getattr(options, name) for name in options.model_fields_set - {"auto"}}
+    fixed = {name: value for name, value in given.items() if name not in options.auto}
+    usual = PlanOptions.model_validate(fixed)
+    is_useless = options.auto == ("chunks",) and usual.schedule not in CHUNKED
+    if options.objective != "step_time" or is_useless:
+        return ChosenOptions(usual)
     known = tuple(name for name in SCHEDULES if name in schedules) if schedules else SCHEDULES
-    tried = known if schedule and known else (options.schedule,)
-    study = _Study(planner, cluster, options, tried)
-    counts = [options.num_microbatches]
-    if given_batch:
+    names = known if "schedule" in options.auto and known else (usual.schedule,)
+    study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual))
+    counts = [usual.num_microbatches]
+    is_count_open = "num_microbatches" in options.auto and usual.batch_size is None
+    if usual.batch_size is not None:
         counts = [study.count_for_batch()]
-    elif num_microbatches:
-        counts = list(_counts(len(cluster.devices)))
+    elif is_count_open:
+        counts = list(list_counts(len(cluster.devices)))
     trial = study.choose(counts)
     if trial is None:  # nothing fits by the quick splits; planning finds a plan or says why not
-        return ChosenOptions(options.model_copy(update={"num_microbatches": counts[0]}))
-    update: dict[str, object] = {}
+        update = {"num_microbatches": counts[0]} if is_count_open else {}
+        return ChosenOptions(PlanOptions.model_validate(fixed | update))
+    chosen: dict[str, object] = {}
     reasons = []
-    if num_microbatches and not given_batch:
-        update["num_microbatches"] = trial.num_microbatches
+    if is_count_open:
+        chosen["num_microbatches"] = trial.num_microbatches
         reasons.append(_why_count(trial))
-    if schedule:
-        update["schedule"] = trial.best.schedule
+    if "schedule" in options.auto:
+        chosen["schedule"] = trial.best.schedule
         reasons.append(_why_schedule(trial))
-    return ChosenOptions(options.model_copy(update=update), tuple(reasons))
+    if trial.best.schedule in CHUNKED and "chunks" in options.auto:
+        chosen["chunks"] = trial.best.chunks
+        reasons.append(f"{trial.best.chunks} chunks chosen with it")
+    return ChosenOptions(PlanOptions.model_validate(fixed | chosen), tuple(reasons))
 
 
 def rank_schedules(
-    planner: Planner, cluster: Cluster, options: PlanOptions
+    profile: Profile, cluster: Cluster, options: PlanOptions, table_of: TableOf
 ) -> list[TrainingSchedule]:
     """Return the schedules with which a quick plan fits, fastest first."""
-    study = _Study(planner, cluster, options, SCHEDULES)
+    variants = [(name, options.chunks) for name in SCHEDULES]
+    study = _Study(profile, cluster, options, table_of, variants)
     found = study.quick_plans(options.num_microbatches)
     return [plan.schedule for plan in sorted(found, key=lambda plan: plan.step_s)]
+
+
+def _variants(
+    names: Sequence[TrainingSchedule], asked: PlanOptions, usual: PlanOptions
+) -> list[tuple[TrainingSchedule, int]]:
+    """Return the schedules to try, those with a choice of chunks once for each number."""
+    # Running ahead is an option of 1F1B alone.
+    if usual.max_extra_in_flight:
+        names = (usual.schedule,)
+    found: list[tuple[TrainingSchedule, int]] = []
+    for name in names:
+        if name not in CHUNKED:
+            found.append((name, PlanOptions().chunks))
+        elif "chunks" in asked.auto:
+            found += [(name, chunks) for chunks in CHUNKS]
+        else:
+            found.append((name, usual.chunks))
+    return found
 
 
 @dataclass(frozen=True)
@@ -129,6 +163,7 @@ class _QuickPlan:
     """The fastest of a schedule's quick splits."""
 
     schedule: TrainingSchedule
+    chunks: int
     step_s: float
     bubble: float
     peak_bytes: int
@@ -148,16 +183,16 @@ class _Study:
 
     def __init__(
         self,
-        planner: Planner,
+        profile: Profile,
         cluster: Cluster,
         options: PlanOptions,
-        schedules: Sequence[TrainingSchedule],
+        table_of: TableOf | None,
+        variants: Sequence[tuple[TrainingSchedule, int]],
     ) -> None:
-        self.planner, self.cluster = planner, cluster
+        self.profile, self.cluster, self.table_of = profile, cluster, table_of
         self.options = options.model_copy(update={"batch_size": None})
-        # Running ahead is an option of 1F1B alone.
-        self.schedules = schedules if not options.max_extra_in_flight else (options.schedule,)
-        shape = planner.profile.inputs[0].shape if planner.profile.inputs else ()
+        self.variants = variants
+        shape = profile.inputs[0].shape if profile.inputs else ()
         self.samples = shape[0] if shape and shape[0] else 1
         self.batch_size = options.batch_size
 
@@ -192,15 +227,16 @@ class _Study:
 
     def quick_plans(self, count: int) -> list[_QuickPlan]:
         """Return a quick plan of each schedule with which one fits."""
-        return [plan for name in self.schedules if (plan := self._quick(name, count))]
+        found = (self._quick(name, chunks, count) for name, chunks in self.variants)
+        return [plan for plan in found if plan is not None]
 
-    def _quick(self, schedule: TrainingSchedule, count: int) -> _QuickPlan | None:
+    def _quick(self, schedule: TrainingSchedule, chunks: int, count: int) -> _QuickPlan | None:
         """Return the fastest of the quick plans; `None` if none fits or the options forbid it."""
-        options = self.options.model_copy(update={"schedule": schedule, "num_microbatches": count})
+        options = self.options.model_copy(
+            update={"schedule": schedule, "chunks": chunks, "num_microbatches": count}
+        )
         try:
-            request = PlanningRequest(
-                self.planner.profile, self.cluster, options, self.planner.tables
-            )
+            request = PlanningRequest(self.profile, self.cluster, options, self.table_of)
         except (InvalidInput, Infeasible):
             return None
         source, tournament = CandidateSource(request), Tournament(request)
@@ -209,10 +245,11 @@ class _Study:
         if best is None:
             return None
         peak = max(request.cost_model.held_bytes(best.stages, best.assignment))
-        return _QuickPlan(schedule, best.step_time_s, best.bubble_fraction, peak)
+        return _QuickPlan(schedule, chunks, best.step_time_s, best.bubble_fraction, peak)
 
 
-def _counts(num_devices: int) -> Iterator[int]:
+def list_counts(num_devices: int) -> Iterator[int]:
+    """Yield the numbers of micro-batches to choose from, ascending."""
     count = FEWEST
     while count <= max(FEWEST, MOST_PER_DEVICE * num_devices):
         yield count

@@ -139,7 +139,7 @@ class _Study:
         if self.plan.schedule == "forward_only" or self.options.objective != "step_time":
             return []
         options = self.options.model_copy(update={"max_extra_in_flight": 0})
-        ranked = rank_schedules(self.planner, self.cluster, options)
+        ranked = rank_schedules(self.profile, self.cluster, options, self.planner.tables)
         return [
             _Change(
                 f"schedule {name}",
@@ -259,6 +259,12 @@ def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Ch
     if options.max_replicas is not None:
         allowed = options.model_copy(update={"max_replicas": None})
         yield _Change("replicas allowed", cluster, allowed)
+    if options.regular != "no":
+        allowed = options.model_copy(update={"regular": "no", "regular_within": None})
+        yield _Change("irregular plans allowed (no regular)", cluster, allowed)
+    if options.cut_at == "blocks":
+        allowed = options.model_copy(update={"cut_at": "layers"})
+        yield _Change("cuts inside blocks allowed (no cut_at)", cluster, allowed)
 
 
 def _twice_as_fast(cluster: Cluster) -> Cluster:

@@ -6,19 +6,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 
 from ..core.cluster.cluster import Cluster
 from ..core.document import to_invalid_input
 from ..core.errors import Infeasible, InvalidInput
-from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.plan import Chosen, Plan, PlanOptions
+from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from .assemble import build_plan
+from .choose_options import choose_options
 from .cost.chain import ChainCosts, chain_costs
 from .microbatch_size import plan_batch
 from .problem.input_checks import compute_deadline, parse_cluster, require_options, require_profiles
 from .problem.problem import PlanningRequest, Progress
+from .regular_preference import Attempt, prefer_regular
 from .remedies import add_remedies
 from .solvers.solve import solve
 
@@ -28,7 +32,9 @@ def plan(
     cluster: Cluster | str,
     options: PlanOptions | None = None,
     *,
-    num_microbatches: int | None = None,
+    schedule: TrainingSchedule | Literal["auto"] | None = None,
+    chunks: int | Literal["auto"] | None = None,
+    num_microbatches: int | Literal["auto"] | None = None,
     deadline_s: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
@@ -46,8 +52,12 @@ def plan(
             profiles of one model, measured at different micro-batch sizes.
         cluster: Devices and links, or shorthand such as ``4x24GB``.
         options: Options of the request; the defaults of `PlanOptions` if not given.
-        num_microbatches: Replaces the number in the options. Together with a ``batch_size`` it
-            determines the micro-batch size and has to divide the batch.
+        schedule: Replaces the one in the options. ``"auto"`` chooses it for the profile, together
+            with ``chunks`` and ``num_microbatches`` where they are ``"auto"`` too; the plan's
+            options have what was chosen, its notes the reasons.
+        chunks: Likewise.
+        num_microbatches: Likewise. Together with a ``batch_size`` a number determines the
+            micro-batch size and has to divide the batch.
         deadline_s: Stop then with the best plan so far and its gap; a note in the plan says so.
         progress: Called with every better plan or bound found; neither ever gets worse. With a
             ``batch_size``, values are for a whole step.
@@ -61,6 +71,8 @@ def plan(
     return Planner(profile).plan(
         cluster,
         options,
+        schedule=schedule,
+        chunks=chunks,
         num_microbatches=num_microbatches,
         deadline_s=deadline_s,
         progress=progress,
@@ -96,19 +108,30 @@ class Planner:
         cluster: Cluster | str,
         options: PlanOptions | None = None,
         *,
-        num_microbatches: int | None = None,
+        schedule: TrainingSchedule | Literal["auto"] | None = None,
+        chunks: int | Literal["auto"] | None = None,
+        num_microbatches: int | Literal["auto"] | None = None,
         deadline_s: float | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Plan:
         """Return the best plan; see `plan`."""
         cluster = parse_cluster(cluster)
-        options = _options(options, num_microbatches)
+        options = _replace_options(
+            options,
+            {"schedule": schedule, "chunks": chunks, "num_microbatches": num_microbatches},
+        )
         began, deadline = time.monotonic(), compute_deadline(deadline_s)
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
-        attempt = partial(self._plan, size=_size_asked(options))
+        size = _size_asked(options)
+        choice = choose_options(self.profile, cluster, options, self.tables)
+        options = choice.options
+        attempt: Attempt = partial(self._plan, size=size)
+        if options.regular != "no" and options.regular_within is not None:
+            attempt = partial(prefer_regular, attempt)
         try:
             found = attempt(cluster, options, deadline, progress and _Improving(progress))
+            found = found.model_copy(update={"notes": (*choice.reasons, *found.notes)})
             return note_cut_short(found, options.gap, began, deadline)
         except Infeasible as error:
             raise add_remedies(error, self.profile, cluster, options, attempt, deadline) from None
@@ -152,10 +175,15 @@ class _Improving:
             self._tell(Progress(found.elapsed_s, best, bound))
 
 
+def is_count_given(options: PlanOptions) -> bool:
+    """Return True if the options give the number of micro-batches, not just its default."""
+    return "num_microbatches" in options.model_fields_set - set(options.auto)
+
+
 def _size_asked(options: PlanOptions) -> int | None:
     """Return the micro-batch size if the options fix both samples and micro-batches."""
     batch_size, count = options.batch_size, options.num_microbatches
-    if batch_size is None or "num_microbatches" not in options.model_fields_set:
+    if batch_size is None or not is_count_given(options):
         return None
     if batch_size % count:
         raise InvalidInput(
@@ -166,13 +194,27 @@ def _size_asked(options: PlanOptions) -> int | None:
     return batch_size // count
 
 
-def _options(options: PlanOptions | None, num_microbatches: int | None) -> PlanOptions:
+def _replace_options(
+    options: PlanOptions | None, asked: dict[Chosen, str | int | None]
+) -> PlanOptions:
+    """Return the options with those asked for beside them, where ``auto`` stands for a choice."""
     options = require_options(options)
-    if num_microbatches is None:
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if not asked:
         return options
-    given = {name: getattr(options, name) for name in options.model_fields_set}
+    fields: dict[str, object] = {name: getattr(options, name) for name in options.model_fields_set}
+    auto = {name for name in options.auto if name not in asked}
+    for name, value in asked.items():
+        if value == "auto":
+            auto.add(name)
+            fields.pop(name, None)
+        else:
+            fields[name] = value
+    fields["auto"] = tuple(name for name in get_args(Chosen) if name in auto)
+    if not auto:
+        del fields["auto"]
     try:
-        return PlanOptions.model_validate({**given, "num_microbatches": num_microbatches})
+        return PlanOptions.model_validate(fields)
     except ValidationError as error:
         raise to_invalid_input(error, "plan options") from None
 

@@ -93,7 +93,7 @@ def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:
         boundary = request.profile.boundaries[cut - 1]
         reason = "" if boundary.legal else boundary.reason or "the profile forbids it"
         if not reason and cut not in request.positions:
-            reason = "the options do (together, no_cut_after or tied)"
+            reason = "the options do (together, no_cut_after, tied, cut_at or regular)"
         if reason:
             raise InvalidInput(
                 f"no cut is allowed between layers {layers[cut - 1].layer.name!r} and "

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .core.profile.profile import Profile as Profile
     from .data import PipelineLoader as PipelineLoader
     from .formats.runtimes.registry import export as export
-    from .planner.choose_options import choose_options as choose_options
     from .planner.explain import explain as explain
     from .planner.plan import Planner as Planner
     from .planner.plan import plan as plan
@@ -65,7 +64,6 @@ _NAMES = {
     "core.profile.forward_only": ("for_inference",),
     "core.profile.profile": ("Profile",),
     "data": ("PipelineLoader",),
-    "planner.choose_options": ("choose_options",),
     "formats.runtimes.registry": ("export",),
     "planner.explain": ("explain",),
     "planner.plan": ("Planner", "plan"),

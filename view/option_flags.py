@@ -24,6 +24,9 @@ FLAGS = {
     "no_cut_after": "--no-cut-after",
     "pins": "--pin",
     "tied": "--tied",
+    "cut_at": "--cut-at",
+    "regular": "--regular",
+    "regular_within": "--regular-within",
     "optimizer": "--optimizer",
     "memory_fraction": "--memory-fraction",
     "gap": "--gap",
@@ -35,21 +38,31 @@ FLAGS = {
 """The flag of each option field (a test compares them with the commands)."""
 
 
+def flags_of_options() -> dict[str, str]:
+    """Return the flag of each option; those that are ``auto`` have no flag of their own."""
+    from ..core.plan.plan import PlanOptions
+
+    return {name: FLAGS[name] for name in PlanOptions.model_fields if name != "auto"}
+
+
 def flags_of(options: PlanOptions) -> list[str]:
     """Return the command-line words for these options; defaults of the command are left out."""
     from ..core.plan.plan import PlanOptions
+    from ..schedules.traits import FOLDED, SEVERAL_STAGES
 
     words: list[str] = []
     # The command chooses what it is not told; of a batch, the planner chooses the micro-batches.
     chosen = {"schedule", "memory_fraction"}
+    if options.schedule in SEVERAL_STAGES and options.schedule not in FOLDED:
+        chosen.add("chunks")
     if options.batch_size is None:
         chosen.add("num_microbatches")
-    for name, field in PlanOptions.model_fields.items():
+    for name, flag in flags_of_options().items():
         value = getattr(options, name)
-        if value == field.default and name not in chosen:
+        if value == PlanOptions.model_fields[name].default and name not in chosen:
             continue
         for text in _format_value(name, value):
-            words += [FLAGS[name], text]
+            words += [flag, text]
     return words
 
 

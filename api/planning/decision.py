@@ -46,7 +46,8 @@ def decide(
             status="planned",
             profile_id=found.profile_id,
             cluster=cluster,
-            options=options,
+            # What was left to the planner is stored as chosen, for all that is asked about it.
+            options=found.options if options.auto else options,
             plan=found,
         )
     # A plan repeats the devices and the profile's notes and modules: a hundred bytes that name a

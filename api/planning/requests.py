@@ -28,7 +28,9 @@ from ...core.requests.requests import (
     ProfilingOptions,
 )
 from ...core.units import format_bytes
+from ...planner.choose_options import CHUNKS, list_counts
 from ...planner.microbatch_size import sizes_to_try
+from ...planner.plan import is_count_given
 from ...schedules.numba_jit import is_available
 from ..model_sources.graph_limits import check_graph, check_rebuilt
 
@@ -240,7 +242,9 @@ def check_effort(profiles: Sequence[Profile], cluster: Cluster, options: PlanOpt
             field="/cluster",
         )
     num_microbatches = options.num_microbatches
-    is_size_asked = "num_microbatches" in options.model_fields_set
+    if "num_microbatches" in options.auto:
+        num_microbatches = max(list_counts(len(cluster.devices)))
+    is_size_asked = is_count_given(options)
     if options.batch_size is not None and not is_size_asked:  # every size is tried
         sizes = sizes_to_try(options.batch_size, tuple(map(get_microbatch_size, profiles)))
         num_microbatches = options.batch_size // min(sizes)
@@ -262,16 +266,21 @@ def _most_stages(
 ) -> int:
     """Return an upper bound of the number of stages."""
     num_layers = len(profile.layers)
-    places = len(cluster.devices) * (1 if options.schedule in SEARCHED else options.chunks)
+    chunks = max(CHUNKS) if "chunks" in options.auto else options.chunks
+    places = len(cluster.devices) * (1 if _is_searched(options) else chunks)
     most = [num_layers, places, options.num_stages or num_layers, options.max_stages or num_layers]
-    if options.schedule == "1f1b":
+    if options.schedule == "1f1b" and "schedule" not in options.auto:
         most.append(num_microbatches)
     return min(most)
 
 
+def _is_searched(options: PlanOptions) -> bool:
+    return options.schedule in SEARCHED and "schedule" not in options.auto
+
+
 def _limit(options: PlanOptions) -> tuple[int, str]:
     """Return the limit on stages times micro-batches, and a way out to suggest."""
-    is_searched, is_compiled = options.schedule in SEARCHED, is_available()
+    is_searched, is_compiled = _is_searched(options), is_available()
     way_out = "" if is_searched else ", or the 1f1b schedule"
     if not is_compiled:
         way_out += "; with numba installed (stagewright[fast]) the limit is higher"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typer import Context
 
 from ...core.errors import InvalidInput
-from ...view.option_flags import FLAGS
+from ...view.option_flags import flags_of_options
 from ..options import plan as flags
 from ..options.service import Server, Token, check_token
 from ..support.flag_names import plan_text
@@ -56,7 +56,7 @@ def command(
     microbatches: flags.Microbatches = "auto",
     batch_size: flags.BatchSize = None,
     schedule: flags.Schedule = "auto",
-    chunks: flags.Chunks = 2,
+    chunks: flags.Chunks = "auto",
     extra_in_flight: flags.ExtraInFlight = 0,
     objective: flags.Objective = "step_time",
     stages: flags.Stages = None,
@@ -69,6 +69,9 @@ def command(
     no_cut_after: flags.NoCutAfter = None,
     pin: flags.Pins = None,
     tied: flags.Tied = "priced",
+    cut_at: flags.CutAt = "layers",
+    regular: flags.Regular = "no",
+    regular_within: flags.RegularWithin = None,
     target: flags.Target = None,
     optimizer: flags.Optimizer = "adam",
     memory_fraction: flags.MemoryFraction = None,
@@ -89,18 +92,15 @@ def command(
     check_writable(output)
     check_token(server, token)
     name, cluster = find_model_name(profiles), read_devices(devices)
-    options, is_open = build_options(context.params, is_model=is_model_name(name))
-    estimate = EstimateFlags.of(context.params)
-    make = partial(_make_plan, given=context.params, options=options, is_open=is_open)
+    options = build_options(context.params, is_model=is_model_name(name))
+    estimate, explain = EstimateFlags.of(context.params), ""
+    make = partial(_make_plan, given=context.params, options=options)
     if server is not None:
-        options = _default_options(options, is_open, len(cluster.devices))
         plan = plan_on_service(
             server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
         )
-        explain = None
     elif name is None:
-        plan, source = _plan_files(profiles, estimate, cluster, make)
-        explain = command_line("explain", output, source, "-d", devices)
+        plan, explain = _plan_files(profiles, estimate, cluster, make, ("-d", devices), output)
     else:
         plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
     _finish(context, plan, output, explain)
@@ -110,50 +110,43 @@ ESTIMATED_MEMORY = 0.9
 """Share of the memory that plans of estimates use: docs/evidence/activation-memory.md has errors of
 10 %, and a CUDA context and communication buffers are in no profile."""
 
-AUTO = {"schedule": "auto", "num_microbatches": None, "memory_fraction": None}
-"""Options that are chosen for the profile, by the value that says so."""
 
-
-def build_options(
-    given: Mapping[str, Any], *, is_model: bool
-) -> tuple[PlanOptions, frozenset[str]]:
+def build_options(given: Mapping[str, Any], *, is_model: bool) -> PlanOptions:
     """Build planning options from the parameters of `command`; errors name the flag.
 
-    Returns also the options that are ``auto``, to be chosen for the profile. For a model's name
-    (``is_model``) the defaults suit models too large to profile here.
+    For a model's name (``is_model``) the defaults suit models too large to profile here.
     """
     from ...core.plan.plan import PlanOptions
 
     if given.get("server") is not None and given.get("target") is not None:
         raise InvalidInput("--for plans here; leave out --server, or plan without --for")
     # A parameter is named like its flag, and FLAGS knows the flag of every field.
-    values = {name: given[FLAGS[name][2:].replace("-", "_")] for name in PlanOptions.model_fields}
+    values = {name: given[flag[2:].replace("-", "_")] for name, flag in flags_of_options().items()}
     values["max_replicas"] = flags.parse_max_replicas(values["max_replicas"])
     values["together"] = tuple(map(flags.parse_together, values["together"] or ()))
     values["no_cut_after"] = tuple(values["no_cut_after"] or ())
     values["pins"] = tuple(map(flags.parse_pin, values["pins"] or ()))
-    values["num_microbatches"] = flags.parse_microbatches(values["num_microbatches"])
+    values["num_microbatches"] = flags.parse_count(values["num_microbatches"], "--microbatches")
+    values["chunks"] = flags.parse_count(values["chunks"], "--chunks")
     if values["recompute"] is None:
         values["recompute"] = "auto" if is_model else "never"
-    is_open = frozenset(name for name, auto in AUTO.items() if values[name] == auto)
-    for name in is_open:
-        del values[name]
-    return build_record(PlanOptions, **values), is_open
-
-
-def _default_options(
-    options: PlanOptions, is_open: frozenset[str], num_devices: int
-) -> PlanOptions:
-    """Return the options with defaults for what a service does not choose."""
-    if "num_microbatches" not in is_open or options.batch_size is not None:
-        return options
-    return options.model_copy(update={"num_microbatches": max(8, num_devices)})
+    open_values = {"schedule": "auto", "chunks": None, "num_microbatches": None}
+    values["auto"] = tuple(name for name, auto in open_values.items() if values[name] == auto)
+    for name in (*values["auto"], "memory_fraction"):
+        if name in values["auto"] or values[name] is None:
+            del values[name]
+    return build_record(PlanOptions, **values)
 
 
 def _plan_files(
-    paths: Sequence[str], estimate: EstimateFlags, cluster: Cluster, make: MakePlan
+    paths: Sequence[str],
+    estimate: EstimateFlags,
+    cluster: Cluster,
+    make: MakePlan,
+    devices: tuple[str, str],
+    output: Path | None,
 ) -> tuple[Plan, str]:
-    """Plan from profiles in files; return the plan and the file whose profile it uses."""
+    """Plan from profiles in files; return the plan and the command that explains it."""
     from ...core.profile.profile import Profile
 
     estimate.refuse_for_profiles()
@@ -162,7 +155,7 @@ def _plan_files(
         _warn_if_poor(path, profile)
     plan = make(profiles, cluster)
     path_of = {entry.content_id(): path for path, entry in zip(paths, profiles, strict=True)}
-    return plan, path_of[plan.profile_id]
+    return plan, command_line("explain", output, path_of[plan.profile_id], *devices)
 
 
 def _warn_if_poor(path: str, profile: Profile) -> None:
@@ -200,33 +193,21 @@ def _make_plan(
     *,
     given: Mapping[str, Any],
     options: PlanOptions,
-    is_open: frozenset[str],
 ) -> Plan:
-    from ...planner.choose_options import choose_options
     from ...planner.plan import plan
 
-    if "memory_fraction" in is_open and profiles[0].provenance.source == "estimated":
+    if given["memory_fraction"] is None and profiles[0].provenance.source == "estimated":
         options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
     deadline_s, quiet = given["deadline"], given["as_json"]
     if given["target"] is not None:
         from ..support.plan_for import make_plan_for
 
-        return make_plan_for(
-            given["target"], profiles, cluster, options, is_open, deadline_s=deadline_s
-        )
+        return make_plan_for(given["target"], profiles, cluster, options, deadline_s=deadline_s)
     with planning_progress(options.objective, quiet=quiet) as progress:
-        choice = choose_options(
-            profiles,
-            cluster,
-            options,
-            schedule="schedule" in is_open,
-            num_microbatches="num_microbatches" in is_open,
-        )
-        made = plan(profiles, cluster, choice.options, deadline_s=deadline_s, progress=progress)
-    return made.model_copy(update={"notes": (*choice.reasons, *made.notes)})
+        return plan(profiles, cluster, options, deadline_s=deadline_s, progress=progress)
 
 
-def _finish(context: Context, plan: Plan, output: Path | None, explain: str | None) -> None:
+def _finish(context: Context, plan: Plan, output: Path | None, explain: str) -> None:
     quiet = context.params["as_json"]
     if output is not None:
         write_file(output, plan.to_json(indent=2) + "\n")
@@ -238,6 +219,6 @@ def _finish(context: Context, plan: Plan, output: Path | None, explain: str | No
         again = drop_flags(context.find_root().obj or (), ["--json"], ["--token"])
         say_next(command_line(*again, "-o", "plan.json"), quiet=quiet)
         return
-    if explain is not None:
+    if explain:
         say_next(explain, quiet=quiet)
     say_next(suggest_after_plan(plan, output), quiet=quiet)

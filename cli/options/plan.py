@@ -76,9 +76,8 @@ Microbatches = Annotated[
     str,
     _option(
         STEP,
-        "Micro-batches per training step; auto takes as many as keep the bubble under 10 % (a "
-        "server: 8, or the number of devices). With --batch-size, a number must divide the batch "
-        "and fixes the micro-batch size.",
+        "Micro-batches per training step; auto takes as many as keep the bubble under 10 %. With "
+        "--batch-size, a number must divide the batch and fixes the micro-batch size.",
         "--microbatches",
         "-m",
         metavar="N|auto",
@@ -98,12 +97,17 @@ Schedule = Annotated[
     _option(
         STEP,
         "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zero_bubble, interleaved_zero_bubble, zbv or "
-        "dualpipev; auto takes the fastest, and 1f1b unless another is 2 % faster; a server "
-        "takes 1f1b.",
+        "dualpipev; auto takes the fastest, and 1f1b unless another is 2 % faster.",
     ),
 ]
 Chunks = Annotated[
-    int, _option(STEP, "Stages per device, for schedules with several stages per device.")
+    str,
+    _option(
+        STEP,
+        "Stages per device, for interleaved_1f1b, looped_bfs and interleaved_zero_bubble; auto "
+        "takes the fastest of 2 to 8.",
+        metavar="N|auto",
+    ),
 ]
 ExtraInFlight = Annotated[
     int,
@@ -188,6 +192,29 @@ Tied = Annotated[
         "its gradients; together: they may not.",
     ),
 ]
+CutAt = Annotated[
+    str,
+    _option(
+        RULES, "layers, or blocks to cut only where a repeated block of the model begins or ends."
+    ),
+]
+Regular = Annotated[
+    str,
+    _option(
+        RULES,
+        "grid: equally many replicas for every stage; equal_blocks: equally many blocks of the "
+        "model besides; no: neither.",
+    ),
+]
+RegularWithin = Annotated[
+    float | None,
+    _option(
+        RULES,
+        "With 0.02, take the plan that --regular asks for only if it is at most 2 % slower than "
+        "the best of all. Default: always.",
+        metavar="FRACTION",
+    ),
+]
 Optimizer = Annotated[
     str, _option(MEMORY, "Optimizer whose state takes memory: none, sgd, momentum or adam.")
 ]
@@ -228,15 +255,16 @@ def parse_max_replicas(text: str) -> int | None:
         ) from None
 
 
-def parse_microbatches(text: str) -> int | None:
-    """Parse a number of micro-batches; return `None` for ``auto``."""
+def parse_count(text: str, flag: str) -> int | None:
+    """Parse the number of a flag; return `None` for ``auto``."""
     if text == "auto":
         return None
     try:
         return int(text)
     except ValueError:
+        field = {"--microbatches": "num_microbatches"}.get(flag, flag[2:])
         raise InvalidInput(
-            f"--microbatches takes a number or 'auto', not {text!r}", field="/num_microbatches"
+            f"{flag} takes a number or 'auto', not {text!r}", field=f"/{field}"
         ) from None
 
 

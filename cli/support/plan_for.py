@@ -19,7 +19,6 @@ def make_plan_for(
     profiles: Sequence[Profile],
     cluster: Cluster,
     options: PlanOptions,
-    is_open: frozenset[str],
     *,
     deadline_s: float | None,
 ) -> Plan:
@@ -46,27 +45,21 @@ def make_plan_for(
     schedules = target.rules.schedules
     if find_skipping_value(profile.boundaries):  # which torch cannot carry under a V
         schedules = tuple(name for name in schedules if name not in FOLDED) or schedules
-    if "schedule" in is_open and schedules:
+    if "schedule" in options.auto and schedules:
+        # A first choice, for the rules to be applied to; the choice below is among all of them.
         options = options.model_copy(update={"schedule": schedules[0]})
+    if target.rules.inference:
+        auto = tuple(name for name in options.auto if name != "schedule")
+        options = options.model_copy(update={"auto": auto})
     ruled = apply_rules(target, profile, options)
     with working(f"planning under the rules of {target.title}"):
-        choice = choose_options(
-            profile,
-            cluster,
-            ruled,
-            schedule="schedule" in is_open and not target.rules.inference,
-            num_microbatches="num_microbatches" in is_open,
-            schedules=schedules,
-        )
-        chosen = {
-            "schedule": choice.options.schedule,
-            "num_microbatches": choice.options.num_microbatches,
-        }
+        choice = choose_options(profile, cluster, ruled, schedules=schedules)
+        chosen: dict[str, object] = {name: getattr(choice.options, name) for name in options.auto}
         found = plan_for(
             target,
             profile,
             cluster,
-            options.model_copy(update=chosen),
+            options.model_copy(update={**chosen, "auto": ()}),
             search=partial(plan, deadline_s=deadline_s),
         )
     price = f"{found.price:.1%} slower than" if found.price >= 5e-4 else "as fast as"

@@ -42,6 +42,10 @@ MAX_CONSTRAINTS = 10_000
 """Most pins, pairs and forbidden cuts of each sort: checking 300,000 pins took 40 s."""
 
 
+Chosen = Literal["schedule", "chunks", "num_microbatches"]
+"""Options that can be chosen for the profile instead of given."""
+
+
 class Pin(Record):
     """Where one layer has to be.
 
@@ -95,6 +99,16 @@ class PlanOptions(Record):
         layer_order: ``given`` cuts the profile's order; ``any`` may reorder independent branches.
         skips: What a later stage needs is relayed through those between (``relay``), or may go
             past those that have no use for it where the step is then no longer (``direct``).
+        auto: Options that are chosen for the profile, together; what they say here is then not
+            read. The options of the plan have the values chosen, and none that is ``auto``.
+        cut_at: ``layers`` may cut wherever the profile does; ``blocks`` only where a repeated
+            block of the model begins or ends.
+        regular: ``grid`` gives every stage equally many replicas, ``equal_blocks`` equally many
+            blocks of the model besides; the first stage has what precedes them, the last what
+            follows.
+        regular_within: Take the regular plan only if its step is at most this much longer,
+            relatively, than without ``regular``; `None` makes it a rule. The options of the plan
+            have the rule that was taken.
         gap: The search may stop once it is proven this close, relatively, to the best.
     """
 
@@ -116,6 +130,10 @@ class PlanOptions(Record):
     tied: Literal["priced", "together"] = "priced"
     layer_order: Literal["given", "any"] = "given"
     skips: Literal["relay", "direct"] = "relay"
+    auto: tuple[Chosen, ...] = Field((), max_length=3)
+    cut_at: Literal["layers", "blocks"] = "layers"
+    regular: Literal["no", "grid", "equal_blocks"] = "no"
+    regular_within: float | None = Field(None, ge=0, le=10)
     gap: float = Field(0.0, ge=0, le=1)
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ..block_stack import find_stack
+from ...core.profile.block_stack import find_stack
 from ..target import (
     Export,
     ImportedCut,

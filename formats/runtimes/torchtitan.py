@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ..block_stack import BlockStack, find_stack
+from ...core.profile.block_stack import BlockStack, find_stack
 from ..target import (
     Export,
     ImportedCut,

@@ -28,6 +28,7 @@ from .chain import (
     tied_parameters,
 )
 from .device_classes import Devices
+from .work_limits import WorkLimits
 
 Integers = NDArray[np.int64]
 
@@ -45,25 +46,60 @@ class BandStages(ChainStages):
 
 
 def band(
-    profile: Profile, positions: Sequence[int], devices: Devices, options: PlanOptions
+    profile: Profile,
+    positions: Sequence[int],
+    devices: Devices,
+    options: PlanOptions,
+    limits: WorkLimits | None = None,
 ) -> BandStages | None:
     """Return every stage that could fit some device, or None if there are too many.
 
     A stage is left out only if the weights, gradients and optimizer state of parameters that
-    begin in it are more than any device allows. O(stages).
+    begin in it are more than any device allows, or if it does not keep the limits of its work.
+    O(stages).
     """
-    limits = [entry.limit_bytes for entry in devices.classes]
-    if None in limits or options.objective == "latency":
+    limit_bytes = [entry.limit_bytes for entry in devices.classes]
+    is_limited = None not in limit_bytes and options.objective != "latency"
+    if not is_limited and limits is None:
         return None
+    if limits is not None:
+        positions = _allowed_in_time(profile, positions, limits)
     edges = np.array(positions, dtype=np.int64)
     atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
-    last = _farthest(profile, options, atoms, len(edges) - 1, max(x for x in limits if x))
+    last = np.full(len(edges) - 1, len(edges) - 1)
+    if limits is not None:
+        last = _farthest_in_time(profile, edges, limits.longest_s)
+    if is_limited:
+        limit = max(x for x in limit_bytes if x)
+        last = np.minimum(last, _farthest(profile, options, atoms, len(edges) - 1, limit))
     count = int((last - np.arange(len(last))).sum())
     width = int((last - np.arange(len(last))).max())
     # The grids have a full width of entries for every position, used or not.
     if count > MAX_STAGES or width * len(last) > 2 * MAX_STAGES:
         return None
     return _stages(profile, edges, atoms, last)
+
+
+def _front_s(profile: Profile, edges: Integers) -> NDArray[np.float64]:
+    """Return the work in front of each position."""
+    forward, backward, _ = sum_atoms(profile, edges)
+    return np.concatenate([[0.0], np.cumsum(forward + backward)])
+
+
+def _allowed_in_time(
+    profile: Profile, positions: Sequence[int], limits: WorkLimits
+) -> tuple[int, ...]:
+    front_s = _front_s(profile, np.array(positions, dtype=np.int64))
+    kept = limits.allows_cut(front_s, float(front_s[-1]))
+    kept[[0, -1]] = True
+    return tuple(np.array(positions)[kept].tolist())
+
+
+def _farthest_in_time(profile: Profile, edges: Integers, longest_s: float) -> Integers:
+    """Return, per first position, the last at which a stage's layers take no longer."""
+    front_s = _front_s(profile, edges)
+    last: Integers = np.searchsorted(front_s, front_s[:-1] + longest_s, side="right") - 1
+    return np.clip(last, np.arange(1, len(edges)), len(edges) - 1)
 
 
 def _farthest(

@@ -94,12 +94,14 @@ class Decision:
         lower_bound: Lower bound on the objective of every plan.
         simulated_bound_s: Lower bound on the simulated step of every plan.
         best_value: Least objective of all plans found; infinite for that of this plan.
+        is_whole: Whether all plans were searched, even where the request's tables hold only some.
     """
 
     costed: CostedPlan
     lower_bound: float
     simulated_bound_s: float
     best_value: float = math.inf
+    is_whole: bool = False
 
 
 class CostModel:

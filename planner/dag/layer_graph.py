@@ -12,21 +12,25 @@ for P sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import InvalidInput
 from ...core.graph.graph import MODEL_INPUT
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.chain import Mask, Order, Positions, StageTable, tied_parameters
+from ..cost.work_limits import WorkLimits
 from .downsets import (
     Contraction,
     Dag,
     Rows,
+    as_rows,
     contract,
     contract_series_parallel,
     enumerate_downsets,
@@ -35,11 +39,23 @@ from .downsets import (
 )
 from .set_costs import Members, SetCosts
 
+MAX_SETS = 20_000
+"""Sets that are listed: half a second, and 20 MB for each 1,000 layers."""
+
 MAX_SETS = 3_000
-"""More sets are not listed."""
+"""More sets are not listed, unless many of them can be left out."""
 
 MAX_STAGES = 600_000
 """Stages between them that are searched; a chain of 1,100 layers has as many."""
+
+MAX_LISTED_SETS = 200_000
+"""Sets that are listed to leave out those that no better plan has: a second."""
+
+MAX_LEFT_SETS = 20_000
+"""Sets that may be left then: listing the stages between them takes a second."""
+
+MAX_LEFT_STAGES = 3_000_000
+"""Stages that may be left: 1 GB, and some 10 s to search them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +80,30 @@ class BranchStages(StageTable):
     def keeps_order(self) -> bool:
         return False
 
+    @cached_property
+    def whole_s(self) -> tuple[float, float]:
+        # Where long stages are left out, no stage is the whole model.
+        loss = self.profile.loss
+        forward_s, backward_s = self.front_forward_s[-1], self.front_backward_s[-1]
+        return (
+            float(forward_s) + (loss.forward.median_s if loss else 0.0),
+            float(backward_s) + (loss.backward.median_s if loss else 0.0),
+        )
+
 
 class LayerGraph:
     """The graph of a profile's layers and its stage tables.
 
-    Layers that share a stage are one of its ``nodes``.
+    Layers that share a stage are one of its ``nodes``; so do those on both sides of the
+    ``forbidden`` cuts, which are layers in front of which no stage may begin.
     """
 
-    def __init__(self, profile: Profile, options: PlanOptions) -> None:
+    def __init__(
+        self, profile: Profile, options: PlanOptions, forbidden: Iterable[int] = ()
+    ) -> None:
         self.profile = profile
         self.costs = SetCosts(profile)
-        self.nodes = _nodes(profile, options)
+        self.nodes = _nodes(profile, options, forbidden)
 
     @cached_property
     def stages(self) -> BranchStages | None:
@@ -93,6 +122,25 @@ class LayerGraph:
                 return found
             piece *= 2
         return self._table(_within(self.nodes, contract_series_parallel(self.nodes.dag, MAX_SETS)))
+
+    def within(self, limits: WorkLimits) -> BranchStages | None:
+        """Return every stage of every order that keeps the limits, or None if there are too many.
+
+        Stages are left out only if they cannot be in a plan that does.
+        """
+        rows = enumerate_downsets(self.nodes.dag, MAX_LISTED_SETS)
+        if rows is None:
+            return None
+        work = self._work(self.nodes)
+        parts = np.array_split(rows, -(-len(rows) // 10_000))
+        front = np.concatenate([membership(part, len(work)) @ work for part in parts])
+        kept = limits.allows_cut(front, float(work.sum()))
+        kept[[0, -1]] = True  # rounding must not leave out the ends
+        if np.count_nonzero(kept) > MAX_LEFT_SETS:
+            return None
+        rows, front = rows[kept], front[kept]
+        pairs = nested_pairs(rows, self.nodes.dag, MAX_LEFT_STAGES, front, limits.longest_s)
+        return None if pairs is None else self._stages_between(self.nodes, rows, pairs)
 
     @cached_property
     def orders(self) -> list[Order]:
@@ -113,11 +161,20 @@ class LayerGraph:
     def _layers(self, node: int) -> int:
         return self.nodes.members[node]
 
+    def _work(self, nodes: Contraction) -> NDArray[np.float64]:
+        layer_s = self.costs.forward_s + self.costs.backward_s
+        return np.array([layer_s[nodes_of(layers)].sum() for layers in nodes.members])
+
     def _table(self, nodes: Contraction) -> BranchStages | None:
         rows = enumerate_downsets(nodes.dag, MAX_SETS)
-        pairs = None if rows is None else nested_pairs(rows, MAX_STAGES)
+        pairs = None if rows is None else nested_pairs(rows, nodes.dag, MAX_STAGES)
         if rows is None or pairs is None:
             return None
+        return self._stages_between(nodes, rows, pairs)
+
+    def _stages_between(
+        self, nodes: Contraction, rows: Rows, pairs: tuple[Positions, Positions]
+    ) -> BranchStages:
         first, last = pairs
         of_nodes = membership(rows, nodes.dag.num_nodes)
         node_of = np.zeros(len(self.profile.layers), dtype=np.int64)
@@ -136,12 +193,33 @@ class LayerGraph:
         )
 
 
-def nested_pairs(rows: Rows, limit: int) -> tuple[Positions, Positions] | None:
-    """Return all pairs of a set and a larger one around it, or None if more than ``limit``."""
+def nested_pairs(
+    rows: Rows,
+    dag: Dag,
+    limit: int,
+    front_s: NDArray[np.float64] | None = None,
+    longest_s: float = math.inf,
+) -> tuple[Positions, Positions] | None:
+    """Return all pairs of a set and a larger one around it, or None if more than ``limit``.
+
+    With the work of each set, only those between which at most ``longest_s`` lies.
+    O(sets^2 x width) byte operations in numpy.
+    """
+    inside = membership(rows, dag.num_nodes)
+    by_node = np.ascontiguousarray(inside.T).view(np.bool_)
+    # A set lies in another if its maximal nodes do: those that no node of the set reads from.
+    successors = as_rows(dag.successors, dag.num_nodes)
     firsts, lasts, count = [], [], 0
     for index in range(len(rows) - 1):
-        inside = ~(rows[index] & ~rows[index + 1 :]).any(axis=1)
-        found = np.flatnonzero(inside) + (index + 1)
+        begin = index + 1
+        members = np.flatnonzero(inside[index])
+        maximal = members[~(successors[members] & rows[index]).any(axis=1)]
+        around = np.ones(len(rows) - begin, dtype=np.bool_)
+        if front_s is not None:
+            around &= front_s[begin:] <= front_s[index] + longest_s
+        for node in maximal:
+            around &= by_node[node, begin:]
+        found = np.flatnonzero(around) + begin
         count += len(found)
         if count > limit:
             return None
@@ -150,7 +228,7 @@ def nested_pairs(rows: Rows, limit: int) -> tuple[Positions, Positions] | None:
     return np.concatenate(firsts), np.concatenate(lasts)
 
 
-def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
+def _nodes(profile: Profile, options: PlanOptions, forbidden: Iterable[int]) -> Contraction:
     """Build the graph of layers; those that have to share a stage become one node.
 
     Joined layers read from each other, as it were; whatever lies on the cycles that makes has to
@@ -163,6 +241,7 @@ def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
         if name not in index:
             raise InvalidInput(f"the options name layer {name!r}, which the profile does not have")
     joined = [(gap.after, gap.after + 1) for gap in profile.boundaries if not gap.legal]
+    joined += [(cut - 1, cut) for cut in forbidden]
     joined += [(index[one], index[other]) for one, other in options.together]
     after = [index[name] for name in options.no_cut_after]
     joined += [(layer, layer + 1) for layer in after if layer < last]

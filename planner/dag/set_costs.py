@@ -100,12 +100,7 @@ class SetCosts:
         backward = np.maximum(front_backward[last] - front_backward[first], 0.0)
         alone = members.astype(np.int64) @ self.alone
         totals = (alone[last] - alone[first]).T.copy()
-        for item in self.shared:
-            counts = members[:, item.layers].sum(axis=1, dtype=np.int64)
-            uses = counts[last] != counts[first]
-            for total, size in zip(totals, item.sizes, strict=True):
-                if size:
-                    total += size * uses
+        self._add_shared(totals, members, first, last)
         weights, gradients, elements, saved = totals
         if loss:
             saved += loss.saved_activation_bytes * is_last
@@ -128,12 +123,38 @@ class SetCosts:
             front_backward_s=front_backward,
         )
 
+    def _add_shared(
+        self, totals: Bytes, members: Members, first: Positions, last: Positions
+    ) -> None:
+        """Add to the totals, [4, stages], what several layers share, once for each stage.
+
+        A stage uses an item if its last set holds more of the item's layers than its first one.
+        Where the first set holds none of them that is so if the last one holds any: a difference
+        of sums over sets. Only where it holds a part have stages to be looked at.
+        """
+        front = np.zeros((len(members), len(totals)), dtype=np.int64)
+        begin = np.searchsorted(first, np.arange(len(members) + 1))
+        for item in self.shared:
+            sizes = np.array(item.sizes, dtype=np.int64)
+            counts = members[:, item.layers].sum(axis=1, dtype=np.int64)
+            front += (counts > 0)[:, None] * sizes
+            parts = np.flatnonzero((counts > 0) & (counts < len(item.layers)))
+            stages = _ranges(begin[parts], begin[parts + 1])
+            stages = stages[counts[last[stages]] > counts[first[stages]]]
+            for total, size in zip(totals, item.sizes, strict=True):
+                if size:
+                    total[stages] += size
+        totals += (front[last] - front[first]).T
+
     def _workspace(self, members: Members, first: Positions, last: Positions) -> Bytes:
-        """Return each stage's largest workspace by counting layers per size, smallest first."""
+        """Return each stage's largest workspace by counting layers per size, largest first."""
         largest = np.zeros(len(first), dtype=np.int64)
-        for size in np.unique(self.workspace[self.workspace > 0]).tolist():
+        left = np.arange(len(first))
+        for size in np.unique(self.workspace[self.workspace > 0])[::-1].tolist():
             counts = members[:, self.workspace == size].sum(axis=1, dtype=np.int64)
-            largest[counts[last] != counts[first]] = size
+            has = counts[last[left]] != counts[first[left]]
+            largest[left[has]] = size
+            left = left[~has]
         return largest
 
     def chain_costs(self, order: Order, cuts: tuple[int, ...]) -> ChainCosts:
@@ -172,6 +193,13 @@ class SetCosts:
             ),
             order=order,
         )
+
+
+def _ranges(begin: Positions, end: Positions) -> Positions:
+    """Return the integers of all ranges from ``begin`` to before ``end``, one after another."""
+    length = end - begin
+    before = np.cumsum(length) - length
+    return np.repeat(begin - before, length) + np.arange(int(length.sum()))
 
 
 def _items(profile: Profile) -> tuple[Bytes, tuple[_Item, ...]]:

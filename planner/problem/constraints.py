@@ -10,6 +10,7 @@ import numpy as np
 
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import PlanOptions
+from ...core.profile.block_stack import find_stacks
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.chain import StageTable, legal_positions, tied_parameters
@@ -17,6 +18,7 @@ from ..cost.device_classes import Devices
 from ..search.arcs import SearchSpace
 from .input_checks import count_chunks
 from .pin_conflicts import check_pins, describe_pins
+from .regular import find_irregularity, get_rule, list_equal_cuts, regular_spaces, stack_of
 from .tied_weights import TiePattern, tie_patterns
 
 
@@ -58,7 +60,7 @@ def limit_to_state(profile: Profile, options: PlanOptions) -> tuple[PlanOptions,
 def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
     """Return the layers in front of which a stage may begin, and the number of layers."""
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
-    forbidden: set[int] = set()
+    forbidden = set(cuts_in_blocks(profile, options))
     for name in options.no_cut_after:
         forbidden.add(_layer(index, name, "no_cut_after") + 1)
     joined = [
@@ -75,6 +77,31 @@ def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]
         for position in legal_positions(profile)
         if position in (0, last) or position not in forbidden
     )
+
+
+def cuts_in_blocks(profile: Profile, options: PlanOptions) -> Iterator[int]:
+    """Yield the layers in front of which no stage may begin where the options cut at blocks.
+
+    Raises:
+        InvalidInput: The model has no blocks.
+    """
+    if options.cut_at == "layers" and get_rule(options) != "equal_blocks":
+        return
+    names = [entry.layer.name for entry in profile.layers]
+    option, value = ("cut_at", "blocks")
+    try:
+        if get_rule(options) == "equal_blocks":
+            option, value = "regular", "equal_blocks"
+            allowed = set(stack_of(profile).starts[1:])
+        else:
+            allowed = {cut for stack in find_stacks(names) for cut in stack.cuts}
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"{option}={value!r} does not apply to this model: {error}; leave {option} at its "
+            "default",
+            field=f"/options/{option}",
+        ) from None
+    yield from (cut for cut in range(1, len(names)) if cut not in allowed)
 
 
 def search_parts(
@@ -104,7 +131,8 @@ def search_parts(
         if pattern.together or pattern.apart:
             mask = pattern.allows(tables)
             space = replace(whole, only=mask if whole.only is None else whole.only & mask)
-        yield SearchPart(space, pattern.least_sync_s)
+        for regular in regular_spaces(space):
+            yield SearchPart(regular, pattern.least_sync_s)
 
 
 def _keep_stage_pins(space: SearchSpace, stage_pins: list[tuple[int, int]]) -> SearchSpace:
@@ -162,6 +190,10 @@ def broken_option(
     if options.max_replicas is not None and replicas > options.max_replicas:
         text = f"has {replicas} replicas of a stage, more than max_replicas={options.max_replicas}"
         return BrokenOption("max_replicas", text, f"allow any number or {replicas}")
+    irregular = find_irregularity(assignment, profile, options)
+    if irregular:
+        text = f"{irregular} (regular={options.regular!r})"
+        return BrokenOption("regular", text, "leave it out")
     return _broken_pin(assignment, profile, devices, options)
 
 
@@ -197,6 +229,16 @@ def check_asked(
             lambda name: _layer(index, name, "pins"),
             None if num_nodes else positions,
             [device.kind for device in devices.cluster.devices],
+        )
+    most = len(devices.cluster.devices) * count_chunks(options)
+    if get_rule(options) == "equal_blocks" and not any(list_equal_cuts(profile, options, most)):
+        wanted = options.num_stages or options.max_stages
+        raise Infeasible(
+            f"{stack_of(profile).num_blocks} blocks cannot be cut into stages of equally many with "
+            f"{wanted} stages on {len(devices.cluster.devices)} devices; ask for another number",
+            constraint="stages",
+            required=wanted,
+            available=most,
         )
     _check_num_stages(num_nodes or len(positions) - 1, devices, options)
     _check_pinned_stages(devices, options)

@@ -121,6 +121,22 @@ def check_options(options: PlanOptions) -> None:
         )
     if options.schedule in SEVERAL_STAGES and options.objective != "latency":
         _check_stage_counts(options)
+    _check_regular(options)
+
+
+def _check_regular(options: PlanOptions) -> None:
+    if options.regular == "no" and options.regular_within is not None:
+        raise InvalidInput(
+            f"regular_within={options.regular_within} has no effect with regular='no'; choose "
+            "'grid' or 'equal_blocks', or leave it out",
+            field="/options/regular_within",
+        )
+    if options.regular == "equal_blocks" and options.layer_order == "any":
+        raise InvalidInput(
+            "regular='equal_blocks' counts blocks in the profile's own order; leave layer_order "
+            "at 'given', or choose 'grid'",
+            field="/options/regular",
+        )
 
 
 def count_chunks(options: PlanOptions) -> int:

@@ -16,6 +16,7 @@ from ..cost.banded_chain import band
 from ..cost.chain import ChainCosts, Order, StageTable, chain_costs
 from ..cost.device_classes import Devices, group_devices
 from ..cost.plan_cost import CostModel
+from ..cost.work_limits import WorkLimits
 from ..dag.layer_graph import LayerGraph
 from ..dag.order_free_bound import OrderFreeBounds
 from ..dag.reorder import reorder_profile
@@ -24,11 +25,13 @@ from .constraints import (
     SearchPart,
     allowed_positions,
     check_asked,
+    cuts_in_blocks,
     keeps_constraints,
     limit_to_state,
     search_parts,
 )
 from .input_checks import check_magnitude, check_options
+from .regular import find_irregularity
 
 MAX_ATOMS = 1_100
 """Positions up to which tables of their number squared are searched exhaustively."""
@@ -116,6 +119,16 @@ class PlanningRequest:
             return None
         return band(self.profile, self.positions, self.devices, self.options)
 
+    def within(self, limits: WorkLimits) -> StageTable | None:
+        """Return the stages of all plans that keep the limits; None if there are too many.
+
+        Of all orders of the layers, where the options allow to reorder them. Stages are left out
+        also if they cannot fit any device.
+        """
+        if self.branches is not None:
+            return self.branches.within(limits)
+        return band(self.profile, self.positions, self.devices, self.options, limits)
+
     def around(self, cuts: tuple[int, ...]) -> ChainCosts:
         """Return tables between these cuts, the positions next to them, and some even ones."""
         index = {layer: number for number, layer in enumerate(self.positions)}
@@ -131,7 +144,8 @@ class PlanningRequest:
         """Return the layer graph if the options allow reordering and the model has branches."""
         if self.options.layer_order == "given" or not self.profile.edges:
             return None
-        found = LayerGraph(self.profile, self.options)
+        forbidden = cuts_in_blocks(self.profile, self.options)
+        found = LayerGraph(self.profile, self.options, forbidden)
         return None if found.is_chain else found
 
     @cached_property
@@ -186,8 +200,11 @@ class PlanningRequest:
 
     def allows(self, assignment: Assignment) -> bool:
         """Return True if a plan keeps every constraint of the options; memory is not checked."""
-        # Reordered plans come from the search alone, which only builds stages that are allowed.
-        return bool(assignment.order) or keeps_constraints(
+        if assignment.order:
+            # Only the search reorders, and it only builds stages that are allowed; variations of
+            # its plans may give them other numbers of replicas.
+            return not find_irregularity(assignment, self.profile, self.options)
+        return keeps_constraints(
             assignment, self.profile, self.positions, self.devices, self.options
         )
 

@@ -140,6 +140,7 @@ class SearchRules(NamedTuple):
     spared: int = 1
     per_replica: bool = False
     sync_scale: float = 1.0
+    min_replicas: int = 1
     max_replicas: int = 2**30
     num_stages: int = 0
     max_stages: int = 0
@@ -192,7 +193,8 @@ class SearchSpace:
     """All plans of one profile, cluster and set of options.
 
     ``only`` masks the stages that constraints allow, shape (E,); ``allowed`` those of each class,
-    [class, stage]; ``stage_number`` is that of `StageArcs`. `None` stands for all.
+    [class, stage]; ``stage_number`` is that of `StageArcs`. `None` stands for all. Stages have at
+    least ``min_replicas``.
     """
 
     tables: StageTable
@@ -201,6 +203,7 @@ class SearchSpace:
     only: Mask | None = None
     stage_number: Integers | None = None
     allowed: Mask | None = None
+    min_replicas: int = 1
 
     @cached_property
     def chosen(self) -> slice | Integers:
@@ -252,6 +255,7 @@ class SearchSpace:
         common = SearchRules(
             num_microbatches=options.num_microbatches,
             depth=DEPTH_ALL if options.schedule == "gpipe" else DEPTH_PIPELINE,
+            min_replicas=self.min_replicas,
             max_replicas=options.max_replicas or 2**30,
             num_stages=options.num_stages or 0,
             max_stages=self.max_stages,
@@ -300,7 +304,7 @@ class SearchSpace:
             second_unit=np.concatenate([each.second_unit for each in costs])[order],
             room=np.concatenate([each.room for each in costs])[order],
             saved=np.concatenate([each.saved for each in costs])[order],
-            min_replicas=np.ones(len(order), dtype=np.int64),
+            min_replicas=np.full(len(order), self.min_replicas, dtype=np.int64),
             gradients=tables.gradients_bytes[chosen][stages],
             stage_number=(
                 np.zeros(len(order), dtype=np.int64) if numbers is None else numbers[chosen][stages]

@@ -302,6 +302,8 @@ class BranchAndBound:
         value that some stage really has (Pinar and Aykanat, JPDC 2004). O(log(1 / tolerance))
         relaxations of O(arcs).
         """
+        if self.least_weight == math.inf:
+            return self.best_value  # there are none
         high = self._most_metric()
         low = min(self._least_metric(), high)
         while high - low > tolerance * self.best_value and not self.effort.is_over:

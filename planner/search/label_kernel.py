@@ -296,6 +296,8 @@ def find_feasible(
             first_unit + arcs.metric_link[level][costs.last], second_unit,
             arcs.offset[costs.first], scope.rules, scope.caps, unused,
         )  # fmt: skip
+        if need >= 0:
+            need = max(need, scope.rules.min_replicas)
         if costs.is_inner and need > widest_linked(scope.pool.groups, level):
             need = -1
         feasible[level] = need

@@ -265,7 +265,7 @@ class StepGraph:
         rules = self.rules
         for number, recompute in self.choices:
             most = min(state.free[number], rules.max_replicas, rules.num_microbatches)
-            counts = range(1, most + 1)
+            counts = range(rules.min_replicas, most + 1)
             if self.has_equal_replicas and state.replicas:
                 counts = range(state.replicas, min(state.replicas, most) + 1)
             for replicas in counts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
@@ -18,7 +19,8 @@ from .step_time import choose_fastest
 def solve_measure(request: PlanningRequest, *, measure: Measure) -> Decision:
     """Return the plan of least throughput or latency."""
     pool, bound = search_in_stages(request, measure)
-    return _decide(request, _choose_first(request, pool), bound)
+    decision = _decide(request, _choose_first(request, pool), bound)
+    return replace(decision, is_whole=pool.is_whole)
 
 
 def solve_devices(request: PlanningRequest) -> Decision:

@@ -19,6 +19,7 @@ from ..cost.plan_cost import CostedPlan
 from ..heuristics.candidates import apply_recompute, equal_layers, even_times
 from ..problem.input_checks import count_chunks
 from ..problem.problem import PlanningRequest
+from ..problem.regular import get_rule, list_equal_cuts
 from ..search.branch_and_bound import GAVE_UP
 from .all_plans import simulate_all
 from .cut_fitting import RecomputeChoices, fit_cuts, repair_memory
@@ -182,7 +183,7 @@ class CandidateSource:
                     return
                 one = self._repeat(layout, even)
                 if not once:
-                    for cuts in dict.fromkeys((even, equal)):
+                    for cuts in dict.fromkeys((even, equal, *self._equal_blocks(num_stages))):
                         if request.costs.has(cuts):
                             left -= num_stages
                             yield apply_recompute(request.cost_model, replace(one, cuts=cuts))
@@ -194,6 +195,11 @@ class CandidateSource:
                 for made in dict.fromkeys(entry for entry in fitted if entry is not None):
                     left -= num_stages
                     yield made
+
+    def _equal_blocks(self, num_stages: int) -> Iterator[Cuts]:
+        options = self.request.options.model_copy(update={"num_stages": num_stages})
+        if get_rule(options) == "equal_blocks":
+            yield from list_equal_cuts(self.request.profile, options, num_stages)
 
     def _layouts(self, shape: PipelineShape) -> Iterator[Assignment]:
         return list_device_layouts(shape.ranks, shape.replicas, self.request.devices, self.kinds)

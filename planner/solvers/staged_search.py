@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+
+import numpy as np
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
 from ..cost.chain import StageTable
 from ..cost.device_classes import Devices
 from ..cost.plan_cost import CostedPlan, CostModel
+from ..cost.work_limits import WorkLimits
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest, all_parts
+from ..problem.regular import get_rule
 from ..search.arcs import Measure, StageArc, to_assignment
 from ..search.branch_and_bound import ROUNDING, BranchAndBound, Effort
 from .feasibility import infeasible_error
@@ -37,11 +41,13 @@ class PlanPool:
 
     Attributes:
         gave_up: True if the search ended without a plan and without a proof that there is none.
+        is_whole: True if all plans were searched.
     """
 
     cost_model: CostModel
     values: dict[Assignment, float] = field(default_factory=dict)
     gave_up: bool = False
+    is_whole: bool = False
 
     def add(self, assignment: Assignment, value: float) -> None:
         self.values[assignment] = min(value, self.values.get(assignment, math.inf))
@@ -65,12 +71,15 @@ class SearchLevel:
     """One search of a request; levels go from quick to exact.
 
     It ends at a relative gap; its stages are `None` if there is nothing to search, and if it is
-    exact, they make up all plans.
+    exact, they make up all plans, or all of the orders searched. With ``only_better``
+    some are left out that no plan has which is better than the best known then.
     """
 
     stages: Callable[[], StageTable | None]
     gap: float = 1e-2
     is_exact: bool = False
+    is_fallback: bool = False
+    only_better: bool = False
 
 
 def search_in_stages(
@@ -89,12 +98,17 @@ def search_in_stages(
     devices = request.devices.cap_memory(limit_bytes)
     effort = Effort(request.deadline)
     best, least, gave_up = math.inf, math.inf, False
-    for level in _list_levels(request, pool):
+    pool.is_whole = request.is_whole
+    for level in _list_levels(request, pool, measure):
+        if level.is_fallback and pool.is_whole:
+            continue
         stages = level.stages()
         if stages is None:
             continue
         effort = Effort(request.deadline, gap=max(level.gap, request.options.gap))
-        bound = math.inf
+        pool.is_whole |= level.only_better
+        # Plans with a stage that is left out are no better than the best so far.
+        bound = best if level.only_better else math.inf
         for part in search_parts(stages, devices, request.options):
             search = BranchAndBound(
                 part.space, measure, effort, tied_s=part.tied_s,
@@ -116,28 +130,66 @@ def search_in_stages(
         if level.is_exact:
             least = min(least, bound)
         if best < math.inf and request.options.objective not in NOT_STEPS:
-            request.tell(best, bound if level.is_exact and request.is_whole else 0.0)
+            request.tell(best, bound if level.is_exact and pool.is_whole else 0.0)
     if not pool.values:
         if effort.is_over or gave_up:
             pool.gave_up = True
             return pool, 0.0
         raise infeasible_error(request)
-    if not request.is_whole:
+    if not pool.is_whole:
         least = _bound_all_orders(request, measure)
     return pool, min(least, best)
 
 
-def _list_levels(request: PlanningRequest, pool: PlanPool) -> list[SearchLevel]:
+def _list_levels(
+    request: PlanningRequest, pool: PlanPool, measure: Measure
+) -> Iterator[SearchLevel]:
     whole, chain = request.searched, request.costs.stages
     quick = [size for size in COARSE_ATOMS if size < 0.6 * chain.num_atoms]
-    levels = [SearchLevel(partial(_coarsen, request, size)) for size in quick]
-    if request.band is not None:
-        levels.append(SearchLevel(partial(_refine, request, pool), gap=1e-3))
+    yield from (SearchLevel(partial(_coarsen, request, size)) for size in quick)
     if whole[0] is not chain and not quick:
-        levels.append(SearchLevel(partial(_same, chain)))
+        yield SearchLevel(partial(_same, chain))
+    if request.branches is not None and not request.is_whole:
+        yield from (SearchLevel(partial(_same, table)) for table in whole)
+    if request.band is not None or (request.branches is None and not request.is_whole):
+        yield SearchLevel(partial(_refine, request, pool), gap=1e-3)
+    if not request.is_whole:
+        better = partial(_list_better, request, pool, measure)
+        yield SearchLevel(better, 0.0, is_exact=True, only_better=True)
     # Several tables (of several orders) are exact together: the least of their bounds holds.
-    levels += [SearchLevel(partial(_same, table), 0.0, is_exact=True) for table in whole]
-    return levels
+    for table in whole:
+        yield SearchLevel(
+            partial(_same, table), 0.0, is_exact=True, is_fallback=not request.is_whole
+        )
+
+
+def _list_better(request: PlanningRequest, pool: PlanPool, measure: Measure) -> StageTable | None:
+    """Return the stages that a plan better than the best one known may have, if not too many."""
+    limits = None if request.is_over else _limit_work(request, pool, measure)
+    return None if limits is None else request.within(limits)
+
+
+def _limit_work(request: PlanningRequest, pool: PlanPool, measure: Measure) -> WorkLimits | None:
+    """Return the most work of a stage in a plan better than the best one known, by replicas.
+
+    A step takes at least one micro-batch's passage, and what any stage does besides: its other
+    micro-batches. Throughput is at least that of any stage.
+    """
+    if not pool.values or measure == "latency":
+        return None
+    options, devices = request.options, request.devices
+    num_devices = len(request.cluster.devices)
+    most = max(len(entry) for entry in devices.classes)
+    most = min(most, options.max_replicas or most, options.num_microbatches)
+    whole_s, best = sum(request.costs.stages.whole_s), min(pool.values.values())
+    replicas = np.arange(1, most + 1)
+    if measure == "throughput":
+        of_stage = (best * devices.fastest * replicas).astype(np.float64)
+    else:
+        rounds = -(-options.num_microbatches // replicas) - 1
+        spare_s = best * devices.fastest - whole_s
+        of_stage = np.where(rounds > 0, spare_s / np.maximum(rounds, 1), whole_s)
+    return WorkLimits.of(of_stage, num_devices, whole_s)
 
 
 def _same(table: StageTable) -> StageTable:
@@ -208,8 +260,10 @@ def round_up_replicas(assignment: Assignment, cost_model: CostModel) -> Assignme
     No other stage may use the rest of a group that a last stage has a part of, and gradients are
     summed over as many groups either way. The search stops at the fewest replicas that suffice,
     which rarely share a divisor with those of other stages; whole groups do, and the simulator
-    then simulates one of that many equal pipelines (`simulate.step_time`).
+    then simulates one of that many equal pipelines (`simulate.step_time`). A grid stays one.
     """
+    if get_rule(cost_model.options) != "no":
+        return assignment
     last: dict[int, int] = {}
     for stage in sorted(range(assignment.num_stages), key=assignment.ends.__getitem__):
         last[assignment.classes[stage]] = stage

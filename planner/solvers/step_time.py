@@ -60,7 +60,8 @@ def solve_step_time(request: PlanningRequest) -> Decision:
     best_value = min(pool.values.values(), default=costed.value)
     if step_bound_s < costed.step_time_s:
         step_bound_s = max(step_bound_s, bound_simulated_step(request, costed))
-    return Decision(costed, bound, min(step_bound_s, costed.step_time_s), best_value)
+    step_bound_s = min(step_bound_s, costed.step_time_s)
+    return Decision(costed, bound, step_bound_s, best_value, is_whole=pool.is_whole)
 
 
 def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan, float]:

@@ -382,12 +382,28 @@ class ReferenceSplit:
         for stage in range(num_stages):
             if self.replicas(stage) > most:
                 yield f"stage {stage} has {self.replicas(stage)} replicas, more than {most}"
+        if options.regular != "no" and options.regular_within is None:
+            counts = [self.replicas(stage) for stage in range(num_stages)]
+            if min(counts) != max(counts):
+                yield f"stages have {counts} replicas despite regular={options.regular!r}"
+            blocks = [len(self._blocks(stage)) for stage in range(num_stages)]
+            if options.regular == "equal_blocks" and min(blocks) != max(blocks):
+                yield f"stages have {blocks} blocks despite regular='equal_blocks'"
 
     def _cut_faults(self) -> Iterator[str]:
         for index, boundary in enumerate(self.boundaries()):
             if not boundary.legal:
                 yield f"the cut after stage {index} is illegal: {boundary.reason}"
         owner = self._stage_of_each_name()
+        if self.options.cut_at == "blocks" or (
+            self.options.regular == "equal_blocks" and self.options.regular_within is None
+        ):
+            for stage in range(self.num_stages - 1):
+                cut = set(self._blocks(stage)) & set(self._blocks(stage + 1))
+                if cut:
+                    yield f"the cut after stage {stage} divides the block {min(cut)!r}"
+                elif not self._blocks(stage) and not self._blocks(stage + 1):
+                    yield f"the cut after stage {stage} is not at a block"
         for name in self.options.no_cut_after:
             layer = list(owner).index(name) if name in owner else None
             if layer is None:
@@ -403,6 +419,16 @@ class ReferenceSplit:
             for parameter in filter(is_learned, parameters_of(self.profile)):
                 if len(self._owners(parameter)) > 1:
                     yield f"{parameter.names[0]!r} is in several stages despite tied='together'"
+
+    def _blocks(self, stage: int) -> frozenset[str]:
+        """Return the paths of the numbered modules that a stage has layers of."""
+        found = set()
+        for layer in self.layers(stage):
+            parts = self.profile.layers[layer].layer.name.partition("@")[0].split(".")
+            number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+            if number is not None:
+                found.add(".".join(parts[: number + 1]))
+        return frozenset(found)
 
     def _pin_faults(self) -> Iterator[str]:
         owner = self._stage_of_each_name()

@@ -7,8 +7,8 @@ import pytest
 
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.block_stack import find_stack
 from stagewright.core.profile.forward_only import for_inference
-from stagewright.formats.block_stack import find_stack
 from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.planner.price_split import plan_from_balance

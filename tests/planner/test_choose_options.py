@@ -1,89 +1,94 @@
-"""Schedule and micro-batches, where the request leaves them open."""
+"""Schedule, chunks and micro-batches, where the request leaves them open."""
 
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.choose_options import SCHEDULES, choose_options
+from stagewright.planner.choose_options import CHUNKS, SCHEDULES
 from stagewright.planner.plan import plan
+from stagewright.schedules.traits import FOLDED, SEVERAL_STAGES
 from tests.builders import chain_profile, random_profile
 
 EVEN = chain_profile([0.01] * 32, parameter_bytes=4096, forward_bytes=2048, saved_bytes=2**20)
+AUTO = {"schedule": "auto", "chunks": "auto", "num_microbatches": "auto"}
 
 
 def test_micro_batches_are_the_fewest_whose_bubble_is_small():
-    chosen = choose_options(EVEN, "4xcpu", schedule=False).options
-    assert chosen.schedule == "1f1b"
-    bubbles = {
-        count: plan(EVEN, "4xcpu", num_microbatches=count).bubble_fraction
-        for count in (chosen.num_microbatches // 2, chosen.num_microbatches)
-    }
-    assert bubbles[chosen.num_microbatches] < 0.1 < bubbles[chosen.num_microbatches // 2]
+    made = plan(EVEN, "4xcpu", num_microbatches="auto")
+    assert (made.schedule, made.options.auto) == ("1f1b", ())
+    assert made.options.num_microbatches == made.num_microbatches
+    half = plan(EVEN, "4xcpu", num_microbatches=made.num_microbatches // 2)
+    assert made.bubble_fraction < 0.1 < half.bubble_fraction
 
 
-def test_the_schedule_chosen_is_about_the_fastest():
-    for count in (8, 32):
-        given = PlanOptions(num_microbatches=count)
-        chosen = choose_options(EVEN, "4xcpu", given, num_microbatches=False)
-        assert chosen.options.num_microbatches == count
-        steps = {
-            name: plan(EVEN, "4xcpu", given.model_copy(update={"schedule": name})).step_time_s
-            for name in SCHEDULES
-        }
-        assert steps[chosen.options.schedule] < min(steps.values()) * 1.03
-        assert steps[chosen.options.schedule] < steps["1f1b"] * 0.98
-        assert chosen.reasons[0].startswith(f"schedule {chosen.options.schedule} chosen: about")
+@pytest.mark.parametrize("count", [8, 32])
+def test_schedule_and_chunks_chosen_are_about_the_fastest(count):
+    made = plan(EVEN, "4xcpu", schedule="auto", chunks="auto", num_microbatches=count)
+    assert made.num_microbatches == count
+    steps = {}
+    for name in SCHEDULES:
+        has_chunks = name in SEVERAL_STAGES and name not in FOLDED
+        for chunks in CHUNKS if has_chunks else (2,):
+            options = PlanOptions(schedule=name, chunks=chunks, num_microbatches=count)
+            steps[name, chunks] = plan(EVEN, "4xcpu", options).step_time_s
+    assert made.step_time_s < min(steps.values()) * 1.03
+    assert made.step_time_s < steps["1f1b", 2] * 0.98
+    assert made.notes[0].startswith(f"schedule {made.schedule} chosen: about")
+
+
+def test_more_chunks_are_taken_where_they_are_faster():
+    """Few micro-batches: the bubble shrinks with every chunk."""
+    made = plan(EVEN, "4xcpu", schedule="interleaved_1f1b", chunks="auto", num_microbatches=8)
+    two = plan(EVEN, "4xcpu", schedule="interleaved_1f1b", chunks=2, num_microbatches=8)
+    assert made.chunks > 2
+    assert made.step_time_s < two.step_time_s
+    assert f"{made.chunks} chunks chosen with it" in made.notes
 
 
 def test_1f1b_stays_where_no_other_is_faster():
-    assert choose_options(EVEN, "1xcpu").options.schedule == "1f1b"
+    assert plan(EVEN, "1xcpu", **AUTO).schedule == "1f1b"
 
 
 def test_more_micro_batches_that_save_little_are_not_taken():
     """The sum of a tied weight over slow links is idle time that no micro-batch fills."""
-    skewed = chain_profile([0.001, 0.2, 0.001, 0.001])
-    found = choose_options(skewed, "4xcpu")
-    assert found.options.num_microbatches == 8
-    assert "more would shrink it little" in found.reasons[0]
+    made = plan(chain_profile([0.001, 0.2, 0.001, 0.001]), "4xcpu", **AUTO)
+    assert made.num_microbatches == 8
+    assert "more would shrink it little" in made.notes[0]
 
 
 def test_a_schedule_that_does_not_fit_is_not_chosen():
-    roomy = choose_options(EVEN, "4xcpu", num_microbatches=False).options
-    peak = max(
-        sum(stage.memory.total_bytes for stage in made.stages if stage.devices == device)
-        for made in (plan(EVEN, "4xcpu", roomy),)
-        for device in {stage.devices for stage in made.stages}
-    )
-    tight = Cluster.uniform(4, memory_bytes=peak - 1)
-    chosen = choose_options(EVEN, tight, num_microbatches=False).options
-    held = plan(EVEN, tight, chosen)
-    assert held.schedule == chosen.schedule
-
-
-def test_where_nothing_fits_planning_says_why():
-    options = choose_options(EVEN, Cluster.uniform(4, memory_bytes=1024)).options
-    assert (options.schedule, options.num_microbatches) == ("1f1b", 8)
+    roomy = plan(EVEN, "4xcpu", schedule="auto", chunks="auto")
+    tight = Cluster.uniform(4, memory_bytes=max(roomy.memory_by_device().values()) - 1)
+    made = plan(EVEN, tight, schedule="auto", chunks="auto")
+    assert max(made.memory_by_device().values()) < max(roomy.memory_by_device().values())
 
 
 def test_other_objectives_are_left_alone():
-    given = PlanOptions(objective="throughput", num_microbatches=5)
-    assert choose_options(EVEN, "4xcpu", given).options == given
+    made = plan(EVEN, "4xcpu", PlanOptions(objective="throughput", auto=("schedule",)))
+    assert (made.schedule, made.num_microbatches) == ("1f1b", 8)
 
 
 def test_of_a_batch_only_the_schedule_is_chosen():
-    given = PlanOptions(batch_size=64)
-    chosen = choose_options(EVEN, "4xcpu", given).options
-    assert chosen.batch_size == 64
-    assert "num_microbatches" not in chosen.model_fields_set
-    assert chosen.schedule != "1f1b"
+    profile = EVEN.model_copy(update={"inputs": random_profile(3, 4).inputs})
+    size = profile.inputs[0].shape[0]
+    made = plan(profile, "4xcpu", PlanOptions(batch_size=64 * size), **AUTO)
+    assert made.options.batch_size == 64 * size
+    assert made.num_microbatches * made.microbatch_size == 64 * size
+    assert made.schedule != "1f1b"
+
+
+def test_what_is_given_is_not_chosen():
+    given = PlanOptions(auto=("schedule", "chunks", "num_microbatches"))
+    made = plan(EVEN, "4xcpu", given, schedule="gpipe", num_microbatches=5)
+    assert (made.schedule, made.num_microbatches) == ("gpipe", 5)
 
 
 def test_the_choice_is_the_same_every_time():
-    found = {choose_options(random_profile(3, 24), "2x4xcpu").options for _ in range(3)}
+    found = {plan(random_profile(3, 24), "2x4xcpu", **AUTO).options for _ in range(3)}
     assert len(found) == 1
 
 
-def test_a_path_is_refused():
-    with pytest.raises(InvalidInput, match="read it first"):
-        choose_options("profile.json", "4xcpu")  # type: ignore[arg-type]
+def test_a_wrong_schedule_is_refused():
+    with pytest.raises(InvalidInput, match="schedule"):
+        plan(EVEN, "4xcpu", schedule="automatic")

@@ -53,15 +53,19 @@ VALUES = {
     "tied": ("together",),
     "layer_order": ("any",),
     "skips": ("direct",),
+    "cut_at": ("blocks",),
+    "regular": ("grid", "equal_blocks"),
+    "regular_within": (0.1,),
     "gap": (0.1,),
 }
 
 
 def is_kept(made, options):
     """What `validate` does not say of a plan: that it is of the objective, schedule and sizes."""
-    assert made.options == options.model_copy(
-        update={"num_microbatches": made.options.num_microbatches}
-    )
+    taken = {"num_microbatches": made.options.num_microbatches}
+    if options.regular_within is not None:  # whichever plan was taken, it has its rule
+        taken |= {"regular": made.options.regular, "regular_within": None}
+    assert made.options == options.model_copy(update=taken)
     if options.objective == "latency":
         assert (made.schedule, made.num_microbatches, made.chunks) == ("forward_only", 1, 1)
         told = " ".join(made.notes)
@@ -114,7 +118,7 @@ def test_each_option_alone_is_kept_or_refused(objective):
 @pytest.mark.parametrize("seed", range(5))
 def test_options_together_are_kept_or_refused(seed):
     draw, plans = random.Random(seed), 0
-    for _ in range(40):
+    for _ in range(60):
         asked = {name: draw.choice(VALUES[name]) for name in draw.sample(sorted(VALUES), 3)}
         asked["objective"] = draw.choice(get_args(Objective))
         asked["schedule"] = draw.choice(["1f1b", "gpipe", *get_args(TrainingSchedule)])

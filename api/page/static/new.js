@@ -29,7 +29,7 @@ const fill = (select, entries, usual = entries[0][0]) => {
   select.value = usual;
 };
 fill(find("family"), families.map((family) => [family.family, family.family]));
-fill(find("schedule"), capabilities.schedules.map((name) => [name, name]), "1f1b");
+fill(find("schedule"), [["auto", "auto, the fastest"], ...capabilities.schedules.map((name) => [name, name])], "1f1b");
 fill(find("objective"), capabilities.objectives.map((name) => [name, name]), "step_time");
 fill(find("as"), [["", "what their name or memory says"], ...catalogue.map((one) => [one.name, one.full_name])]);
 
@@ -152,11 +152,18 @@ function showSample() {
 }
 
 function body() {
-  const options = { num_microbatches: Number(find("microbatches").value) };
-  const usual = { schedule: "1f1b", objective: "step_time", recompute: "never" };
+  const count = find("microbatches").value;
+  const options = count ? { num_microbatches: Number(count) } : {};
+  const usual = { schedule: "1f1b", objective: "step_time", recompute: "never", cut_at: "layers", regular: "no" };
   for (const [name, value] of Object.entries(usual)) {
     if (find(name).value !== value) options[name] = find(name).value;
   }
+  const auto = count ? [] : ["num_microbatches"];
+  if (options.schedule === "auto") {
+    delete options.schedule;
+    auto.push("schedule", "chunks");
+  }
+  if (auto.length) options.auto = auto;
   if (find("replicas").value === "any") options.max_replicas = null;
   return { ...source(), cluster: cluster.value(), options };
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.formats.block_stack import find_stack
+from stagewright.core.profile.block_stack import find_stack
 from stagewright.formats.runtimes.registry import TARGETS, export
 from stagewright.formats.target import count_blocks
 from tests.formats.runtimes.random_plans import draw_plan

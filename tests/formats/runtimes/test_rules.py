@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pytest
 
-from stagewright.formats.block_stack import find_stack
+from stagewright.core.profile.block_stack import find_stack
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.formats.target import count_blocks
 from tests.formats.runtimes.random_plans import draw_plan

@@ -100,6 +100,7 @@ def test_the_plan_is_the_least_of_every_order(objective, chunk):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_where_not_all_orders_can_be_searched_the_bound_still_holds(objective, monkeypatch):
     monkeypatch.setattr(branches_module, "MAX_STAGES", 8)
+    monkeypatch.setattr(branches_module, "MAX_LEFT_STAGES", 8)
     several = 0
     for seed in range(8):
         problem = branch_instance(2000 + seed, objective=objective)
@@ -110,6 +111,32 @@ def test_where_not_all_orders_can_be_searched_the_bound_still_holds(objective, m
         assert made.proof.lower_bound <= best[0] * (1 + ROUNDING), (seed, made.proof, best)
         assert made.proof.value >= best[0] * (1 - ROUNDING), (seed, made.proof, best)
     assert several > 1
+
+
+@pytest.mark.parametrize("objective", ["step_time", "throughput"])
+def test_what_no_better_plan_has_may_be_left_out(objective, monkeypatch):
+    monkeypatch.setattr(branches_module, "MAX_STAGES", 8)
+    for seed in range(40):
+        check_exact(3000 + seed, objective=objective)
+
+
+def test_long_stages_are_left_out(monkeypatch):
+    """Of two towers on four devices one set in six is left, and one stage in thirty."""
+    profile = two_towers(6)
+    options = PlanOptions(layer_order="any", num_microbatches=32)
+    every = LayerGraph(profile, options).stages
+    found = plan(profile, "4xcpu", options)
+    monkeypatch.setattr(branches_module, "MAX_STAGES", 200)
+    kept = []
+    within = LayerGraph.within
+    monkeypatch.setattr(
+        LayerGraph, "within", lambda own, limits: kept.append(within(own, limits)) or kept[-1]
+    )
+    made = plan(profile, "4xcpu", options)
+    assert made.proof.value == found.proof.value
+    assert made.proof.lower_bound == found.proof.lower_bound
+    assert 0 < len(kept[0].members) < len(every.members) / 2
+    assert 0 < len(kept[0].first) < len(every.first) / 4
 
 
 def test_coarse_sets_are_sets_too(monkeypatch):

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.errors import InvalidInput
+from ..errors import InvalidInput
 
 _NUMBERED = re.compile(r"(?:(?P<prefix>.+?)\.)?(?P<index>\d+)(?:[.@].*)?")
 """A name with a number in its path, such as ``model.layers.3.mlp`` or, in a Sequential, ``3``."""
@@ -68,23 +68,38 @@ def find_stack(layer_names: Sequence[str]) -> BlockStack:
         InvalidInput: There are no numbered blocks, several stacks of them (an encoder and a
             decoder), or their numbers are not 0, 1, 2, ... in order.
     """
+    found = find_stacks(layer_names)
+    if len(found) > 1:
+        raise InvalidInput(
+            f"the model has {len(found)} stacks of blocks "
+            f"({', '.join(repr(stack.prefix) for stack in found)}); only models with one stack of "
+            "blocks can be counted in blocks"
+        )
+    return found[0]
+
+
+def find_stacks(layer_names: Sequence[str]) -> list[BlockStack]:
+    """Find every stack of blocks of a model by the names of its layers, in their order.
+
+    Raises:
+        InvalidInput: There are no numbered blocks, or the numbers of a stack are not 0, 1, 2, ...
+            in order.
+    """
     found: dict[str, dict[int, list[int]]] = {}
     for layer, name in enumerate(layer_names):
         match = _NUMBERED.fullmatch(name)
         if match:
             blocks = found.setdefault(match["prefix"] or "", {})
             blocks.setdefault(int(match["index"]), []).append(layer)
-    if len(found) > 1:
-        raise InvalidInput(
-            f"the model has {len(found)} stacks of blocks ({', '.join(map(repr, found))}); only "
-            "models with one stack of blocks can be counted in blocks"
-        )
     if not found:
         raise InvalidInput(
             "no layer is part of a numbered block such as 'layers.0'; only models with a stack of "
             "blocks can be counted in blocks"
         )
-    ((prefix, blocks),) = found.items()
+    return [_to_stack(prefix, blocks, len(layer_names)) for prefix, blocks in found.items()]
+
+
+def _to_stack(prefix: str, blocks: dict[int, list[int]], num_layers: int) -> BlockStack:
     starts = tuple(members[0] for members in blocks.values())
     ends = tuple(members[-1] for members in blocks.values())
     in_order = all(end < start for end, start in zip(ends, starts[1:], strict=False))
@@ -92,4 +107,4 @@ def find_stack(layer_names: Sequence[str]) -> BlockStack:
         raise InvalidInput(
             f"the blocks of {prefix!r} do not run in the order of their numbers: {list(blocks)}"
         )
-    return BlockStack(prefix, starts, ends[-1] + 1, len(layer_names))
+    return BlockStack(prefix, starts, ends[-1] + 1, num_layers)
