@@ -1,8 +1,8 @@
 """Fit the tables of `profiler/estimates/tables/gpu.json` to public measurements.
 
 Every set of rows of every device weighs the same, whatever its size, and a whole model's row as
-much as a whole set of kernels. With ``left_out`` no row of that chip is used, and its own figures
-are dropped from the table, so that the rules have to say what it does.
+much as a whole set of kernels. Of devices left out no row is used, and their own figures are
+dropped from the table, so that the rules have to say what it does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from truth_predict import Predictor
 from truth_rows import Row
 
-from stagewright.core.cluster.accelerators import Accelerator, get_accelerator
+from stagewright.core.cluster.accelerators import CATALOGUE, Accelerator, get_accelerator
 from stagewright.profiler.estimates.device_table import (
     REFERENCE_NM,
     Arithmetic,
@@ -27,7 +27,19 @@ from stagewright.profiler.estimates.device_table import (
     arithmetic,
 )
 
-MOST_ROWS = 150
+Name = tuple[str, ...]
+"""A figure of the table: its field, and where it has several, which."""
+
+PULL, MEMORY_PULL = 0.03, 0.3
+"""Weight of a factor e on a figure against one set of rows of one device that is off by it."""
+
+DRAWN = ("memory", "fused_traffic")
+"""Figures that few rows tell apart, and which are drawn to the prior's more."""
+
+OUTLIER = 0.08
+"""Relative error from which on a row is more of an exception than a measure of the fit."""
+
+MOST_ROWS = 200
 """Rows of one set and device that a fit looks at; the page shows all of them."""
 
 PUBLISHED_16_BIT = {
@@ -39,8 +51,15 @@ Stas Bekman's Machine Learning Engineering Open Book. Not fitted to."""
 
 PUBLISHED_SOURCE = "Machine Learning Engineering Open Book: maximum achievable matmul FLOPS"
 
-CHIPS = {"A100-40GB": "A100", "A100-80GB": "A100", "A100-PCIe": "A100", "A100-PCIe-40GB": "A100"}
-"""Devices that share a chip: left out together."""
+OLDER_ATTENTION = {"H100": 0.6, "H200": 0.6, "B200": 0.6}
+"""FlashAttention-2 reaches 35 % of an H100's peak against some 60 % of an A100's (Shah et al. 2024,
+Dao 2023); that of B200 is assumed to be as far behind."""
+
+CHIPS = {
+    "A100-40GB": "A100", "A100-80GB": "A100", "A100-PCIe": "A100", "A100-PCIe-40GB": "A100",
+    "V100": "V100 chip", "V100-PCIe": "V100 chip",
+}  # fmt: skip
+"""Devices that share a chip."""
 
 NODE_EXPONENT, NODE_SPREAD = 1.0, 0.3
 """What a smaller process gains in work per joule, before any measurement: about as its length
@@ -59,16 +78,20 @@ PRIOR = GpuTable(
     date="",
     source="docs/evidence/truth.md",
     products={
-        "simt": ProductRule(
-            ceiling=0.9, flops_per_joule=80e9, node_exponent=1.0, rocm_share=0.6
-        ),
+        "simt": ProductRule(ceiling=0.9, flops_per_joule=80e9, node_exponent=1.0, rocm_share=0.6),
         "tensor": ProductRule(
             ceiling=0.85, flops_per_joule=700e9, node_exponent=1.0, rocm_share=0.6
         ),
     },
     kernels={
         kind: KernelFigures(
-            k_start=150, half_tile=0.9, small_tile=0.85, cache_gain=2.5, overlap=4, start_s=2e-6
+            k_start=150,
+            half_tile=0.9,
+            small_tile=0.85,
+            cache_unit_rate=1.5e10,
+            overlap=4,
+            start_s=2e-6,
+            in_model=1.15,
         )
         for kind in ("simt", "tensor")
     },
@@ -76,35 +99,50 @@ PRIOR = GpuTable(
         copy_share=0.85, reduction=0.8, reread=0.67, backward=0.8, embedding=0.4, products=0.8
     ),
     attention_forward=0.65,
-    attention_backward=0.55,
+    attention_backward=0.5,
+    attention_start_s=5e-6,
     convolution=0.7,
-    host_s={"eager": 6e-6, "compiled": 3e-6, "graph": 0.0},
+    host_s={"eager": 6e-6, "compiled": 3e-6, "graph": 0.0, "kernel": 0.0},
     fused_traffic=0.5,
     devices={},
     bands={},
 )
-"""Where every fit starts and what it is drawn to: chosen before any fit, by published kernels
-(FlashAttention: Dao 2023) and data sheets. No fit starts at another's result, which would carry what
-a left-out device says."""
+"""Where every fit starts and what it is drawn to, by published kernels (FlashAttention: Dao 2023)
+and round numbers. No fit starts at another's result, which would carry what a left-out device
+says."""
 
 
-def fit_table(rows: Sequence[Row], left_out: str | None = None) -> GpuTable:
-    """Return the table that predicts the rows best, without those of one chip."""
-    kept = [
-        row
-        for row in rows
-        if row.group not in NOT_FITTED and (left_out is None or chip(row.device) != left_out)
-    ]
+def related(group: str) -> frozenset[str]:
+    """Return the devices of the catalogue that are a chip, or of it."""
+    return frozenset(entry.name for entry in CATALOGUE if group in (entry.name, chip(entry.name)))
+
+
+def fit_table(rows: Sequence[Row], left_out: frozenset[str] = frozenset()) -> GpuTable:
+    """Return the table that predicts the rows best, without those of some devices."""
+    kept = [row for row in rows if row.group not in NOT_FITTED and row.device not in left_out]
     figures = {
-        name: DeviceFigures(tensor=share, source=PUBLISHED_SOURCE)
+        name: DeviceFigures(
+            tensor=share,
+            attention=OLDER_ATTENTION.get(name),
+            basis="rule",
+            source=PUBLISHED_SOURCE,
+        )
         for name, share in PUBLISHED_16_BIT.items()
-        if chip(name) != left_out
+        if name not in left_out
     }
     table = PRIOR.model_copy(update={"devices": figures})
     table = with_rules(table)
     for kind in ("simt", "tensor"):
         chosen = _thin([row for row in kept if arithmetic(row.precision) == kind])
-        table = _fit_arithmetic(chosen, table, kind)
+        # Kernels first: whole models could not tell a lower rate from what they lose besides.
+        kernels = [row for row in chosen if row.launch == "kernel"]
+        timed = {row.device for row in kernels}
+        if kernels:
+            table = _fit(kernels, table, _kernel_names(kind, sorted(timed)))
+        models = [row for row in chosen if row.launch != "kernel"]
+        if models:
+            others = sorted({row.device for row in models} - timed)
+            table = _fit(models, table, _model_names(kind, others))
     return table
 
 
@@ -113,61 +151,73 @@ def _thin(rows: Sequence[Row]) -> list[Row]:
     by_set = defaultdict(list)
     for row in rows:
         by_set[row.group, row.device].append(row)
-    return [
-        row for found in by_set.values() for row in found[:: max(1, len(found) // MOST_ROWS)]
-    ]
+    return [row for found in by_set.values() for row in found[:: max(1, len(found) // MOST_ROWS)]]
 
 
-def _fit_arithmetic(rows: Sequence[Row], table: GpuTable, kind: Arithmetic) -> GpuTable:
+def _fit(rows: Sequence[Row], table: GpuTable, names: Sequence[Name]) -> GpuTable:
+    """Return the table with the named figures fitted to rows."""
     predictor = Predictor(rows)
-    devices = sorted({row.device for row in rows})
-    names = _names(kind, devices)
     first = np.array([np.log(_get(table, name)) for name in names])
     weights = _weights(predictor.rows)
 
     def residuals(values: np.ndarray) -> np.ndarray:
         tried = _set_all(table, names, np.exp(values))
-        wrong = np.log(predictor.seconds(tried) / predictor.measured_s) * weights
-        return np.concatenate([wrong, 0.15 * (values - first)])
+        wrong = np.log(predictor.seconds(tried) / predictor.measured_s)
+        return np.concatenate([_soften(wrong) * weights, pull * (values - first)])
 
     low, high = first - 1.5, first + 1.5
+    pull = np.array([MEMORY_PULL if name[0] in DRAWN else PULL for name in names])
     for index, name in enumerate(names):
         if name[0] == "device":
             # A share of a data sheet's rate: not above it, and no kernel is worse than a fifth.
-            low[index], high[index] = np.log(0.15), 0.0
+            low[index], high[index] = np.log(0.15), 0.0 if name[-1] != "memory" else np.log(0.95)
             first[index] = np.clip(first[index], np.log(0.2), -0.02)
         if name[-1] in ("half_tile", "small_tile"):
             high[index] = 0.0
             first[index] = min(first[index], -0.01)
     found = least_squares(
-        residuals, first, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=12,
+        residuals, first, bounds=(low, high), max_nfev=40,
         diff_step=1e-3,
     )  # fmt: skip
     fitted = _set_all(table, names, np.exp(found.x))
     return with_rules(fitted)
 
 
-Name = tuple[str, ...]
+def _soften(wrong: np.ndarray) -> np.ndarray:
+    """Return residuals whose squares grow like errors' sizes beyond `OUTLIER` (soft L1).
+
+    By hand: the library's own would see weighted rows, all of which are small.
+    """
+    relative = np.sqrt(1 + (wrong / OUTLIER) ** 2)
+    return np.sign(wrong) * OUTLIER * np.sqrt(2 * (relative - 1))
 
 
-def _names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
+def _kernel_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
+    """Return the figures that kernels alone tell."""
     names: list[Name] = [
         ("kernels", kind, field)
-        for field in ("k_start", "half_tile", "small_tile", "cache_gain", "start_s")
+        for field in ("k_start", "half_tile", "small_tile", "cache_unit_rate", "start_s", "overlap")
     ]
     names += [("device", name, kind) for name in devices]
     if kind == "simt":
-        names += [
-            ("memory", field)
-            for field in ("reduction", "reread", "backward", "embedding", "products", "copy_share")
-        ]
-        names += [("fused_traffic",)]
-    else:
-        names += [("attention_forward",), ("attention_backward",)]
-    return names
+        names += [("device", name, "memory") for name in devices]
+        return [*names, *(("memory", field) for field in ("products", "reduction", "reread"))]
+    return [*names, ("attention_forward",), ("attention_start_s",)]
+
+
+def _model_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
+    """Return the figures that whole models tell, of devices without kernels their rates, too."""
+    names: list[Name] = [("kernels", kind, "in_model")]
+    names += [("device", name, kind) for name in devices]
+    if kind == "simt":
+        names += [("device", name, "memory") for name in devices]
+        return [*names, ("memory", "backward"), ("memory", "embedding"), ("fused_traffic",)]
+    return [*names, ("attention_backward",)]
 
 
 def _get(table: GpuTable, name: Name) -> float:
+    if name[-1] == "memory":
+        return table.memory.copy_share
     if name[0] == "device":
         return table.product_share(
             get_accelerator(name[1]), "float32" if name[2] == "simt" else "float16"
@@ -202,15 +252,23 @@ def _set_all(table: GpuTable, names: Sequence[Name], values: np.ndarray) -> GpuT
 
 
 def _weights(rows: Sequence[Row]) -> np.ndarray:
-    """Return each row's weight: a set of a device counts as one, a whole model's row as a fifth."""
+    """Return each row's weight: a set of a device counts as one, a whole model's row as a tenth.
+
+    Products of many rows, which training consists of, count five times as much as small ones.
+    """
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         counts[row.group, row.device] += 1
-    sizes = [counts[row.group, row.device] for row in rows]
-    whole = [row.group.startswith(("forward", "training")) for row in rows]
-    return np.array(
-        [max(1 / size, 0.05 if is_whole else 0) ** 0.5 for size, is_whole in zip(sizes, whole, strict=True)]
-    )
+    found = []
+    for row in rows:
+        if row.launch == "kernel":
+            weight = 1 / counts[row.group, row.device]
+            if "products" in row.group and row.facts.get("m", 0) >= 4096:
+                weight *= 5
+        else:
+            weight = min(0.1, 2 / counts[row.group, row.device])
+        found.append(weight**0.5)
+    return np.array(found)
 
 
 def with_rules(table: GpuTable) -> GpuTable:
@@ -223,7 +281,11 @@ def with_rules(table: GpuTable) -> GpuTable:
             if (share := getattr(entry, kind)) is not None
         }
         products[kind] = _rule(shares, PRIOR.products[kind], precision)  # type: ignore[index]
-    return table.model_copy(update={"products": products})
+    copies = [entry.memory for entry in table.devices.values() if entry.memory is not None]
+    memory = table.memory.model_copy(
+        update={"copy_share": float(np.median(copies)) if copies else PRIOR.memory.copy_share}
+    )
+    return table.model_copy(update={"products": products, "memory": memory})
 
 
 def _rule(shares: dict[str, float], before: ProductRule, precision: str) -> ProductRule:

@@ -91,8 +91,8 @@ def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
 def predict_left_out(rows: Sequence[CollectiveRow], device: str) -> LinkFigures:
     """Return what the rules say of a device's link without any of its rows.
 
-    A measured link of the same kind of wiring (switched, or the host's PCIe) lends its shares of the
-    data-sheet rate; if there is none, delays are the median of the others' and the bandwidth is
+    A measured link of the same kind of wiring (switched, or the host's PCIe) lends its shares of
+    the data-sheet rate; if there is none, delays are the median of the others' and the bandwidth is
     `RULE_SHARE` of the data sheet's.
     """
     others = fit_links([row for row in rows if row.device != device])

@@ -19,7 +19,8 @@ from truth_rows import Row
 from stagewright.core.cluster.accelerators import Precision
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.models.families import LlamaConfig, LlamaSpec, ResNetSpec
-from stagewright.profiler.estimates.estimate import DTYPES, target
+from stagewright.core.requests.default_samples import default_sample
+from stagewright.profiler.estimates.estimate import DTYPES, spec_work, target
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.layer_costs import CostRecorder
 from stagewright.profiler.estimates.meta_device import DeviceKernels
@@ -153,9 +154,7 @@ def _nano_gpt(batch: int, length: int) -> tuple[Costs, ...]:
     with META:
         block = EagerAttention(768, 12, causal=True, float_softmax=True, gelu_parts=8)
         head = Head(768, 50304)
-    return _blocks(
-        block, head, (batch, length, 768), batch * length, 12, torch.bfloat16
-    )
+    return _blocks(block, head, (batch, length, 768), batch * length, 12, torch.bfloat16)
 
 
 def _llama(length: int) -> tuple[Costs, ...]:
@@ -163,17 +162,10 @@ def _llama(length: int) -> tuple[Costs, ...]:
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
         num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=length,
     )  # fmt: skip
-    with META:
-        model = build_model(LlamaSpec(family="llama", config=config)).bfloat16()
-        tokens = torch.zeros(1, length, dtype=torch.int64)
-    recorders = [CostRecorder(False) for _ in range(2)]
-    with DeviceKernels("cuda"):
-        with recorders[0]:
-            logits = model(tokens).logits.float()
-            loss = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        with recorders[1]:
-            loss.backward()
-    forward, backward = (tuple(recorder.costs) for recorder in recorders)
+    spec = LlamaSpec(family="llama", config=config)
+    work = spec_work(spec, default_sample(spec, 1, length), target("H100", "bfloat16"))
+    forward = tuple(cost for part in work.parts for cost in part.forward)
+    backward = tuple(cost for part in work.parts for cost in part.backward)
     # Selective recomputation saves attention and every second product.
     products = [cost for cost in forward if cost.kind == "matmul"]
     again = tuple(cost for cost in forward if cost.kind not in ("matmul", "attention"))

@@ -56,7 +56,7 @@ class Row:
     measured_s: float
     parts: tuple[tuple[Cost, ...], ...]
     precision: Precision
-    launch: Launch = "graph"
+    launch: Launch = "kernel"
     fixed_s: float = 0.0
     repeats: float = 1.0
     facts: dict[str, float] = field(default_factory=dict, compare=False)
@@ -149,9 +149,7 @@ def _neusight_kernels(folder: Path) -> Iterator[Row]:
             yield _fp32(f"{name}, fp32", entry, f"{rows_} x {width}", costs, rows_)
 
 
-def _fp32(
-    group: str, entry: dict[str, str], name: str, costs: tuple[Cost, ...], rows: int
-) -> Row:
+def _fp32(group: str, entry: dict[str, str], name: str, costs: tuple[Cost, ...], rows: int) -> Row:
     return Row(
         group, DEVICES[entry["Device"]], name, float(entry["Latency"]) / 1e3, (costs,), "float32",
         facts={"m": rows},
@@ -186,9 +184,7 @@ def collective_rows(folder: Path) -> list[CollectiveRow]:
         count = int(path.stem.partition("_")[2])
         for name, (sizes, times) in json.loads(path.read_text(encoding="utf-8")).items():
             found += [
-                CollectiveRow(
-                    "MI250", name.replace(" ", "_"), count, int(size * 2**20), time_s
-                )
+                CollectiveRow("MI250", name.replace(" ", "_"), count, int(size * 2**20), time_s)
                 for size, time_s in zip(sizes, times, strict=True)
             ]
     return found

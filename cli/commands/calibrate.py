@@ -36,9 +36,7 @@ def command(
 
     if output is not None:
         check_writable(output)
-    table = calibrate_here(
-        device, read_precision(precision), threads, say
-    )
+    table = calibrate_here(device, read_precision(precision), threads, say)
     path = output or calibration_path(table.device, table.precision, table.num_threads)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(table.to_json() + "\n", encoding="utf-8")

@@ -38,7 +38,6 @@ class Accelerator(Record):
         cache_bytes: Its last level of cache.
         board_watts: Sustained power limit; what bounds the clock under long matrix products.
         node_nm: The process it is made in, which sets the work done per joule.
-        has_stacked_memory: Whether its memory is HBM, whose traffic takes less power than GDDR's.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Accelerator(Record):
     cache_bytes: int = 0
     board_watts: float = 0.0
     node_nm: float = 0.0
-    has_stacked_memory: bool = False
 
     def peak_flops_per_s(self, precision: Precision) -> float:
         """Return the rate at a precision; float32's if the device does not support it."""
@@ -84,7 +82,6 @@ def _gpu(
     chip: tuple[int, float, float, float],
     aliases: tuple[str, ...] = (),
     backend: Backend = "cuda",
-    hbm: bool = True,
 ) -> Accelerator:
     """Build an entry.
 
@@ -109,7 +106,6 @@ def _gpu(
         cache_bytes=int(chip[1] * 10**6),
         board_watts=chip[2],
         node_nm=chip[3],
-        has_stacked_memory=hbm,
     )
 
 
@@ -153,19 +149,19 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "RTX4090", "NVIDIA GeForce RTX 4090", r"rtx 4090", tera=(82.6, 82.6, 165.2, 165.2),
-        chip=(128, 72, 450, 5), hbm=False, memory_gb=24, gb_per_s=1008,
+        chip=(128, 72, 450, 5), memory_gb=24, gb_per_s=1008,
         link="PCIe 4.0 x16 without peer-to-peer",
         source="NVIDIA Ada GPU Architecture white paper 2.0, table 2, 2022; "
         "16-bit products summed in float32", aliases=("rtx-4090", "4090"),
     ),
     _gpu(
         "L4", "NVIDIA L4", r"l4$", tera=(30.3, 60, 121, 121),
-        chip=(58, 48, 72, 5), hbm=False, memory_gb=24, gb_per_s=300, link="PCIe 4.0 x16",
+        chip=(58, 48, 72, 5), memory_gb=24, gb_per_s=300, link="PCIe 4.0 x16",
         source="NVIDIA L4 Tensor Core GPU data sheet, March 2023; sparse rates halved",
     ),
     _gpu(
         "L40S", "NVIDIA L40S", r"l40s", tera=(91.6, 183, 362.05, 362.05),
-        chip=(142, 96, 350, 5), hbm=False, memory_gb=48, gb_per_s=864, link="PCIe 4.0 x16",
+        chip=(142, 96, 350, 5), memory_gb=48, gb_per_s=864, link="PCIe 4.0 x16",
         source="NVIDIA L40S data sheet, August 2023",
     ),
     _gpu(
@@ -197,42 +193,42 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "P4", "NVIDIA P4", r"tesla p4$", tera=(5.5, None, None, None), chip=(20, 2, 75, 16),
-        hbm=False, memory_gb=8, gb_per_s=192, link="PCIe 3.0 x16",
+        memory_gb=8, gb_per_s=192, link="PCIe 3.0 x16",
         source="NVIDIA Tesla P4 data sheet, 2016",
     ),
     _gpu(
         "T4", "NVIDIA T4", r"\bt4$", tera=(8.1, None, None, 65), chip=(40, 4, 70, 12),
-        hbm=False, memory_gb=16, gb_per_s=320, link="PCIe 3.0 x16",
+        memory_gb=16, gb_per_s=320, link="PCIe 3.0 x16",
         source="NVIDIA T4 Tensor Core GPU data sheet, 2019",
     ),
     _gpu(
-        "A10G", "NVIDIA A10G", r"a10g", tera=(35, 35, 70, 70), chip=(80, 6, 300, 8), hbm=False,
+        "A10G", "NVIDIA A10G", r"a10g", tera=(35, 35, 70, 70), chip=(80, 6, 300, 8), 
         memory_gb=24, gb_per_s=600, link="PCIe 4.0 x16",
         source="NVIDIA A10G data sheet, 2021; sparse rates halved",
     ),
     _gpu(
         "A6000", "NVIDIA RTX A6000", r"rtx a6000", tera=(38.7, 77.4, 154.8, 154.8),
-        chip=(84, 6, 300, 8), hbm=False, memory_gb=48, gb_per_s=768, link="PCIe 4.0 x16",
+        chip=(84, 6, 300, 8), memory_gb=48, gb_per_s=768, link="PCIe 4.0 x16",
         source="NVIDIA RTX A6000 data sheet, 2020; sparse rates halved",
         aliases=("rtx-a6000", "rtxa6000"),
     ),
     _gpu(
         "RTX3060", "NVIDIA GeForce RTX 3060", r"rtx 3060$", tera=(12.7, 12.7, 25.4, 25.4),
-        chip=(28, 3, 170, 8), hbm=False, memory_gb=12, gb_per_s=360,
+        chip=(28, 3, 170, 8), memory_gb=12, gb_per_s=360,
         link="PCIe 4.0 x16 without peer-to-peer",
         source="NVIDIA Ampere GA102 GPU Architecture white paper, 2021: rates per multiprocessor "
         "at the card's boost clock", aliases=("rtx-3060", "3060"),
     ),
     _gpu(
         "RTX3090", "NVIDIA GeForce RTX 3090", r"rtx 3090$", tera=(35.6, 35.6, 71, 71),
-        chip=(82, 6, 350, 8), hbm=False, memory_gb=24, gb_per_s=936,
+        chip=(82, 6, 350, 8), memory_gb=24, gb_per_s=936,
         link="PCIe 4.0 x16 without peer-to-peer",
         source="NVIDIA Ampere GA102 GPU Architecture white paper, table 2, 2021; 16-bit products "
         "summed in float32", aliases=("rtx-3090", "3090"),
     ),
     _gpu(
         "RTX5090", "NVIDIA GeForce RTX 5090", r"rtx 5090$", tera=(104.8, 104.8, 209.5, 209.5),
-        chip=(170, 96, 575, 5), hbm=False, memory_gb=32, gb_per_s=1792,
+        chip=(170, 96, 575, 5), memory_gb=32, gb_per_s=1792,
         link="PCIe 5.0 x16 without peer-to-peer",
         source="NVIDIA RTX Blackwell GPU Architecture white paper, 2025; 16-bit products summed "
         "in float32", aliases=("rtx-5090", "5090"),
@@ -300,11 +296,13 @@ def get_accelerator(name: str) -> Accelerator:
 
 
 def default_precision(devices: Sequence[Accelerator]) -> Precision:
-    """Return bfloat16 if every GPU supports it, else float16; float32 if the first is a CPU."""
+    """Return the first of bfloat16, float16 and float32 that every GPU has; float32 for a CPU."""
     if devices[0].backend == "cpu":
         return "float32"
     gpus = [entry for entry in devices if entry.backend != "cpu"]
-    return "bfloat16" if all("bfloat16" in entry.flops_per_s for entry in gpus) else "float16"
+    order: tuple[Precision, ...] = ("bfloat16", "float16")
+    have_all = (name for name in order if all(name in entry.flops_per_s for entry in gpus))
+    return next(have_all, "float32")
 
 
 def check_precision(device: Accelerator, precision: Precision) -> None:

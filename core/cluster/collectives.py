@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from math import log
 from typing import Literal
 
@@ -49,7 +50,7 @@ class LinkFigures(Record):
         counts = sorted(self.bandwidth)
         if num_devices <= counts[0]:
             return self.bandwidth[counts[0]]
-        for low, high in zip(counts, counts[1:], strict=False):
+        for low, high in pairwise(counts):
             if num_devices <= high:
                 share = log(num_devices / low) / log(high / low)
                 return float(self.bandwidth[low] ** (1 - share) * self.bandwidth[high] ** share)

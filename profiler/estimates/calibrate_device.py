@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,8 +66,7 @@ def calibrate_device(
     start = default_rates(wanted.device, wanted.precision, wanted.num_threads)
     # One point an operation: each counts alike, not by its share of the time of all.
     points = [
-        CalibrationPoint([costs], [time_s])
-        for costs, (_, time_s) in zip(lists, timed, strict=True)
+        CalibrationPoint([costs], [time_s]) for costs, (_, time_s) in zip(lists, timed, strict=True)
     ]
     rates = calibrate(start, points)
     fitted = CostTable(lists).seconds(rates)
@@ -171,7 +171,7 @@ def _traffic(
             ("layer norm", lambda x: functional.layer_norm(x, x.shape[-1:])),
             ("softmax", lambda x: torch.softmax(x, -1)),
             ("sum", lambda x: x.sum(-1)),
-            ("embedding", lambda x, p=picks: functional.embedding(p, x)),
+            ("embedding", partial(functional.embedding, picks)),
         )
         for name, call in cases:
             yield f"{name} {rows} x 4096", lambda call=call, x=x: call(x)  # type: ignore[misc]

@@ -61,9 +61,7 @@ def calibration_path(device: str, precision: Precision, num_threads: int) -> Pat
     return Path(base) / "stagewright" / "calibration" / f"{device}-{precision}{threads}.json"
 
 
-def read_kept_table(
-    device: str, precision: Precision, num_threads: int
-) -> CalibrationTable | None:
+def read_kept_table(device: str, precision: Precision, num_threads: int) -> CalibrationTable | None:
     """Return the table kept for a device, if there is one."""
     path = calibration_path(device, precision, num_threads)
     if not path.is_file():

@@ -28,8 +28,9 @@ Arithmetic = Literal["simt", "tensor"]
 Basis = Literal["table", "rule", "guess"]
 """What a figure rests on: a measurement of the device, of others, or of none like it."""
 
-Launch = Literal["eager", "compiled", "graph"]
-"""How kernels are started: one by one, by compiled code, or as a CUDA graph."""
+Launch = Literal["eager", "compiled", "graph", "kernel"]
+"""How kernels are started: one by one, by compiled code, as a CUDA graph, or one kernel again and
+again, as benchmarks of kernels do."""
 
 REFERENCE_NM = 7.0
 
@@ -49,12 +50,15 @@ class KernelFigures(Record):
     k_start: float
     half_tile: float
     small_tile: float
-    cache_gain: float
+    cache_unit_rate: float
     overlap: float
     start_s: float
+    in_model: float = 1.0
+    """Factor on a product's time inside a model against one kernel again and again: caches hold
+    other kernels' data, the clock has to last, and communication takes its part."""
 
     def constants(self) -> KernelConstants:
-        return KernelConstants(**self.model_dump())
+        return KernelConstants(**self.model_dump(exclude={"in_model"}))
 
 
 class MemoryFigures(Record):
@@ -78,11 +82,18 @@ class MemoryFigures(Record):
 
 
 class DeviceFigures(Record):
-    """Measured shares of one device's data-sheet rates, where known."""
+    """Measured shares of one device's data-sheet rates, where known.
+
+    ``basis`` is ``rule`` where the share is a best case that others published. ``attention`` is a
+    factor on the rate of fused attention against the table's for all devices: below 1 where
+    PyTorch's kernel was written for an earlier generation.
+    """
 
     tensor: float | None = None
     simt: float | None = None
     memory: float | None = None
+    attention: float | None = None
+    basis: Basis = "table"
     source: str
 
 
@@ -92,6 +103,7 @@ class GpuTable(Record):
     Attributes:
         attention_forward: Rate of fused attention, as a share of what large products sustain.
         attention_backward: Its backward's, likewise.
+        attention_start_s: What its kernels take however little they do, beyond others.
         convolution: Rate of convolutions, likewise.
         host_s: Time a process takes to start an operation, by launch.
         fused_traffic: Share of elementwise traffic that compiled code leaves.
@@ -105,6 +117,7 @@ class GpuTable(Record):
     memory: MemoryFigures
     attention_forward: float
     attention_backward: float
+    attention_start_s: float = 0.0
     convolution: float
     host_s: dict[Launch, float]
     fused_traffic: float
@@ -116,8 +129,8 @@ class GpuTable(Record):
         kind = arithmetic(precision)
         found = self.devices.get(device.name)
         share = None if found is None else getattr(found, kind)
-        if share is not None:
-            return share, "table"
+        if found is not None and share is not None:
+            return share, found.basis
         rule = self.products[kind]
         if device.backend == "rocm":
             return rule.rocm_share, "rule"
@@ -134,6 +147,11 @@ class GpuTable(Record):
         if found is not None and found.memory is not None:
             return found.memory, "table"
         return self.memory.copy_share, "rule"
+
+    def attention_factor(self, device: Accelerator) -> float:
+        """Return the rate of fused attention on a device against the table's for all."""
+        found = self.devices.get(device.name)
+        return 1.0 if found is None or found.attention is None else found.attention
 
     def without(self, name: str) -> Self:
         """Return the table without a device's own figures."""

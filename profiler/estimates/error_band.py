@@ -37,22 +37,29 @@ GPU_CALIBRATED = MeasuredError(
 )
 # end of what is written
 
+BY_RULE = " by rule"
+"""Suffix of the bands of devices whose chip the table lacks."""
+
 UNMEASURED_BACKEND = 1.5
 """Factor on the band for AMD's devices, of which one was measured, and in float32 alone."""
 
 
 def measured_error(
-    device: Accelerator, model: ModelClass, *, is_calibrated: bool
+    device: Accelerator, model: ModelClass, *, is_calibrated: bool, is_measured: bool
 ) -> MeasuredError:
-    """Return the error to expect of an estimate for a device and a class of model."""
+    """Return the error to expect of an estimate for a device and a class of model.
+
+    ``is_measured`` says whether products of the precision were measured on the device.
+    """
     if device.backend == "cpu":
         return CPU_CALIBRATED if is_calibrated else CPU_UNCALIBRATED
     if is_calibrated:
         return GPU_CALIBRATED
     if model == "convolutional net":
         return GPU_UNCALIBRATED
-    band = load_gpu_table().bands[model]
-    where = f"{model}s on chips left out of the fit (docs/evidence/truth.md)"
+    band = load_gpu_table().bands[model if is_measured else model + BY_RULE]
+    what = "devices" if is_measured else "chips"
+    where = f"nine of ten {model}s on {what} left out of the fit (docs/evidence/truth.md)"
     if device.backend == "rocm":
         return MeasuredError(round(band * UNMEASURED_BACKEND, 3), where + "; few were AMD's")
     return MeasuredError(band, where)

@@ -30,7 +30,7 @@ from ...core.requests.default_samples import default_sample
 from ..layers.loss_layer import LossFunction
 from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
-from .calibration_table import CalibrationTable
+from .basis import describe_basis, model_class
 from .calibration import (
     TENSORS,
     CalibrationPoint,
@@ -39,9 +39,9 @@ from .calibration import (
     floating_dtype,
     make_calibration_point,
 )
-from .device_table import Launch
+from .calibration_table import CalibrationTable
+from .device_table import Launch, load_gpu_table
 from .error_band import error_note, measured_error
-from .basis import describe_basis, model_class
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
@@ -175,8 +175,9 @@ def _check_table(table: CalibrationTable, wanted: EstimateTarget) -> None:
     needed = (wanted.device.name, wanted.precision, wanted.num_threads)
     if made != needed:
         raise InvalidInput(
-            f"the calibration is of {made[0]} at {made[1]} with {made[2]} threads, and the estimate "
-            f"for {needed[0]} at {needed[1]} with {needed[2]}; run stagewright calibrate for that",
+            f"the calibration is of {made[0]} at {made[1]} with {made[2]} threads, and the "
+            f"estimate for {needed[0]} at {needed[1]} with {needed[2]}; run stagewright calibrate "
+            "for that",
             field="/table",
         )
 
@@ -262,7 +263,12 @@ def document(
     graph, backend = graph or work.captured.graph, wanted.device.backend
     is_calibrated = bool(calibrate_by)
     error = measured_error(
-        wanted.device, model_class(work.parts, wanted.precision), is_calibrated=is_calibrated
+        wanted.device,
+        model_class(work.parts, wanted.precision),
+        is_calibrated=is_calibrated,
+        is_measured=load_gpu_table().product_share(wanted.device, wanted.precision)[1] == "table"
+        if backend != "cpu"
+        else False,
     )
     layers = tuple(
         _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
@@ -299,8 +305,7 @@ def document(
             ),
         ),
         notes=(
-            f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: "
-            + error_note(error),
+            f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: " + error_note(error),
             *graph.notes,
         ),
     )

@@ -55,7 +55,7 @@ class KernelConstants:
         k_start: Steps of k that a tile's start and end are worth.
         half_tile: Rate of a tile of half the largest area, against the largest's.
         small_tile: Factor on the rate each time the area halves again.
-        cache_gain: How many times faster than memory the last-level cache is.
+        cache_unit_rate: Bytes a second that one multiprocessor draws from the last-level cache.
         overlap: Order of the norm that joins arithmetic and traffic.
         start_s: From one kernel's end to the next one's first block, on the device.
     """
@@ -63,16 +63,23 @@ class KernelConstants:
     k_start: float
     half_tile: float
     small_tile: float
-    cache_gain: float
+    cache_unit_rate: float
     overlap: float
     start_s: float
 
 
-def traffic_seconds(moved: Array, chip: ChipFigures, cache_gain: float) -> Array:
-    """Return the time to move bytes once, part of them in the cache if they nearly fit."""
+def traffic_seconds(moved: Array, chip: ChipFigures, cache_unit_rate: float) -> Array:
+    """Return the time to move bytes once, part of them in the cache if they nearly fit.
+
+    A cache serves every multiprocessor at a rate of its own, so that it helps where memory is slow
+    for their number (GDDR), and does not where it is fast (HBM).
+    """
     # A working set above the cache streams through it and evicts itself: nothing of it is hit.
-    fits = np.clip(2.0 - 2.0 * moved / max(chip.cache_bytes, 1.0), 0.0, 1.0)
-    return moved / (chip.bandwidth_bytes_per_s * (1 + (cache_gain - 1) * fits))
+    fits = np.clip(2.5 - 2.0 * moved / max(chip.cache_bytes, 1.0), 0.0, 1.0)
+    slow = chip.bandwidth_bytes_per_s
+    fast = max(slow, cache_unit_rate * chip.num_units)
+    time_s: Array = moved / (slow + (fast - slow) * fits)
+    return time_s
 
 
 def product_seconds(
@@ -99,7 +106,7 @@ def product_seconds(
                 time_s = time_s + sums / (2 * chip.bandwidth_bytes_per_s) + constants.start_s
             best = np.minimum(best, time_s)
     arithmetic = best * flops / (2 * batch * m * n * k)
-    traffic = traffic_seconds(moved, chip, constants.cache_gain)
+    traffic = traffic_seconds(moved, chip, constants.cache_unit_rate)
     order = constants.overlap
     joined: Array = (arithmetic**order + traffic**order) ** (1 / order)
     return joined
@@ -117,8 +124,9 @@ def attention_seconds(
     padded = np.ceil(queries / ATTENTION_ROWS) * ATTENTION_ROWS / queries
     padded = padded * (keys + constants.k_start) / keys
     arithmetic = flops * padded / (chip.rate_flops_per_s * filled)
-    traffic = traffic_seconds(moved, chip, constants.cache_gain)
-    return np.maximum(arithmetic, traffic)
+    traffic = traffic_seconds(moved, chip, constants.cache_unit_rate)
+    longer: Array = np.maximum(arithmetic, traffic)
+    return longer
 
 
 def _tile_rate(area: int, constants: KernelConstants) -> float:

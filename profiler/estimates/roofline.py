@@ -36,6 +36,8 @@ from .kernel_model import (
 PRODUCTS: tuple[OperationClass, ...] = ("matmul", "attention", "convolution")
 """Classes whose efficiency is of the peak rate; the others' is of the bandwidth."""
 
+DENSE: tuple[OperationClass, ...] = ("matmul", "convolution")
+"""Classes that draw the most power, and lose clock when that lasts."""
 
 Rate = OperationClass | Literal["traffic", "overhead"]
 """What calibration may change."""
@@ -58,6 +60,8 @@ class GpuKernels:
         attention_backward: Rate of attention's backward against its forward's.
         reduction_backward: Share of bandwidth of a reduction's backward, likewise.
         fused_traffic: Share of elementwise traffic left by compilation; 1 without.
+        in_model: Factor on the times of `DENSE` kernels; 1 for one kernel again and again.
+        attention_start_s: What attention takes beyond other kernels, however small.
     """
 
     constants: KernelConstants
@@ -66,6 +70,8 @@ class GpuKernels:
     attention_backward: float
     reduction_backward: float
     fused_traffic: float = 1.0
+    in_model: float = 1.0
+    attention_start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,13 +144,14 @@ def _gpu_rates(
     # The other classes' shares of bandwidth follow the device's own share for copies.
     memory = table.memory_share(device)[0] / table.memory.copy_share
     figures = table.memory
+    kernels = table.kernels[arithmetic(precision)]
     reread = figures.reread if device.cache_bytes < SMALL_CACHE_BYTES else 1.0
     return DeviceRates(
         peak_flops_per_s=device.peak_flops_per_s(precision),
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         efficiency={
             "matmul": products,
-            "attention": products * table.attention_forward,
+            "attention": products * table.attention_forward * table.attention_factor(device),
             "convolution": products * table.convolution,
             "elementwise": memory * figures.copy_share,
             "reduction": memory * figures.reduction * reread,
@@ -153,12 +160,14 @@ def _gpu_rates(
         traffic=memory * figures.products,
         overhead_s=table.host_s[launch],
         gpu=GpuKernels(
-            constants=table.kernels[arithmetic(precision)].constants(),
+            constants=kernels.constants(),
             num_units=device.num_units,
             cache_bytes=device.cache_bytes,
             attention_backward=table.attention_backward / table.attention_forward,
             reduction_backward=figures.backward,
-            fused_traffic=1.0 if launch == "eager" else table.fused_traffic,
+            fused_traffic=1.0 if launch in ("eager", "kernel") else table.fused_traffic,
+            attention_start_s=table.attention_start_s,
+            in_model=1.0 if launch == "kernel" else kernels.in_model,
         ),
     )
 
@@ -235,7 +244,11 @@ class CostTable:
                 each[rows] = price(
                     self._shapes[rows], self._flops[rows], self._bytes[rows], chip, gpu.constants
                 )
-        return each + gpu.constants.start_s
+        starts = np.where(
+            self._kind == OPERATION_CLASSES.index("attention"), gpu.attention_start_s, 0.0
+        )
+        dense = np.isin(self._kind, [OPERATION_CLASSES.index(name) for name in DENSE])
+        return np.where(dense, each * gpu.in_model, each) + gpu.constants.start_s + starts
 
     def _traffic(
         self, chosen: NDArray[np.bool_], name: OperationClass, rates: DeviceRates, gpu: GpuKernels
@@ -249,6 +262,6 @@ class CostTable:
         moved = self._bytes[chosen]
         if name == "elementwise":
             moved = moved * gpu.fused_traffic
-        time_s = traffic_seconds(moved, chip, gpu.constants.cache_gain)
+        time_s = traffic_seconds(moved, chip, gpu.constants.cache_unit_rate)
         slower = self._is_backward[chosen] & (name == "reduction")
         return np.where(slower, time_s / gpu.reduction_backward, time_s)

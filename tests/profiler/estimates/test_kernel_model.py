@@ -21,7 +21,7 @@ CHIP = ChipFigures(
     rate_flops_per_s=1e14, bandwidth_bytes_per_s=1e15, cache_bytes=4e7, num_units=100
 )
 CONSTANTS = KernelConstants(
-    k_start=100, half_tile=0.9, small_tile=0.8, cache_gain=3, overlap=8, start_s=1e-6
+    k_start=100, half_tile=0.9, small_tile=0.8, cache_unit_rate=3e13, overlap=8, start_s=1e-6
 )
 
 
@@ -51,7 +51,7 @@ def test_a_tall_sum_is_cut_along_k():
 
 
 def test_what_fits_in_the_cache_moves_faster():
-    small, large = traffic_seconds(np.array([1e7, 1e8]), CHIP, cache_gain=3)
+    small, large = traffic_seconds(np.array([1e7, 1e8]), CHIP, cache_unit_rate=3e13)
     assert small == pytest.approx(1e7 / 3e15)
     assert large == pytest.approx(1e8 / 1e15)
 
@@ -79,9 +79,9 @@ def test_an_estimate_counts_the_waves_of_its_products():
 def test_the_host_bounds_many_small_kernels_and_a_graph_does_not():
     costs = [[Cost("elementwise", 0, 1000)] * 100]
     eager, graph = (
-        CostTable(costs).seconds(
-            default_rates(get_accelerator("H100"), "bfloat16", launch=launch)
-        )[0]
+        CostTable(costs).seconds(default_rates(get_accelerator("H100"), "bfloat16", launch=launch))[
+            0
+        ]
         for launch in ("eager", "graph")
     )
     assert eager == pytest.approx(100 * load_gpu_table().host_s["eager"])
@@ -98,17 +98,19 @@ def test_the_table_goes_before_the_rule():
 
 
 def test_a_board_of_little_power_does_not_sustain_its_clock():
-    """72 W are too few for the 121 TFLOP/s of an L4's data sheet."""
+    """72 W are too few for the 30 TFLOP/s of an L4's data sheet, 450 W enough for a 4090's 83."""
     table = load_gpu_table().without("L4")
-    assert table.product_share(get_accelerator("L4"), "bfloat16")[0] < 0.75
-    small, large = get_accelerator("L4"), get_accelerator("RTX4090")
-    assert (
-        table.product_share(small, "float32")[0] < 0.8 * table.product_share(large, "float32")[0]
+    small, large = (
+        table.product_share(get_accelerator(name), "float32")[0] for name in ("L4", "RTX4090")
     )
+    assert small < 0.5
+    assert large == table.products["simt"].ceiling
 
 
-@pytest.mark.parametrize("entry", [e for e in CATALOGUE if e.backend != "cpu"], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry", [e for e in CATALOGUE if e.backend != "cpu"], ids=lambda e: e.name
+)
 def test_every_device_has_what_the_rules_need(entry):
-    assert entry.num_units > 1 and entry.cache_bytes and entry.board_watts and entry.node_nm
+    assert min(entry.num_units, entry.cache_bytes, entry.board_watts, entry.node_nm) > 1
     for precision in entry.flops_per_s:
         assert 0.1 < load_gpu_table().product_share(entry, precision)[0] <= 1

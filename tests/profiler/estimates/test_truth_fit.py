@@ -38,8 +38,8 @@ def test_rows_of_a_chip_left_out_change_nothing(scripts):
     others = rows_of(scripts, "V100-PCIe", 0.9) + rows_of(scripts, "A100-PCIe-40GB", 0.8)
     own = rows_of(scripts, "L4", 0.3)
     wrong = [replace(row, measured_s=3 * row.measured_s) for row in own]
-    honest = fit.fit_table([*others, *own], "L4")
-    assert honest == fit.fit_table([*others, *wrong], "L4")
+    honest = fit.fit_table([*others, *own], frozenset({"L4"}))
+    assert honest == fit.fit_table([*others, *wrong], frozenset({"L4"}))
     assert honest == fit.fit_table(others)
     assert "L4" not in honest.devices
 
@@ -54,5 +54,5 @@ def test_a_leak_would_be_seen(scripts):
 def test_devices_of_one_chip_are_left_out_together(scripts):
     fit = scripts[0]
     others, twin = rows_of(scripts, "V100-PCIe", 0.9), rows_of(scripts, "A100-PCIe-40GB", 0.7)
-    found = fit.fit_table([*others, *twin], "A100")
+    found = fit.fit_table([*others, *twin], fit.related("A100"))
     assert not any(name.startswith("A100") for name in found.devices)
