@@ -41,7 +41,7 @@ from .calibration import (
 )
 from .calibration_table import CalibrationTable
 from .device_table import Launch, load_gpu_table
-from .error_band import error_note, measured_error
+from .error_band import MeasuredError, error_note, measured_error
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
@@ -260,16 +260,8 @@ def document(
     ]
     # One row per part, the loss last; the three columns follow the order of `lists`.
     times = CostTable(lists).seconds(rates).reshape(-1, 3)
-    graph, backend = graph or work.captured.graph, wanted.device.backend
-    is_calibrated = bool(calibrate_by)
-    error = measured_error(
-        wanted.device,
-        model_class(work.parts, wanted.precision),
-        is_calibrated=is_calibrated,
-        is_measured=load_gpu_table().product_share(wanted.device, wanted.precision)[1] == "table"
-        if backend != "cpu"
-        else False,
-    )
+    graph = graph or work.captured.graph
+    error = _error_to_expect(work, wanted, calibrate_by)
     layers = tuple(
         _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
         for entry, name, part, row in zip(
@@ -290,23 +282,47 @@ def document(
         layers=layers,
         storages=work.storages,
         loss=loss,
-        provenance=Provenance(
-            source="estimated",
-            # torch names AMD's devices cuda, too.
-            device="cpu" if backend == "cpu" else "cuda",
-            device_name=wanted.device.full_name,
-            torch_version=torch.__version__,
-            stagewright_version=version("stagewright"),
-            num_threads=wanted.num_threads if backend == "cpu" else None,
-            calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
-            error_band=error.largest,
-            rests_on=describe_basis(
-                wanted.device, wanted.precision, work.parts, len(calibrate_by), table
-            ),
-        ),
+        provenance=_provenance(work, wanted, error, calibrate_by, table),
         notes=(
             f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: " + error_note(error),
             *graph.notes,
+        ),
+    )
+
+
+def _error_to_expect(
+    work: ModelWork, wanted: EstimateTarget, calibrate_by: Sequence[Profile]
+) -> MeasuredError:
+    is_gpu = wanted.device.backend != "cpu"
+    share = load_gpu_table().product_share(wanted.device, wanted.precision) if is_gpu else None
+    return measured_error(
+        wanted.device,
+        model_class(work.parts, wanted.precision),
+        is_calibrated=bool(calibrate_by),
+        is_measured=share is not None and share[1] == "table",
+    )
+
+
+def _provenance(
+    work: ModelWork,
+    wanted: EstimateTarget,
+    error: MeasuredError,
+    calibrate_by: Sequence[Profile],
+    table: CalibrationTable | None,
+) -> Provenance:
+    backend = wanted.device.backend
+    return Provenance(
+        source="estimated",
+        # torch names AMD's devices cuda, too.
+        device="cpu" if backend == "cpu" else "cuda",
+        device_name=wanted.device.full_name,
+        torch_version=torch.__version__,
+        stagewright_version=version("stagewright"),
+        num_threads=wanted.num_threads if backend == "cpu" else None,
+        calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
+        error_band=error.largest,
+        rests_on=describe_basis(
+            wanted.device, wanted.precision, work.parts, len(calibrate_by), table
         ),
     )
 

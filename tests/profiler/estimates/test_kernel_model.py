@@ -98,13 +98,13 @@ def test_the_table_goes_before_the_rule():
 
 
 def test_a_board_of_little_power_does_not_sustain_its_clock():
-    """72 W are too few for the 30 TFLOP/s of an L4's data sheet, 450 W enough for a 4090's 83."""
+    """72 W are too few for the 30 TFLOP/s of an L4's data sheet; 450 W go further on a 4090."""
     table = load_gpu_table().without("L4")
     small, large = (
         table.product_share(get_accelerator(name), "float32")[0] for name in ("L4", "RTX4090")
     )
     assert small < 0.5
-    assert large == table.products["simt"].ceiling
+    assert small < 0.7 * large
 
 
 @pytest.mark.parametrize(
@@ -114,3 +114,13 @@ def test_every_device_has_what_the_rules_need(entry):
     assert min(entry.num_units, entry.cache_bytes, entry.board_watts, entry.node_nm) > 1
     for precision in entry.flops_per_s:
         assert 0.1 < load_gpu_table().product_share(entry, precision)[0] <= 1
+
+
+@pytest.mark.parametrize(
+    "entry", [e for e in CATALOGUE if e.backend != "cpu"], ids=lambda e: e.name
+)
+def test_no_model_is_said_to_reach_more_than_three_quarters_of_the_peak(entry):
+    """Published training reaches 60 % or so, the best of products 80 (16 bits and tf32)."""
+    for precision in set(entry.flops_per_s) - {"float32"}:
+        rates = default_rates(entry, precision)
+        assert rates.efficiency["matmul"] / rates.gpu.in_model <= 0.75
