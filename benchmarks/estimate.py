@@ -57,7 +57,7 @@ LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "estimate"
 DOCUMENT = ROOT / "docs" / "evidence" / "estimates.md"
-ERRORS = ROOT / "profiler" / "estimates" / "errors.py"
+ERRORS = ROOT / "profiler" / "estimates" / "error_band.py"
 
 MODELS: dict[str, tuple[ModelSpec, int, int | None]] = {
     "mlp": (

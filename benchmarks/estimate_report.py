@@ -14,9 +14,6 @@ from stagewright.profiler.estimates.roofline import (
     CPU_EFFICIENCY,
     CPU_OVERHEAD_S,
     CPU_TRAFFIC,
-    GPU_EFFICIENCY,
-    GPU_OVERHEAD_S,
-    GPU_TRAFFIC,
 )
 
 if TYPE_CHECKING:
@@ -42,15 +39,20 @@ operation of every layer's forward and backward is looked at there:
   `tests/profiler/estimates/test_memory.py` the storage table, the workspace and the output bytes
   equal those of a real run to the byte.
 
-An operation takes
+On a CPU an operation takes
 
     max(FLOPs / (peak x efficiency), bytes / (bandwidth x efficiency)) + overhead
 
-with peak and bandwidth from the catalogue below. `--calibrate profile.json` (in Python
+with peak and bandwidth from the catalogue below. On a GPU the tiles of a product's shape are
+counted in waves over the multiprocessors, caches and power limits are known, and the host starts
+kernels while others run (`profiler/estimates/kernel_model.py`; its figures are in
+`profiler/estimates/tables/gpu.json`). A profile says what its numbers rest on: a table of the
+device, a rule from others, or a guess. `stagewright calibrate` measures the table of the device at
+hand, which `estimate` then uses. `--calibrate profile.json` (in Python
 `calibrate_by=[...]`) fits efficiencies and overhead to profiles measured on the same kind of
-device. Not known to it: fused or compiled kernels, caches, clocks that drop, kernels a library
-chooses for unlucky shapes. **Measure before you buy or train**; an estimate tells which plans are
-worth measuring. Everything planned from one is labelled ESTIMATED, with its error.
+device. Not known to it: kernels a library chooses for unlucky shapes, and other work on the host.
+**Measure before you buy or train**; an estimate tells which plans are worth measuring. Everything
+planned from one is labelled ESTIMATED, with its error.
 
 Weights, gradients and activations take the type given by `--precision` (bf16 on GPUs); the
 optimizer's moments are float32 in any case, as in every plan.
@@ -66,14 +68,15 @@ wrong layer. Timed by the thread's own clock: other work ran on the machine.
 
 GPU_TEXT = """## On a GPU
 
-**No GPU was measured for this project**, so the error below is all there is for GPUs: four of the
+**No GPU was measured for this project.** [Predictions against other people's
+measurements](truth.md) has the errors of transformers, and their bands. Below are four of the
 profiles published with PipeDream (Narayanan et al. 2019), convolutional nets in float32, timed
 module by module on a GPU that the profiles do not name. Of that paper's it can only be the V100,
 and notes call it so: a ReLU of 1.6 GB in `vgg16` moves 740 GB/s, more than the Titan X's memory
-gives. It says little of
-transformers in bf16 on later GPUs: their efficiencies are of published kernels, named below. The
-band printed for every GPU is the largest of these errors. That 3 x 3 filters in float32 take
-Winograd's algorithm was put in after looking at these profiles; the efficiencies were not.
+gives. They were compared before kernels were predicted by shape, and not since (the profiles are
+not at hand); the band printed for convolutional nets on GPUs is the largest of these errors. That
+3 x 3 filters in float32 take Winograd's algorithm was put in after looking at these profiles; the
+efficiencies were not.
 """
 
 
@@ -132,7 +135,6 @@ def _efficiencies() -> str:
     rows = [
         (name, *(shares[kind] for kind in OPERATION_CLASSES), traffic, f"{overhead_s * 1e6:.0f} us")
         for name, shares, traffic, overhead_s in (
-            ("GPU", GPU_EFFICIENCY, GPU_TRAFFIC, GPU_OVERHEAD_S),
             ("CPU", CPU_EFFICIENCY, CPU_TRAFFIC, CPU_OVERHEAD_S),
         )
     ]

@@ -23,6 +23,7 @@ COMMANDS = (
     "capture",
     "profile",
     "estimate",
+    "calibrate",
     "plan",
     "explain",
     "show",

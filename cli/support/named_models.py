@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,8 +236,15 @@ def estimate_on_device(
     *,
     use_cache: bool,
 ) -> Profile:
-    """Estimate a model on one device, or recall the estimate."""
+    """Estimate a model on one device, by its kept calibration if any, or recall the estimate."""
+    from ...core.cluster.accelerators import default_precision
     from ...core.profile.profile import Profile
+    from ...profiler.estimates.calibration_table import read_kept_table
+
+    threads = (num_threads or os.cpu_count() or 1) if device.backend == "cpu" else 1
+    table = None
+    if not measured:  # profiles that were named go first
+        table = read_kept_table(device.name, precision or default_precision([device]), threads)
 
     def make() -> dict[str, Any]:
         from ...profiler.estimates.estimate import estimate_spec
@@ -249,10 +257,13 @@ def estimate_on_device(
                 precision=precision,
                 num_threads=num_threads,
                 calibrate_by=measured,
+                table=table,
             )
         return made.model_dump(mode="json")
 
     asked = _of_device(_asked(spec, sample, precision, measured), device, num_threads)
+    if table is not None:
+        asked["table"] = table.content_id()
     return Profile.model_validate(recall_or_make(asked, make, use=use_cache))
 
 

@@ -21,6 +21,7 @@ from itertools import groupby
 from ..errors import InvalidInput
 from .accelerators import Accelerator, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
+from .collectives import load_link_table
 
 UNIT_BYTES = {
     "mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30, "tb": 10**12, "tib": 2**40,
@@ -137,13 +138,20 @@ def _build_levels(
         )
     has_nodes = sizes != {None}
     inside = INSIDE_NODE if has_nodes else LinkLevel(group_size=count)
+    size = parts[0].num_devices if has_nodes else count
     if named:
         # Devices of different kinds talk at the speed of the slowest interconnect.
         slowest = min(named, key=lambda entry: entry.link_bandwidth_bytes_per_s)
         bandwidth = slowest.link_bandwidth_bytes_per_s
-        fields = {"name": slowest.link, "bandwidth_bytes_per_s": bandwidth}
-        inside = INSIDE_NODE.model_copy(update=fields)
-    size = parts[0].num_devices if has_nodes else count
+        # Sums are of many megabytes, so that only the bandwidth of large messages counts.
+        summed = load_link_table()[slowest.link].bus_bandwidth(size)
+        inside = INSIDE_NODE.model_copy(
+            update={
+                "name": slowest.link,
+                "bandwidth_bytes_per_s": bandwidth,
+                "all_reduce_bandwidth_bytes_per_s": summed,
+            }
+        )
     levels = []
     # As in `Cluster.of_nodes`: no level for groups of one device, unless it is the only one.
     if size > 1 or count == 1:

@@ -129,6 +129,8 @@ class Provenance(Record):
     """Ids of the measured profiles an estimate was calibrated by."""
     error_band: float | None = None
     """Relative error to expect, itself measured; required reading for an estimate."""
+    rests_on: LongTuple[Name] = ()
+    """Of an estimate: what each kind of operation rests on (a table, a rule or a guess)."""
 
 
 class Profile(Document):

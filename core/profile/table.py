@@ -143,6 +143,8 @@ def format_profile_details(profile: Profile) -> list[str]:
     lines = [f"{provenance.source.upper()} {model} on {device}, one micro-batch{_shape(profile)}"]
     if provenance.error_band is not None:
         lines.append(f"expected error {provenance.error_band:.1%}")
+    if provenance.rests_on:
+        lines.append(f"rests on {sanitize('; '.join(provenance.rests_on))}")
     lines += [sanitize(str(grade(profile))), *_reconciliation(profile), *_provenance(profile)]
     return [*lines, *map(sanitize, profile.notes)]
 

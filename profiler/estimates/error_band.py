@@ -1,19 +1,26 @@
-"""Error band of estimates, from comparisons with measured profiles.
+"""Error band of estimates, from comparisons with measurements.
 
-The figures are written by ``benchmarks/estimate.py --write``; ``docs/evidence/estimates.md`` shows
-every one of the comparisons behind them.
+Of a CPU the figures are written by ``benchmarks/estimate.py --write``. Of GPUs they stand in
+`tables/gpu.json`, by class of model: 90 % of the rows of chips left out of the fit keep to them
+(``benchmarks/truth.py``). `docs/evidence/estimates.md` and `docs/evidence/truth.md` show every
+comparison behind them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from ...core.cluster.accelerators import Backend
+from ...core.cluster.accelerators import Accelerator
+from .device_table import load_gpu_table
+
+ModelClass = Literal["16-bit transformer", "32-bit transformer", "convolutional net"]
+"""What an error band is of: where most of a model's operations are, and their precision."""
 
 
 @dataclass(frozen=True)
 class MeasuredError:
-    """The largest error of a step's time over the models it was measured on."""
+    """The error of a step's time over the models it was measured on, and what it is of."""
 
     largest: float
     where: str
@@ -30,24 +37,34 @@ GPU_CALIBRATED = MeasuredError(
 )
 # end of what is written
 
+BY_RULE = " by rule"
+"""Suffix of the bands of devices whose chip the table lacks."""
 
-_UNMEASURED: dict[Backend, str] = {
-    "cpu": "",
-    "cuda": "; no other GPU was measured",
-    "rocm": "; no other GPU was measured, and none of AMD's",
-}
+UNMEASURED_BACKEND = 1.5
+"""Factor on the band for AMD's devices, of which one was measured, and in float32 alone."""
 
 
-def measured_error(backend: Backend, is_calibrated: bool) -> MeasuredError:
-    """Return the measured error of estimates for a kind of device."""
-    if backend == "cpu":
+def measured_error(
+    device: Accelerator, model: ModelClass, *, is_calibrated: bool, is_measured: bool
+) -> MeasuredError:
+    """Return the error to expect of an estimate for a device and a class of model.
+
+    ``is_measured`` says whether products of the precision were measured on the device.
+    """
+    if device.backend == "cpu":
         return CPU_CALIBRATED if is_calibrated else CPU_UNCALIBRATED
-    return GPU_CALIBRATED if is_calibrated else GPU_UNCALIBRATED
+    if is_calibrated:
+        return GPU_CALIBRATED
+    if model == "convolutional net":
+        return GPU_UNCALIBRATED
+    band = load_gpu_table().bands[model if is_measured else model + BY_RULE]
+    what = "devices" if is_measured else "chips"
+    where = f"nine of ten {model}s on {what} left out of the fit (docs/evidence/truth.md)"
+    if device.backend == "rocm":
+        return MeasuredError(round(band * UNMEASURED_BACKEND, 3), where + "; few were AMD's")
+    return MeasuredError(band, where)
 
 
-def error_note(backend: Backend, is_calibrated: bool) -> str:
+def error_note(error: MeasuredError) -> str:
     """Describe the expected error and where it was measured."""
-    found = measured_error(backend, is_calibrated)
-    left_out = ", each estimated without its own profile" if is_calibrated else ""
-    unmeasured = _UNMEASURED[backend]
-    return f"step times were up to {found.largest:.0%} off on {found.where}{left_out}{unmeasured}"
+    return f"step times were up to {error.largest:.0%} off on {error.where}"

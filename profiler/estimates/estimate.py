@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -29,6 +30,7 @@ from ...core.requests.default_samples import default_sample
 from ..layers.loss_layer import LossFunction
 from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
+from .basis import describe_basis, model_class
 from .calibration import (
     TENSORS,
     CalibrationPoint,
@@ -37,7 +39,9 @@ from .calibration import (
     floating_dtype,
     make_calibration_point,
 )
-from .error_band import error_note, measured_error
+from .calibration_table import CalibrationTable
+from .device_table import Launch, load_gpu_table
+from .error_band import MeasuredError, error_note, measured_error
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .roofline import CostTable, DeviceRates, default_rates
@@ -73,6 +77,8 @@ def estimate(
     target_tensor: Tensor | None = None,
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
+    launch: Launch = "eager",
+    table: CalibrationTable | None = None,
 ) -> Profile:
     """Estimate a model's profile on a device that need not be present.
 
@@ -89,6 +95,9 @@ def estimate(
         target_tensor: What the loss is taken against.
         spec: Recorded in the profile, so that a plan can build the model again.
         calibrate_by: Measured profiles of models of a family, on the same kind of device.
+        launch: How kernels are started: one by one (``eager``), by compiled code, which also fuses
+            elementwise operations, or as a CUDA ``graph``.
+        table: What ``stagewright calibrate`` measured on the device, at this precision.
 
     Raises:
         InvalidInput: Device, sample or a profile to calibrate by does not fit.
@@ -104,7 +113,8 @@ def estimate(
             loss_fn,
             target=None if target_tensor is None else on_meta(target_tensor, dtype),
         )
-    return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+    rates = rates_for(wanted, calibrate_by, launch, table)
+    return document(work, wanted, rates, spec, calibrate_by, table=table)
 
 
 def estimate_spec(
@@ -115,6 +125,7 @@ def estimate_spec(
     precision: Precision | None = None,
     num_threads: int | None = None,
     calibrate_by: Sequence[Profile] = (),
+    table: CalibrationTable | None = None,
 ) -> Profile:
     """Estimate a model of a named family with its usual loss, built on the meta device.
 
@@ -123,7 +134,8 @@ def estimate_spec(
     """
     wanted = target(device, precision, num_threads)
     work = spec_work(spec, sample or default_sample(spec), wanted)
-    return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+    rates = rates_for(wanted, calibrate_by, table=table)
+    return document(work, wanted, rates, spec, calibrate_by, table=table)
 
 
 def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelWork:
@@ -137,12 +149,37 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelW
     return model_work(model, inputs, wanted, build_loss(spec), empty_meta(sample.target))
 
 
-def rates_for(wanted: EstimateTarget, profiles: Sequence[Profile]) -> DeviceRates:
-    """Return the device's usual rates, calibrated by measured profiles if any are given."""
-    start = default_rates(wanted.device, wanted.precision, wanted.num_threads)
+def rates_for(
+    wanted: EstimateTarget,
+    profiles: Sequence[Profile],
+    launch: Launch = "eager",
+    table: CalibrationTable | None = None,
+) -> DeviceRates:
+    """Return the device's usual rates, or its own table's; fitted to profiles if any are given."""
+    start = default_rates(wanted.device, wanted.precision, wanted.num_threads, launch=launch)
+    if table is not None:
+        _check_table(table, wanted)
+        start = replace(
+            start,
+            efficiency={kind: table.efficiency[kind] for kind in start.efficiency},
+            traffic=table.traffic,
+            overhead_s=table.overhead_s if launch == "eager" else start.overhead_s,
+        )
     if not profiles:
         return start
     return calibrate(start, [_observed(profile, wanted) for profile in profiles])
+
+
+def _check_table(table: CalibrationTable, wanted: EstimateTarget) -> None:
+    made = (table.device, table.precision, table.num_threads)
+    needed = (wanted.device.name, wanted.precision, wanted.num_threads)
+    if made != needed:
+        raise InvalidInput(
+            f"the calibration is of {made[0]} at {made[1]} with {made[2]} threads, and the "
+            f"estimate for {needed[0]} at {needed[1]} with {needed[2]}; run stagewright calibrate "
+            "for that",
+            field="/table",
+        )
 
 
 def _observed(profile: Profile, wanted: EstimateTarget) -> CalibrationPoint:
@@ -215,6 +252,7 @@ def document(
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
     graph: Graph | None = None,
+    table: CalibrationTable | None = None,
 ) -> Profile:
     """Write the estimate as a profile, of the given graph if the model was rebuilt from one."""
     lists = [
@@ -222,8 +260,8 @@ def document(
     ]
     # One row per part, the loss last; the three columns follow the order of `lists`.
     times = CostTable(lists).seconds(rates).reshape(-1, 3)
-    graph, backend = graph or work.captured.graph, wanted.device.backend
-    is_calibrated = bool(calibrate_by)
+    graph = graph or work.captured.graph
+    error = _error_to_expect(work, wanted, calibrate_by)
     layers = tuple(
         _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
         for entry, name, part, row in zip(
@@ -244,21 +282,47 @@ def document(
         layers=layers,
         storages=work.storages,
         loss=loss,
-        provenance=Provenance(
-            source="estimated",
-            # torch names AMD's devices cuda, too.
-            device="cpu" if backend == "cpu" else "cuda",
-            device_name=wanted.device.full_name,
-            torch_version=torch.__version__,
-            stagewright_version=version("stagewright"),
-            num_threads=wanted.num_threads if backend == "cpu" else None,
-            calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
-            error_band=measured_error(backend, is_calibrated).largest,
-        ),
+        provenance=_provenance(work, wanted, error, calibrate_by, table),
         notes=(
-            f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: "
-            + error_note(backend, is_calibrated),
+            f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: " + error_note(error),
             *graph.notes,
+        ),
+    )
+
+
+def _error_to_expect(
+    work: ModelWork, wanted: EstimateTarget, calibrate_by: Sequence[Profile]
+) -> MeasuredError:
+    is_gpu = wanted.device.backend != "cpu"
+    share = load_gpu_table().product_share(wanted.device, wanted.precision) if is_gpu else None
+    return measured_error(
+        wanted.device,
+        model_class(work.parts, wanted.precision),
+        is_calibrated=bool(calibrate_by),
+        is_measured=share is not None and share[1] == "table",
+    )
+
+
+def _provenance(
+    work: ModelWork,
+    wanted: EstimateTarget,
+    error: MeasuredError,
+    calibrate_by: Sequence[Profile],
+    table: CalibrationTable | None,
+) -> Provenance:
+    backend = wanted.device.backend
+    return Provenance(
+        source="estimated",
+        # torch names AMD's devices cuda, too.
+        device="cpu" if backend == "cpu" else "cuda",
+        device_name=wanted.device.full_name,
+        torch_version=torch.__version__,
+        stagewright_version=version("stagewright"),
+        num_threads=wanted.num_threads if backend == "cpu" else None,
+        calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
+        error_band=error.largest,
+        rests_on=describe_basis(
+            wanted.device, wanted.precision, work.parts, len(calibrate_by), table
         ),
     )
 

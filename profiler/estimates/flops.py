@@ -26,11 +26,19 @@ OPERATION_CLASSES: tuple[OperationClass, ...] = get_args(OperationClass)
 
 @dataclass(frozen=True)
 class Cost:
-    """One operation: its class, FLOPs of matrix products (0 if it has none) and bytes moved."""
+    """One operation: its class, FLOPs of matrix products (0 if it has none) and bytes moved.
+
+    Attributes:
+        shape: Of a product as (batch, m, n, k), of a convolution as that of its implicit product,
+            of attention as (batch x heads, queries, keys, width); empty where it has none.
+        is_backward: Of attention and reductions, whose backward kernels are others.
+    """
 
     kind: OperationClass
     flops: int
     bytes: int
+    shape: tuple[int, ...] = ()
+    is_backward: bool = False
 
 
 FREE = frozenset(
@@ -107,7 +115,13 @@ def cost_of(
         flops = product_flops(name, operation, args, kwargs, result)
         if winograd and _suits_winograd(name, args):
             flops = int(flops / WINOGRAD)
-        return Cost(_PRODUCTS[name], flops, _moved(given) + _moved((result,)))
+        return Cost(
+            _PRODUCTS[name],
+            flops,
+            _moved(given) + _moved((result,)),
+            product_shape(name, operation, args, kwargs, result),
+            name.endswith("backward"),
+        )
     if name in _GATHERS:
         # Every element is read from the table and written to the result.
         return Cost("embedding", 0, 2 * _moved((result,)) + _indices(given))
@@ -115,8 +129,10 @@ def cost_of(
         # The table once; for every element its value read, and its place read and written.
         values = _scattered(name, args)
         return Cost("embedding", 0, _moved((result,)) + 3 * values + _indices(given))
-    kind: OperationClass = "reduction" if name in _REDUCTIONS else "elementwise"
-    return Cost(kind, 0, _moved(given) + _moved((result,)))
+    moved = _moved(given) + _moved((result,))
+    if name in _REDUCTIONS:
+        return Cost("reduction", 0, moved, is_backward="backward" in name)
+    return Cost("elementwise", 0, moved)
 
 
 def product_flops(
@@ -143,6 +159,33 @@ def product_flops(
         return one * (bool(mask[0]) + bool(mask[1]))
     formula: Callable[..., int] = flop_registry[operation.overloadpacket]
     return int(formula(*args, **kwargs, out_val=result))
+
+
+def product_shape(
+    name: str,
+    operation: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> tuple[int, ...]:
+    """Return the shape by which a product's tiles are counted; empty if it has no such shape."""
+    if "attention" in name:
+        values = _named(operation, args, kwargs)
+        query, key = values["query"], values["key"]
+        return (prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1])
+    if name in ("convolution", "convolution_backward"):
+        backward = name == "convolution_backward"
+        weight, output = (args[2], args[0]) if backward else (args[1], result)
+        groups = args[9] if backward else args[8]
+        positions = prod(output.shape) // output.shape[1]
+        return (groups, positions, weight.shape[0] // groups, prod(weight.shape[1:]))
+    tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
+    if name in ("addmm", "baddbmm"):
+        tensors = tensors[1:]
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        left, right = tensors[:2]
+        return (prod(left.shape[:-2]), left.shape[-2], right.shape[-1], left.shape[-1])
+    return ()
 
 
 def _convolution_flops(values: Tensor, weight: Tensor, result: Tensor, *, transposed: bool) -> int:
@@ -187,8 +230,7 @@ def _attention_flops(
 
     Half of them where attention is causal and the kernel skips what is masked.
     """
-    names = [argument.name for argument in operation._schema.arguments]
-    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    values = _named(operation, args, kwargs)
     query, key, value = values["query"], values["key"], values["value"]
     rows = prod(query.shape[:-1])
     keys, width, value_width = key.shape[-2], query.shape[-1], value.shape[-1]
@@ -197,6 +239,14 @@ def _attention_flops(
     else:
         flops = 2 * rows * keys * (width + value_width)
     return int(flops // 2 if values.get("is_causal") else flops)
+
+
+def _named(
+    operation: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a call's arguments by name."""
+    names = [argument.name for argument in operation._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _is_view(operation: torch._ops.OpOverload) -> bool:

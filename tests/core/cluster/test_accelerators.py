@@ -24,8 +24,10 @@ def test_figures_are_ordered_as_hardware_is(entry):
     """Sparse rates, or both directions of a link, taken by mistake would break one of these."""
     rates = entry.flops_per_s
     if entry.backend != "cpu":
-        assert rates["float32"] <= rates["tf32"] <= rates["float16"]
-        assert rates.get("bfloat16", rates["float16"]) == rates["float16"]
+        order = [rates[name] for name in ("float32", "tf32", "float16") if name in rates]
+        assert order == sorted(order)
+        if entry.name != "MI100":  # whose bfloat16 is half as fast
+            assert rates.get("bfloat16") in (None, rates.get("float16"))
     assert entry.link_bandwidth_bytes_per_s < entry.bandwidth_bytes_per_s
     assert len(entry.source) > 20
 
@@ -87,7 +89,12 @@ def test_unknown_device_lists_the_catalogue():
 
 
 def test_found_by_memory():
-    assert [entry.name for entry in find_by_memory(24 * 10**9)] == ["RTX4090", "L4"]
+    assert [entry.name for entry in find_by_memory(24 * 10**9)] == [
+        "RTX4090",
+        "L4",
+        "A10G",
+        "RTX3090",
+    ]
     assert find_by_memory(80 * 10**9)[0].name == "A100-80GB"
     assert find_by_memory(141 * 10**9)[0].name == "H200"
-    assert find_by_memory(7 * 10**9) == ()
+    assert find_by_memory(5 * 10**9) == ()

@@ -44,8 +44,8 @@ def test_groups_are_by_name_in_any_order_and_of_any_size():
 
 
 def test_documents_without_places_keep_their_ids():
-    assert Cluster.parse("4x8xH100").content_id() == "cluster_b804821f998c947b0a24ac3c7d302e49"
-    assert '"place"' not in Cluster.parse("4x8xH100").to_json()
+    assert Cluster.parse("4x8x80GB").content_id() == "cluster_62893262e62b220a0a2b808c2d457f68"
+    assert '"place"' not in Cluster.parse("4x8x80GB").to_json()
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ def test_neither_the_model_nor_its_sample_need_fit():
 
 
 def test_more_memory_bandwidth_and_more_products_are_faster():
-    times = [total_s(estimate_spec(RESNET, device=name)) for name in ("L4", "A100", "H100")]
+    # A batch large enough that kernels, not the host that starts them, take the time.
+    sample = default_sample(RESNET, 64)
+    times = [total_s(estimate_spec(RESNET, sample, device=name)) for name in ("L4", "A100", "H100")]
     assert times == sorted(times, reverse=True)
     assert len(set(times)) == 3
 
@@ -125,11 +127,14 @@ def test_what_was_not_observed_stays_where_it_was():
 
 
 def test_roofline_is_the_longer_of_arithmetic_and_traffic():
-    rates = default_rates(get_accelerator("A100"), "bfloat16")
+    device = get_accelerator("A100")
+    rates = default_rates(device, "bfloat16", launch="graph")
     table = CostTable([[Cost("matmul", 10**12, 1)], [Cost("matmul", 1, 10**9)], []])
     arithmetic, traffic, nothing = table.seconds(rates)
-    assert arithmetic == pytest.approx(1e12 / (312e12 * 0.7) + rates.overhead_s)
-    assert traffic == pytest.approx(1e9 / (2039e9 * 0.75) + rates.overhead_s)
+    lasting, start_s = rates.gpu.in_model, rates.gpu.constants.start_s
+    share = rates.efficiency["matmul"]
+    assert arithmetic == pytest.approx(lasting * 1e12 / (312e12 * share) + start_s)
+    assert traffic == pytest.approx(lasting * 1e9 / (2039e9 * rates.traffic) + start_s)
     assert nothing == 0
 
 
@@ -267,13 +272,13 @@ def test_an_estimate_inside_no_grad_has_its_backward():
     assert total_s(found) == total_s(estimate(nn.Linear(4, 4), sample, device="H100"))
 
 
-def test_an_estimate_for_amd_says_that_none_was_measured():
-    assert "none of AMD's" in estimate_spec(MLP, device="MI300X").notes[0]
+def test_an_estimate_for_amd_says_that_few_were_measured():
+    assert "few were AMD's" in estimate_spec(MLP, device="MI300X").notes[0]
     assert "AMD" not in estimate_spec(MLP, device="H100").notes[0]
 
 
 def test_unknown_device_lists_the_catalogue():
-    with pytest.raises(InvalidInput, match=r"A100-40GB.*MI300X, CPU"):
+    with pytest.raises(InvalidInput, match=r"A100-40GB.*MI300X.*CPU"):
         estimate_spec(MLP, device="TPU")
 
 

@@ -1,0 +1,222 @@
+"""Hold the estimator against other people's measurements.
+
+``--data FOLDER`` names the measurements. Prints median and largest error by set, with the tables of
+the package; ``--fit`` fits tables to all rows and writes them; ``--leave-one-out`` predicts every
+chip from tables fitted without any of its rows, as well. ``--write`` writes
+`docs/evidence/truth.md` and needs both of these; ``--rows FILE`` writes every row as CSV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pickle
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+from truth_fit import NOT_FITTED, chip, fit_table, related
+from truth_links import fit_links, link_errors
+from truth_models import mpt_rows, neusight_rows
+from truth_page import Verdict, write_page
+from truth_predict import Predictor
+from truth_published import megatron_rows, published_rows
+from truth_rows import CollectiveRow, Row, collective_rows, kernel_rows
+
+from stagewright.core.cluster.collectives import load_link_table
+from stagewright.profiler.estimates.device_table import GpuTable, load_gpu_table
+from stagewright.profiler.estimates.error_band import BY_RULE
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "profiler" / "estimates" / "tables" / "gpu.json"
+LINKS = ROOT / "core" / "cluster" / "tables" / "links.json"
+PAGE = ROOT / "docs" / "evidence" / "truth.md"
+
+BANDS = {
+    "16-bit transformer": ("training, bf16",),
+    "32-bit transformer": ("training, fp32", "forward, fp32"),
+}
+"""Sets of whole models whose left-out errors make a class's band."""
+
+COVERED = 0.9
+"""Share of left-out rows that a band has to hold."""
+
+
+def main() -> None:
+    options = _arguments()
+    rows, sums = read_rows(options.data, options.cache)
+    table = load_gpu_table()
+    if options.fit:
+        table = fit_table(rows)
+        _write_json(LINKS, {name: entry.model_dump() for name, entry in fit_links(sums).items()})
+        load_link_table.cache_clear()
+    predictor = Predictor(rows)
+    inside = relative_errors(predictor, table)
+    print("in sample\n" + summarize(predictor.rows, inside))
+    device_out, chip_out = ([float("nan")] * len(rows) for _ in range(2))
+    if options.leave_one_out:
+        device_out = leave_one_out(predictor.rows, {row.device: row.device for row in rows})
+        print("\nleave one device out\n" + summarize(predictor.rows, device_out))
+        chip_out = leave_one_out(predictor.rows, {row.device: chip(row.device) for row in rows})
+        print("\nleave one chip out\n" + summarize(predictor.rows, chip_out))
+        found = bands(predictor.rows, device_out, "") | bands(predictor.rows, chip_out, BY_RULE)
+        table = table.model_copy(update={"bands": found})
+        print(f"\nbands: {table.bands}")
+    if options.fit:
+        today = f"{datetime.now(tz=UTC).date()}"
+        _write_json(TABLE, table.model_copy(update={"date": today}).model_dump())
+    verdicts = _verdicts(predictor.rows, inside, device_out, chip_out) + _link_verdicts(sums)
+    print("\nall-reduce\n" + _describe_links(verdicts))
+    if options.write:
+        PAGE.write_text(write_page(verdicts, table, NOT_FITTED), encoding="utf-8")
+    if options.rows:
+        _write_rows(options.rows, verdicts)
+
+
+def read_rows(folder: Path, cache: Path | None) -> tuple[list[Row], list[CollectiveRow]]:
+    """Return all rows; running the models takes a minute, so that ``cache`` may keep them."""
+    sums = collective_rows(folder)
+    if cache is not None and cache.exists():
+        return list(pickle.loads(cache.read_bytes())), sums
+    rows = [
+        *kernel_rows(folder),
+        *neusight_rows(folder),
+        *mpt_rows(folder),
+        *published_rows(),
+        *megatron_rows(folder),
+    ]
+    if cache is not None:
+        cache.write_bytes(pickle.dumps(rows))
+    return rows, sums
+
+
+def relative_errors(predictor: Predictor, table: GpuTable) -> list[float]:
+    return list(predictor.seconds(table) / predictor.measured_s - 1)
+
+
+def leave_one_out(rows: Sequence[Row], group_of: dict[str, str]) -> list[float]:
+    """Predict every group's devices from tables fitted to the others' rows alone."""
+    found: dict[int, float] = {}
+    for left_out in sorted(set(group_of.values())):
+        members = frozenset(name for name, group in group_of.items() if group == left_out)
+        chosen = [index for index, row in enumerate(rows) if row.device in members]
+        table = fit_table(rows, members | related(left_out))
+        predictor = Predictor([rows[index] for index in chosen])
+        index_of = {id(rows[index]): index for index in chosen}
+        errors = relative_errors(predictor, table)
+        for row, error in zip(predictor.rows, errors, strict=True):
+            found[index_of[id(row)]] = error
+        print(f"without {left_out}: median {np.median(np.abs(errors)):.1%}", file=sys.stderr)
+    return [found[index] for index in range(len(rows))]
+
+
+def bands(rows: Sequence[Row], errors: Sequence[float], suffix: str) -> dict[str, float]:
+    """Return each class's band: what `COVERED` of its left-out rows keep to."""
+    found = {}
+    for name, groups in BANDS.items():
+        sizes = [abs(error) for row, error in zip(rows, errors, strict=True) if row.group in groups]
+        found[name + suffix] = float(np.ceil(100 * np.quantile(sizes, COVERED)) / 100)
+    return found
+
+
+def summarize(rows: Sequence[Row], errors: Sequence[float]) -> str:
+    """Return a table of errors by set and device."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        names = [row.group]
+        if _is_large(row):
+            names.append(row.group + ", from 4,096 rows")
+        for name in names:
+            groups[name, "all"].append(error)
+            groups[name, row.device].append(error)
+    lines = [f"{'set':44}{'device':16}{'rows':>6}{'median':>9}{'mean':>8}{'bias':>8}{'worst':>9}"]
+    for (group, device), found in sorted(groups.items()):
+        sizes = [abs(error) for error in found]
+        lines.append(
+            f"{group:44}{device:16}{len(found):6}{median(sizes):9.1%}{mean(sizes):8.1%}"
+            f"{median(found):+8.1%}{max(found, key=abs):+9.1%}"
+        )
+    return "\n".join(lines)
+
+
+def _is_large(row: Row) -> bool:
+    return "products" in row.group and row.facts.get("m", 0) >= 4096
+
+
+def _verdicts(
+    rows: Sequence[Row],
+    inside: Sequence[float],
+    device_out: Sequence[float],
+    chip_out: Sequence[float],
+) -> list[Verdict]:
+    return [
+        Verdict(
+            row.group, row.device, row.name, row.measured_s, inside[index], device_out[index],
+            chip_out[index], _is_large(row),
+        )
+        for index, row in enumerate(rows)
+    ]  # fmt: skip
+
+
+def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:
+    inside, outside = link_errors(sums, load_link_table()), link_errors(sums)
+    return [
+        Verdict(
+            "all-reduce", row.device, f"{row.size_bytes:,} bytes on {row.num_devices}",
+            row.measured_s, error, left, left,
+        )
+        for (row, error), (_, left) in zip(inside, outside, strict=True)
+    ]  # fmt: skip
+
+
+def _describe_links(verdicts: Sequence[Verdict]) -> str:
+    lines = []
+    for device in sorted({one.device for one in verdicts if one.group == "all-reduce"}):
+        found = [one for one in verdicts if (one.group, one.device) == ("all-reduce", device)]
+        lines.append(
+            f"{device:16}{len(found):5} rows, mean error in sample "
+            f"{mean(abs(one.in_sample) for one in found):.1%}, "
+            f"left out {mean(abs(one.left_out) for one in found):.1%}"
+        )
+    return "\n".join(lines)
+
+
+def _write_json(path: Path, value: object) -> None:
+    text = json.dumps(value, indent=2)
+    # Fifteen digits of a fit say nothing.
+    rounded = json.loads(text, parse_float=lambda number: float(f"{float(number):.4g}"))
+    path.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_rows(path: Path, verdicts: Sequence[Verdict]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(
+            ("set", "device", "what", "measured_s", "in_sample", "device_left_out", "chip_left_out")
+        )
+        for one in sorted(verdicts, key=lambda one: -abs(one.chip_out)):
+            errors = (one.in_sample, one.left_out, one.chip_out)
+            writer.writerow((one.group, one.device, one.name, one.measured_s, *errors))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the measurements")
+    parser.add_argument("--cache", type=Path, help="file that keeps the rows between runs")
+    parser.add_argument("--fit", action="store_true", help="fit tables to all rows and write them")
+    parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/truth.md")
+    parser.add_argument("--rows", type=Path, help="write every row to this CSV file")
+    options = parser.parse_args()
+    if options.write and not (options.fit and options.leave_one_out):
+        parser.error("--write needs --fit and --leave-one-out: the page has both")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Fit the tables of `profiler/estimates/tables/gpu.json` to public measurements.
+
+Every set of rows of every device weighs the same, whatever its size, and a whole model's row as
+much as a whole set of kernels. Of devices left out no row is used, and their own figures are
+dropped from the table, so that the rules have to say what it does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.optimize import least_squares
+from truth_predict import Predictor
+from truth_rows import Row
+
+from stagewright.core.cluster.accelerators import CATALOGUE, Accelerator, get_accelerator
+from stagewright.profiler.estimates.device_table import (
+    REFERENCE_NM,
+    Arithmetic,
+    DeviceFigures,
+    GpuTable,
+    KernelFigures,
+    MemoryFigures,
+    ProductRule,
+    arithmetic,
+)
+
+Name = tuple[str, ...]
+"""A figure of the table: its field, and where it has several, which."""
+
+PULL, MEMORY_PULL = 0.03, 0.3
+"""Weight of a factor e on a figure against one set of rows of one device that is off by it."""
+
+DRAWN = ("memory", "fused_traffic")
+"""Figures that few rows tell apart, and which are drawn to the prior's more."""
+
+OUTLIER = 0.08
+"""Relative error from which on a row is more of an exception than a measure of the fit."""
+
+MOST_ROWS = 200
+"""Rows of one set and device that a fit looks at; the page shows all of them."""
+
+PUBLISHED_16_BIT = {
+    "A100-PCIe": 0.822, "H100": 0.801, "H200": 0.803, "B200": 0.776, "MI250X": 0.767,
+    "MI300X": 0.601,
+}  # fmt: skip
+"""Best share of peak reached by any bf16 product: the table "Maximum Achievable Matmul FLOPS" of
+Stas Bekman's Machine Learning Engineering Open Book. Not fitted to."""
+
+PUBLISHED_SOURCE = "Machine Learning Engineering Open Book: maximum achievable matmul FLOPS"
+
+OLDER_ATTENTION = {"H100": 0.6, "H200": 0.6, "B200": 0.6}
+"""FlashAttention-2 reaches 35 % of an H100's peak against some 60 % of an A100's (Shah et al. 2024,
+Dao 2023); that of B200 is assumed to be as far behind."""
+
+CHIPS = {
+    "A100-40GB": "A100", "A100-80GB": "A100", "A100-PCIe": "A100", "A100-PCIe-40GB": "A100",
+    "V100": "V100 chip", "V100-PCIe": "V100 chip",
+}  # fmt: skip
+"""Devices that share a chip."""
+
+NODE_EXPONENT, NODE_SPREAD = 1.0, 0.3
+"""What a smaller process gains in work per joule, before any measurement: about as its length
+(TSMC's statements for 16, 7 and 5 nm), and how far that may be off."""
+
+
+NOT_FITTED = ("published throughputs", "Megatron-LM 7B, bf16")
+"""Sets that no fit looks at."""
+
+
+def chip(device: str) -> str:
+    return CHIPS.get(device, device)
+
+
+PRIOR = GpuTable(
+    date="",
+    source="docs/evidence/truth.md",
+    products={
+        "simt": ProductRule(ceiling=0.9, flops_per_joule=80e9, node_exponent=1.0, rocm_share=0.6),
+        "tensor": ProductRule(
+            ceiling=0.85, flops_per_joule=700e9, node_exponent=1.0, rocm_share=0.6
+        ),
+    },
+    kernels={
+        kind: KernelFigures(
+            k_start=150,
+            half_tile=0.9,
+            small_tile=0.85,
+            cache_unit_rate=1.5e10,
+            overlap=4,
+            start_s=2e-6,
+            in_model=1.15,
+        )
+        for kind in ("simt", "tensor")
+    },
+    memory=MemoryFigures(
+        copy_share=0.85, reduction=0.8, reread=0.67, backward=0.8, embedding=0.4, products=0.8
+    ),
+    attention_forward=0.65,
+    attention_backward=0.5,
+    attention_start_s=5e-6,
+    convolution=0.7,
+    host_s={"eager": 6e-6, "compiled": 3e-6, "graph": 0.0, "kernel": 0.0},
+    fused_traffic=0.5,
+    devices={},
+    bands={},
+)
+"""Where every fit starts and what it is drawn to, by published kernels (FlashAttention: Dao 2023)
+and round numbers. No fit starts at another's result, which would carry what a left-out device
+says."""
+
+
+def related(group: str) -> frozenset[str]:
+    """Return the devices of the catalogue that are a chip, or of it."""
+    return frozenset(entry.name for entry in CATALOGUE if group in (entry.name, chip(entry.name)))
+
+
+def fit_table(rows: Sequence[Row], left_out: frozenset[str] = frozenset()) -> GpuTable:
+    """Return the table that predicts the rows best, without those of some devices."""
+    kept = [row for row in rows if row.group not in NOT_FITTED and row.device not in left_out]
+    figures = {
+        name: DeviceFigures(
+            tensor=share,
+            attention=OLDER_ATTENTION.get(name),
+            basis="rule",
+            source=PUBLISHED_SOURCE,
+        )
+        for name, share in PUBLISHED_16_BIT.items()
+        if name not in left_out
+    }
+    table = PRIOR.model_copy(update={"devices": figures})
+    table = with_rules(table)
+    for kind in ("simt", "tensor"):
+        chosen = _thin([row for row in kept if arithmetic(row.precision) == kind])
+        # Kernels first: whole models could not tell a lower rate from what they lose besides.
+        kernels = [row for row in chosen if row.launch == "kernel"]
+        timed = {row.device for row in kernels}
+        if kernels:
+            table = _fit(kernels, table, _kernel_names(kind, sorted(timed)))
+        models = [row for row in chosen if row.launch != "kernel"]
+        if models:
+            others = sorted({row.device for row in models} - timed)
+            table = _fit(models, table, _model_names(kind, others))
+    return table
+
+
+def _thin(rows: Sequence[Row]) -> list[Row]:
+    """Keep every set's rows, or evenly spaced ones of a large set."""
+    by_set = defaultdict(list)
+    for row in rows:
+        by_set[row.group, row.device].append(row)
+    return [row for found in by_set.values() for row in found[:: max(1, len(found) // MOST_ROWS)]]
+
+
+def _fit(rows: Sequence[Row], table: GpuTable, names: Sequence[Name]) -> GpuTable:
+    """Return the table with the named figures fitted to rows."""
+    predictor = Predictor(rows)
+    first = np.array([np.log(_get(table, name)) for name in names])
+    weights = _weights(predictor.rows)
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        tried = _set_all(table, names, np.exp(values))
+        wrong = np.log(predictor.seconds(tried) / predictor.measured_s)
+        return np.concatenate([_soften(wrong) * weights, pull * (values - first)])
+
+    low, high = first - 1.5, first + 1.5
+    pull = np.array([MEMORY_PULL if name[0] in DRAWN else PULL for name in names])
+    for index, name in enumerate(names):
+        if name[0] == "device":
+            # A share of a data sheet's rate: not above it, and no kernel is worse than a fifth.
+            low[index], high[index] = np.log(0.15), 0.0 if name[-1] != "memory" else np.log(0.95)
+            first[index] = np.clip(first[index], np.log(0.2), -0.02)
+        if name[-1] in ("half_tile", "small_tile"):
+            high[index] = 0.0
+            first[index] = min(first[index], -0.01)
+    found = least_squares(
+        residuals, first, bounds=(low, high), max_nfev=40,
+        diff_step=1e-3,
+    )  # fmt: skip
+    fitted = _set_all(table, names, np.exp(found.x))
+    return with_rules(fitted)
+
+
+def _soften(wrong: np.ndarray) -> np.ndarray:
+    """Return residuals whose squares grow like errors' sizes beyond `OUTLIER` (soft L1).
+
+    By hand: the library's own would see weighted rows, all of which are small.
+    """
+    relative = np.sqrt(1 + (wrong / OUTLIER) ** 2)
+    return np.sign(wrong) * OUTLIER * np.sqrt(2 * (relative - 1))
+
+
+def _kernel_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
+    """Return the figures that kernels alone tell."""
+    names: list[Name] = [
+        ("kernels", kind, field)
+        for field in ("k_start", "half_tile", "small_tile", "cache_unit_rate", "start_s", "overlap")
+    ]
+    names += [("device", name, kind) for name in devices]
+    if kind == "simt":
+        names += [("device", name, "memory") for name in devices]
+        return [*names, *(("memory", field) for field in ("products", "reduction", "reread"))]
+    return [*names, ("attention_forward",), ("attention_start_s",)]
+
+
+def _model_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
+    """Return the figures that whole models tell, of devices without kernels their rates, too."""
+    names: list[Name] = [("kernels", kind, "in_model")]
+    names += [("device", name, kind) for name in devices]
+    if kind == "simt":
+        names += [("device", name, "memory") for name in devices]
+        return [*names, ("memory", "backward"), ("memory", "embedding"), ("fused_traffic",)]
+    return [*names, ("attention_backward",)]
+
+
+def _get(table: GpuTable, name: Name) -> float:
+    if name[-1] == "memory":
+        return table.memory.copy_share
+    if name[0] == "device":
+        return table.product_share(
+            get_accelerator(name[1]), "float32" if name[2] == "simt" else "float16"
+        )[0]
+    if name[0] == "kernels":
+        return float(getattr(table.kernels[name[1]], name[2]))  # type: ignore[index]
+    if name[0] == "memory":
+        return float(getattr(table.memory, name[1]))
+    return float(getattr(table, name[0]))
+
+
+def _set_all(table: GpuTable, names: Sequence[Name], values: np.ndarray) -> GpuTable:
+    kernels = dict(table.kernels)
+    memory = table.memory
+    devices = dict(table.devices)
+    plain: dict[str, float] = {}
+    for name, number in zip(names, values, strict=True):
+        value = float(number)
+        if name[0] == "kernels":
+            changed = kernels[name[1]].model_copy(update={name[2]: value})  # type: ignore[index]
+            kernels[name[1]] = changed  # type: ignore[index]
+        elif name[0] == "memory":
+            memory = memory.model_copy(update={name[1]: value})
+        elif name[0] == "device":
+            before = devices.get(name[1], DeviceFigures(source="docs/evidence/truth.md"))
+            devices[name[1]] = before.model_copy(update={name[2]: value})
+        else:
+            plain[name[0]] = value
+    return table.model_copy(
+        update={"kernels": kernels, "memory": memory, "devices": devices, **plain}
+    )
+
+
+def _weights(rows: Sequence[Row]) -> np.ndarray:
+    """Return each row's weight: a set of a device counts as one, a whole model's row as a tenth.
+
+    Products of many rows, which training consists of, count five times as much as small ones.
+    """
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row.group, row.device] += 1
+    found = []
+    for row in rows:
+        if row.launch == "kernel":
+            weight = 1 / counts[row.group, row.device]
+            if "products" in row.group and row.facts.get("m", 0) >= 4096:
+                weight *= 5
+        else:
+            weight = min(0.1, 2 / counts[row.group, row.device])
+        found.append(weight**0.5)
+    return np.array(found)
+
+
+def with_rules(table: GpuTable) -> GpuTable:
+    """Derive the rules for devices that the table lacks from those it has."""
+    products = dict(table.products)
+    for kind, precision in (("simt", "float32"), ("tensor", "float16")):
+        shares = {
+            name: share
+            for name, entry in table.devices.items()
+            if (share := getattr(entry, kind)) is not None
+        }
+        products[kind] = _rule(shares, PRIOR.products[kind], precision)  # type: ignore[index]
+    copies = [entry.memory for entry in table.devices.values() if entry.memory is not None]
+    memory = table.memory.model_copy(
+        update={"copy_share": float(np.median(copies)) if copies else PRIOR.memory.copy_share}
+    )
+    return table.model_copy(update={"products": products, "memory": memory})
+
+
+def _rule(shares: dict[str, float], before: ProductRule, precision: str) -> ProductRule:
+    """Fit ceiling and work per joule by trying all on a grid; AMD's share is a median."""
+    devices = [(get_accelerator(name), share) for name, share in shares.items()]
+    rocm = [share for device, share in devices if device.backend == "rocm"]
+    cuda = [entry for entry in devices if entry[0].backend == "cuda"]
+    changed: dict[str, float] = {}
+    if rocm:
+        changed["rocm_share"] = float(np.median(rocm))
+    elif precision == "float32":
+        # No float32 of AMD's is known: its 16-bit share, published, says how far libraries get.
+        changed["rocm_share"] = PUBLISHED_16_BIT["MI300X"]
+    if cuda:
+        price = _rule_price(cuda, precision)
+        tries = [
+            (price(ceiling, joule, exponent), ceiling, joule, exponent)
+            for ceiling in np.linspace(0.6, 1.0, 21)
+            for joule in before.flops_per_joule * np.exp(np.linspace(-1, 1, 41))
+            for exponent in np.linspace(0.3, 1.7, 15)
+        ]
+        _, ceiling, joule, exponent = min(tries)
+        changed |= {
+            "ceiling": float(ceiling),
+            "flops_per_joule": float(joule),
+            "node_exponent": float(exponent),
+        }
+    return before.model_copy(update=changed)
+
+
+def _rule_price(
+    devices: list[tuple[Accelerator, float]], precision: str
+) -> Callable[[float, float, float], float]:
+    node = np.array([device.node_nm for device, _ in devices])
+    powered = np.array(
+        [device.board_watts / device.peak_flops_per_s(precision) for device, _ in devices]  # type: ignore[arg-type]
+    )
+    shares = np.array([share for _, share in devices])
+
+    def price(ceiling: float, joule: float, exponent: float) -> float:
+        found = np.minimum(ceiling, joule * (REFERENCE_NM / node) ** exponent * powered)
+        wrong = np.abs(np.log(found / shares))
+        return float(wrong.sum() + ((exponent - NODE_EXPONENT) / NODE_SPREAD) ** 2 * 0.1)
+
+    return price

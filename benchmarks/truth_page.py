@@ -1,0 +1,142 @@
+"""`docs/evidence/truth.md`: every public measurement against its prediction, worst first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from tables import markdown_table
+
+from stagewright.profiler.estimates.device_table import GpuTable
+
+INTRODUCTION = """# Predictions against other people's measurements
+
+Written by `python benchmarks/truth.py --data FOLDER --fit --leave-one-out --write`; FOLDER holds
+extracts of public measurements. No GPU was at hand: nothing here was measured by this project.
+
+**In sample** means that the tables were fitted to rows of the device. **Device left out** means
+that they were fitted again without any row of that device, and **chip left out** without any
+device of its chip either (four A100s are one chip): its efficiency followed from the rules alone.
+What the form of the model and its starting values are was decided with all rows in sight, so that
+both flatter it a little. None uses the sets labelled "not fitted". Errors are
+(predicted - measured) / measured.
+
+Sources: NeuSight (MIT; float32, eager attention), aiconfigurator (Apache-2.0; bfloat16 kernels and
+NCCL, under CUDA graphs), llm-foundry (Apache-2.0; MPT under FSDP on A100s), nnScaler (MIT;
+collectives of MI200s), Megatron-LM (BSD-3-Clause; runs of its continuous integration), and tables
+of NVIDIA's DeepLearningExamples. Left out: NeuSight's switch transformers (their experts take as
+many tokens as a router gives them, which an estimate without values cannot know) and attention
+with sliding windows.
+"""
+
+WORST_KERNELS = 15
+"""Kernels shown of one set; `--rows FILE` writes all of them as CSV."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One row's prediction with tables fitted to all devices, and to all but its own chip."""
+
+    group: str
+    device: str
+    name: str
+    measured_s: float
+    in_sample: float
+    left_out: float
+    chip_out: float
+    is_large: bool = False
+
+    @property
+    def is_kernel(self) -> bool:
+        return not self.group.startswith(("forward,", "training", "published", "Megatron"))
+
+
+def write_page(verdicts: Sequence[Verdict], table: GpuTable, not_fitted: Sequence[str]) -> str:
+    """Return the page."""
+    groups = defaultdict(list)
+    for verdict in verdicts:
+        groups[verdict.group].append(verdict)
+        if verdict.is_large:
+            groups[verdict.group + ", from 4,096 rows"].append(verdict)
+    parts = [INTRODUCTION, "## Summary\n", _summary(groups, not_fitted), _figures(table)]
+    for group, found in sorted(groups.items()):
+        if "4,096" in group:
+            continue
+        label = " (not fitted)" if group in not_fitted else ""
+        worst = sorted(found, key=lambda one: -abs(one.chip_out))
+        shown = worst[:WORST_KERNELS] if worst[0].is_kernel else worst
+        left = f" The worst {len(shown)} of {len(found)} rows." if len(shown) < len(found) else ""
+        parts += [f"## {group.capitalize()}{label}\n", f"{left.strip()}\n" if left else ""]
+        parts.append(_rows(shown))
+    return "\n".join(part for part in parts if part)
+
+
+def _summary(groups: dict[str, list[Verdict]], not_fitted: Sequence[str]) -> str:
+    head = (
+        "set",
+        "rows",
+        "in sample: median",
+        "mean",
+        "worst",
+        "left out: median",
+        "mean",
+        "worst",
+    )
+    rows = []
+    for group, found in sorted(groups.items()):
+        cells: list[str] = []
+        for name in ("in_sample", "left_out", "chip_out"):
+            errors = [getattr(one, name) for one in found]
+            sizes = [abs(error) for error in errors]
+            worst = max(errors, key=abs)
+            cells += [f"{median(sizes):.1%}", f"{mean(sizes):.1%}", f"{worst:+.0%}"]
+        label = f"{group} (not fitted)" if group in not_fitted else group
+        rows.append((label, f"{len(found):,}", *cells))
+    return markdown_table(head, rows) + "\n"
+
+
+def _figures(table: GpuTable) -> str:
+    head = ("device", "16-bit products", "float32 products", "memory", "source")
+    rows = [
+        (
+            name,
+            *(
+                "" if (share := getattr(entry, kind)) is None else f"{share:.2f}"
+                for kind in ("tensor", "simt", "memory")
+            ),
+            entry.source,
+        )
+        for name, entry in sorted(table.devices.items())
+    ]
+    rules = [
+        (
+            "rule for others",
+            *(
+                f"min({rule.ceiling:.2f}, {rule.flops_per_joule / 1e9:.0f} GFLOP/J at 7 nm)"
+                for rule in (table.products["tensor"], table.products["simt"])
+            ),
+            f"{table.memory.copy_share:.2f}",
+            "fitted to the devices above",
+        )
+    ]
+    return (
+        "## Shares of the data sheet's rates\n\n" + markdown_table(head, [*rows, *rules], 5) + "\n"
+    )
+
+
+def _rows(verdicts: Sequence[Verdict]) -> str:
+    head = ("device", "what", "measured", "in sample", "device left out", "chip left out")
+    rows = [
+        (
+            one.device,
+            one.name,
+            f"{one.measured_s * 1e3:,.3g} ms",
+            f"{one.in_sample:+.1%}",
+            f"{one.left_out:+.1%}",
+            f"{one.chip_out:+.1%}",
+        )
+        for one in verdicts
+    ]
+    return markdown_table(head, rows, 2) + "\n"

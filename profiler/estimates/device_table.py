@@ -1,0 +1,170 @@
+"""Efficiencies of GPUs: from a table where they were measured, else by a rule from other devices.
+
+`tables/gpu.json` is written by ``benchmarks/truth.py --fit`` from public measurements, and says
+for every device where its figures come from. The rules for devices that it lacks:
+
+- Large products sustain the smaller of `ceiling` x peak and what the board's power allows:
+  ``flops_per_joule`` at 7 nm, times (7 / node) ^ ``node_exponent``, times watts. Small boards (T4,
+  L4) are bound by power, not by their data sheet's clock. AMD's share is a figure of its own.
+- Copies reach `copy` of the data sheet's bandwidth.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Literal, Self
+
+from pydantic import Field
+
+from ...core.cluster.accelerators import Accelerator, Precision
+from ...core.document import Record
+from .kernel_model import KernelConstants
+
+Arithmetic = Literal["simt", "tensor"]
+"""Float32 on general cores, or 16 bits and tf32 on tensor cores."""
+
+Basis = Literal["table", "rule", "guess"]
+"""What a figure rests on: a measurement of the device, of others, or of none like it."""
+
+Launch = Literal["eager", "compiled", "graph", "kernel"]
+"""How kernels are started: one by one, by compiled code, as a CUDA graph, or one kernel again and
+again, as benchmarks of kernels do."""
+
+REFERENCE_NM = 7.0
+
+
+class ProductRule(Record):
+    """What products of one arithmetic sustain on a device that the table lacks."""
+
+    ceiling: float = Field(gt=0, le=1)
+    flops_per_joule: float = Field(gt=0)
+    node_exponent: float
+    rocm_share: float = Field(gt=0, le=1)
+
+
+class KernelFigures(Record):
+    """See `KernelConstants`."""
+
+    k_start: float
+    half_tile: float
+    small_tile: float
+    cache_unit_rate: float
+    overlap: float
+    start_s: float
+    in_model: float = 1.0
+    """Factor on a product's time inside a model against one kernel again and again: caches hold
+    other kernels' data, the clock has to last, and communication takes its part."""
+
+    def constants(self) -> KernelConstants:
+        return KernelConstants(**self.model_dump(exclude={"in_model"}))
+
+
+class MemoryFigures(Record):
+    """Shares of the data sheet's bandwidth.
+
+    Attributes:
+        copy_share: Of elementwise kernels.
+        reduction: Of reductions whose second pass over a row hits the cache.
+        reread: Factor on that if the last-level cache is small (below `SMALL_CACHE_BYTES`).
+        backward: Factor on a reduction's backward.
+        embedding: Of gathers and scatters.
+        products: Of the operands of products.
+    """
+
+    copy_share: float
+    reduction: float
+    reread: float
+    backward: float
+    embedding: float
+    products: float
+
+
+class DeviceFigures(Record):
+    """Measured shares of one device's data-sheet rates, where known.
+
+    ``basis`` is ``rule`` where the share is a best case that others published. ``attention`` is a
+    factor on the rate of fused attention against the table's for all devices: below 1 where
+    PyTorch's kernel was written for an earlier generation.
+    """
+
+    tensor: float | None = None
+    simt: float | None = None
+    memory: float | None = None
+    attention: float | None = None
+    basis: Basis = "table"
+    source: str
+
+
+class GpuTable(Record):
+    """Figures of GPUs, with their sources.
+
+    Attributes:
+        attention_forward: Rate of fused attention, as a share of what large products sustain.
+        attention_backward: Its backward's, likewise.
+        attention_start_s: What its kernels take however little they do, beyond others.
+        convolution: Rate of convolutions, likewise.
+        host_s: Time a process takes to start an operation, by launch.
+        fused_traffic: Share of elementwise traffic that compiled code leaves.
+        bands: Relative error that at least 90 % of left-out rows keep to, by class of model.
+    """
+
+    date: str
+    source: str
+    products: dict[Arithmetic, ProductRule]
+    kernels: dict[Arithmetic, KernelFigures]
+    memory: MemoryFigures
+    attention_forward: float
+    attention_backward: float
+    attention_start_s: float = 0.0
+    convolution: float
+    host_s: dict[Launch, float]
+    fused_traffic: float
+    devices: dict[str, DeviceFigures]
+    bands: dict[str, float]
+
+    def product_share(self, device: Accelerator, precision: Precision) -> tuple[float, Basis]:
+        """Return the share of the peak that large products sustain, and what that rests on."""
+        kind = arithmetic(precision)
+        found = self.devices.get(device.name)
+        share = None if found is None else getattr(found, kind)
+        if found is not None and share is not None:
+            return share, found.basis
+        rule = self.products[kind]
+        if device.backend == "rocm":
+            return rule.rocm_share, "rule"
+        per_joule = rule.flops_per_joule * (REFERENCE_NM / device.node_nm) ** rule.node_exponent
+        # tf32 takes the energy of twice the 16-bit operations.
+        if precision == "tf32":
+            per_joule /= 2
+        powered = per_joule * device.board_watts / device.peak_flops_per_s(precision)
+        return min(rule.ceiling, powered), "rule"
+
+    def memory_share(self, device: Accelerator) -> tuple[float, Basis]:
+        """Return the share of the data sheet's bandwidth that copies reach."""
+        found = self.devices.get(device.name)
+        if found is not None and found.memory is not None:
+            return found.memory, "table"
+        return self.memory.copy_share, "rule"
+
+    def attention_factor(self, device: Accelerator) -> float:
+        """Return the rate of fused attention on a device against the table's for all."""
+        found = self.devices.get(device.name)
+        return 1.0 if found is None or found.attention is None else found.attention
+
+    def without(self, name: str) -> Self:
+        """Return the table without a device's own figures."""
+        kept = {key: entry for key, entry in self.devices.items() if key != name}
+        return self.model_copy(update={"devices": kept})
+
+
+def arithmetic(precision: Precision) -> Arithmetic:
+    return "simt" if precision == "float32" else "tensor"
+
+
+@cache
+def load_gpu_table() -> GpuTable:
+    """Read the table that is part of the package."""
+    text = files(__package__).joinpath("tables", "gpu.json").read_text(encoding="utf-8")
+    return GpuTable.model_validate(json.loads(text))

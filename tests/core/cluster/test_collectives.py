@@ -1,0 +1,63 @@
+"""All-reduces by message size and devices, from the table of links."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagewright.core.cluster.accelerators import CATALOGUE
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.cluster.collectives import LinkFigures, load_link_table
+
+LINK = LinkFigures(
+    basis="table",
+    source="this test",
+    start_s=1e-6,
+    step_s=1e-6,
+    small_bandwidth=1e9,
+    large_start_s=1e-4,
+    large_step_s=0,
+    bandwidth={2: 1e11, 8: 1e10},
+    error_band=0.1,
+)
+
+
+def test_small_messages_take_the_protocol_with_little_delay():
+    assert LINK.all_reduce_time_s(1000, 2) == pytest.approx(2e-6 + 1e-6)
+    assert LINK.all_reduce_time_s(10**9, 2) == pytest.approx(1e-4 + 1e-2)
+
+
+def test_bandwidth_between_measured_counts_is_between_theirs():
+    assert LINK.bus_bandwidth(4) == pytest.approx(1e10**0.5 * 1e11**0.5)
+    assert LINK.bus_bandwidth(64) == 1e10
+
+
+def test_one_device_sums_nothing():
+    assert LINK.all_reduce_time_s(10**9, 1) == 0
+
+
+def test_every_link_of_the_catalogue_has_figures():
+    table = load_link_table()
+    missing = {entry.link for entry in CATALOGUE if entry.backend != "cpu"} - set(table)
+    assert not missing
+    assert all(figures.source for figures in table.values())
+
+
+def test_cards_of_a_host_share_its_lanes():
+    """8 cards without a switch sum far slower each than 2; with one they do not."""
+    pcie, nvlink = (
+        [
+            Cluster.parse(f"{count}x{name}").levels[0].all_reduce_bandwidth_bytes_per_s
+            for count in (2, 8)
+        ]
+        for name in ("L40S", "A100-80GB")
+    )
+    assert pcie[1] < pcie[0] / 5
+    assert nvlink[1] > 0.8 * nvlink[0]
+
+
+def test_cards_without_peer_to_peer_are_slower_than_those_with():
+    with_it, without = (
+        Cluster.parse(f"2x{name}").levels[0].all_reduce_bandwidth_bytes_per_s
+        for name in ("L40S", "RTX4090")
+    )
+    assert without == pytest.approx(with_it / 2, rel=1e-3)
