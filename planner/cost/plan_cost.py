@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
-from ...core.plan.schedule import ScheduleName
+from ...core.plan.schedule import POSTED_AHEAD, ScheduleName
 from ...schedules.action_order import default_depths, make_order
 from ...schedules.activation_memory import most_in_flight
 from ...schedules.layout import copies, make_layout
@@ -291,7 +291,7 @@ class CostModel:
             optimizer_bytes=int(costs.learned_elements[span]) * state,
             activations_bytes=(inputs if again else saved) * depth,
             workspace_bytes=workspace + (saved if again else 0),
-            receive_buffers_bytes=share * (arriving + returning),
+            receive_buffers_bytes=min(share, POSTED_AHEAD) * (arriving + returning),
         )
 
     def tied_sync_s(self, assignment: Assignment) -> float:
@@ -535,6 +535,7 @@ class StageMemoryTables:
             + costs.learned_elements[firsts] * self.state_bytes
             + (inputs * depth + saved if again else saved * depth)
             + costs.workspace_bytes[firsts]
-            + share * (costs.arriving_bytes[firsts, None] + costs.returning_bytes)
+            + min(share, POSTED_AHEAD)
+            * (costs.arriving_bytes[firsts, None] + costs.returning_bytes)
         )
         return found

@@ -50,8 +50,8 @@ class StageArcs(NamedTuple):
         min_replicas: Replicas it is known to need.
         gradients: Bytes to all-reduce over its replicas.
         stage_number: Number from the front (1 is the first stage) it must have; 0 for any.
-        arriving: Receive-buffer bytes per micro-batch from the front, by first position.
-        returning: Receive-buffer bytes per micro-batch from behind, by last position.
+        arriving: Bytes of a receive from the front, by first position.
+        returning: Bytes of a receive from behind, by last position.
         offset: Seconds added to the first metric, by first position.
         lead: Seconds of backward work in front that hide gradient summing, by first position.
         weight_link: Seconds a cut adds to the weight, by level and position.

@@ -549,8 +549,19 @@ def memory(
         optimizer_bytes=state,
         activations_bytes=kept * held,
         workspace_bytes=workspace,
-        receive_buffers_bytes=(arriving + returning) * microbatches,
+        receive_buffers_bytes=(arriving + returning) * most_posted(microbatches),
     )
+
+
+def most_posted(messages: int) -> int:
+    """Return the most receives of one kind that are posted and not yet read, one after another."""
+    # A rank posts what it reads next and the one after that; reading the first posts a third.
+    posted, most = 0, 0
+    for read in range(messages):
+        while posted < messages and posted - read < 2:
+            posted += 1
+        most = max(most, posted - read)
+    return most
 
 
 def saved_bytes(profile: Profile, layers: range) -> int:

@@ -220,7 +220,7 @@ class EmulatedTransport:
     def __init__(self, messages: dict[Message, list[Tensor]]) -> None:
         self._messages = messages
 
-    def begin(self, expected: Sequence[Sequence[Message]]) -> None:
+    def begin(self, expected: Sequence[Sequence[Message]], reads: Sequence[Message]) -> None:
         """Do nothing: there are no receives to post."""
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:

@@ -6,17 +6,20 @@ then, and pipelines of three ranks and more never finished their first step.
 """
 
 import itertools
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.schedule import POSTED_AHEAD
 from stagewright.runtime.engine import p2p
 from stagewright.runtime.engine.p2p import (
     P2PChannels,
     find_connected_pairs,
     list_incoming,
+    list_reads,
     make_channel_groups,
     messages_received_by,
     messages_sent_by,
@@ -101,7 +104,8 @@ def run(monkeypatch, schedule, routes, channel_groups):
     for rank, actions in enumerate(schedule.ranks):
         wire.rank, wire.waited = rank, []
         channels = P2PChannels(rank, channel_groups, everyone, torch.device("cpu"))
-        channels.begin(list_incoming(schedule.ranks, schedule, routes, rank))
+        incoming = list_incoming(schedule.ranks, schedule, routes, rank)
+        channels.begin(incoming, list_reads(actions, incoming, routes))
         for action in actions:
             for message in messages_received_by(action, routes):
                 sender = schedule.rank_of(message.sending_stage, action.microbatch)
@@ -165,3 +169,51 @@ def test_two_groups_would_not(monkeypatch, name, stages, microbatches, chunks):
     )
     assert len(set(found.values())) == 2
     assert not finishes(run(monkeypatch, schedule, routes, found))
+
+
+POSTED = [
+    ("gpipe", (1, 1, 1), 1), ("1f1b", (1, 1, 1), 1), ("1f1b", (4, 1, 2), 1), ("1f1b", (1, 3), 1),
+    ("interleaved_1f1b", (1,) * 8, 2), ("looped_bfs", (1,) * 4, 2), ("zero_bubble", (1,) * 4, 1),
+    ("interleaved_zero_bubble", (1,) * 8, 2), ("zbv", (1,) * 8, 2), ("dualpipev", (1,) * 8, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("microbatches", [16, 64])
+@pytest.mark.parametrize(("name", "replicas", "chunks"), POSTED)
+def test_as_many_receives_are_posted_as_plans_count(
+    monkeypatch, name, replicas, chunks, microbatches
+):
+    """Two for each channel were posted, so a stage behind four replicas had eight."""
+    schedule = make_schedule(
+        name, len(replicas), microbatches, replicas=replicas if chunks == 1 else (), chunks=chunks
+    )
+    routes = build_routes(len(replicas), skips=False)
+    pairs = find_connected_pairs(schedule.ranks, schedule, routes)
+    most = {}
+
+    def receive(tensor, peer, group):
+        held = [ref for ref in wire.buffers if ref() is not None]
+        wire.buffers = [*held, weakref.ref(tensor)]
+        return wire.post(tensor, peer, group)
+
+    for rank, actions in enumerate(schedule.ranks):
+        wire = Wire()
+        wire.rank, wire.buffers, wire.post = rank, [], wire.irecv
+        monkeypatch.setattr(dist, "isend", wire.isend)
+        monkeypatch.setattr(dist, "irecv", receive)
+        groups = dict.fromkeys(pairs, "everyone")
+        channels = P2PChannels(rank, groups, list(range(len(schedule.ranks))), torch.device("cpu"))
+        incoming = list_incoming(schedule.ranks, schedule, routes, rank)
+        channels.begin(incoming, list_reads(actions, incoming, routes))
+        for action in actions:
+            for message in messages_received_by(action, routes):
+                sender = schedule.rank_of(message.sending_stage, action.microbatch)
+                if sender != rank:
+                    channels.receive(message, sender)  # let go of at once
+                    alive = sum(ref() is not None for ref in wire.buffers)
+                    most[rank] = max(most.get(rank, 0), alive)
+    for rank, found in most.items():
+        incoming = list_incoming(schedule.ranks, schedule, routes, rank)
+        counted = POSTED_AHEAD * len({m.flow for messages in incoming for m in messages})
+        # A channel of several chunks delivers theirs in turn: not all are waited for at once.
+        assert found == counted if chunks == 1 else found <= counted
