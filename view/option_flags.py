@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from ..core.cluster.reserves import MemoryReserves
     from ..core.plan.plan import PlanOptions
 
 FLAGS = {
@@ -25,7 +26,9 @@ FLAGS = {
     "pins": "--pin",
     "tied": "--tied",
     "optimizer": "--optimizer",
+    "precision": "--precision",
     "memory_fraction": "--memory-fraction",
+    "reserves": "--reserves",
     "gap": "--gap",
     "deadline_s": "--deadline",
     "budget_s": "--budget",
@@ -41,7 +44,7 @@ def flags_of(options: PlanOptions) -> list[str]:
 
     words: list[str] = []
     # The command chooses what it is not told; of a batch, the planner chooses the micro-batches.
-    chosen = {"schedule", "memory_fraction"}
+    chosen = {"schedule"}
     if options.batch_size is None:
         chosen.add("num_microbatches")
     for name, field in PlanOptions.model_fields.items():
@@ -65,6 +68,13 @@ def _format_value(name: str, value: object) -> list[str]:
             for target in (pin.stage, None if pin.kind is None else f"@{pin.kind}")
             if target is not None
         ]
+    if name == "reserves" and (reserves := cast("MemoryReserves | None", value)) is not None:
+        terms = (
+            ("context", reserves.context_bytes),
+            ("communication", reserves.communication_bytes),
+            ("fragmentation", reserves.fragmentation),
+        )
+        return [",".join(f"{term}={size}" for term, size in terms if size) or "none"]
     if isinstance(value, tuple):
         return [entry if isinstance(entry, str) else ":".join(entry) for entry in value]
     return [str(value)]

@@ -19,6 +19,7 @@ from ..support.named_models import (
     describe_estimate,
     find_model_name,
     is_model_name,
+    read_recipe,
     suggest_smaller_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
@@ -71,7 +72,8 @@ def command(
     tied: flags.Tied = "priced",
     target: flags.Target = None,
     optimizer: flags.Optimizer = "adam",
-    memory_fraction: flags.MemoryFraction = None,
+    memory_fraction: flags.MemoryFraction = 1.0,
+    reserves: flags.Reserves = None,
     gap: flags.Gap = 0.0,
     deadline: flags.Deadline = None,
     output: flags.Output = None,
@@ -106,11 +108,7 @@ def command(
     _finish(context, plan, output, explain)
 
 
-ESTIMATED_MEMORY = 0.9
-"""Share of the memory that plans of estimates use: docs/evidence/activation-memory.md has errors of
-10 %, and a CUDA context and communication buffers are in no profile."""
-
-AUTO = {"schedule": "auto", "num_microbatches": None, "memory_fraction": None}
+AUTO = {"schedule": "auto", "num_microbatches": None}
 """Options that are chosen for the profile, by the value that says so."""
 
 
@@ -133,6 +131,8 @@ def build_options(
     values["no_cut_after"] = tuple(values["no_cut_after"] or ())
     values["pins"] = tuple(map(flags.parse_pin, values["pins"] or ()))
     values["num_microbatches"] = flags.parse_microbatches(values["num_microbatches"])
+    values["precision"] = read_recipe(values["precision"], is_model=is_model)
+    values["reserves"] = flags.parse_reserves(values["reserves"])
     if values["recompute"] is None:
         values["recompute"] = "auto" if is_model else "never"
     is_open = frozenset(name for name, auto in AUTO.items() if values[name] == auto)
@@ -189,8 +189,6 @@ def _make_plan(
     from ...planner.choose_options import choose_options
     from ...planner.plan import plan
 
-    if "memory_fraction" in is_open and profiles[0].provenance.source == "estimated":
-        options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
     deadline_s, quiet = given["deadline"], given["as_json"]
     if given["target"] is not None:
         from ..support.plan_for import make_plan_for

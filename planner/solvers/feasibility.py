@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
+from ...core.models.training_memory import training_bytes
 from ...core.units import count, format_bytes
 from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
@@ -69,8 +69,8 @@ def _keeps(request: PlanningRequest, pins: Pins) -> bool:
 def _estimate_error(request: PlanningRequest) -> Infeasible:
     """Return the error with a bound on memory if finding the closest plan takes too long."""
     table = request.costs.stages
-    state = OPTIMIZER_BYTES_PER_ELEMENT[request.options.optimizer]
-    resident = table.weights_bytes + table.gradients_bytes + state * table.learned_elements
+    training = training_bytes(request.options.precision, request.options.optimizer)
+    resident = table.weights_bytes + table.gradients_bytes + training.of(table.learned_elements)
     single = resident[table.last == table.first + 1]
     whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
     # Some device holds the largest atom, and some device at least an equal share of the whole.

@@ -24,8 +24,10 @@ from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_l
 from ...core.graph.graph import Graph, Layer
 from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
+from ...core.models.training_memory import Recipe
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ...core.requests.default_samples import default_sample
+from ...core.requests.precision import AskedPrecision, split_precision
 from ..layers.loss_layer import LossFunction
 from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
@@ -67,7 +69,7 @@ def estimate(
     sample: Any,
     *,
     device: str | Accelerator,
-    precision: Precision | None = None,
+    precision: AskedPrecision | None = None,
     num_threads: int | None = None,
     loss_fn: LossFunction | None = None,
     target_tensor: Tensor | None = None,
@@ -82,8 +84,8 @@ def estimate(
         model: Any module `capture.capture.trace` accepts.
         sample: One micro-batch: an argument, a tuple (positional) or a dict of them (keywords).
         device: A name from the catalogue, such as ``H100``.
-        precision: Of parameters, activations and products; bfloat16 on GPUs that have it,
-            float16 on others, if not given.
+        precision: Of parameters, activations and products, or a recipe of training; bfloat16 on
+            GPUs that have it, float16 on others, if not given.
         num_threads: CPU cores, if the device is the CPU; all of this machine's if not given.
         loss_fn: ``loss_fn(output, target)``; if given, its cost is charged to the last stage.
         target_tensor: What the loss is taken against.
@@ -94,7 +96,8 @@ def estimate(
         InvalidInput: Device, sample or a profile to calibrate by does not fit.
         CaptureError: The model cannot be traced or run on the meta device; it can be measured.
     """
-    wanted = target(device, precision, num_threads)
+    computed, recipe = split_precision(precision)
+    wanted = target(device, computed, num_threads)
     dtype = DTYPES[wanted.precision]
     with measured_instead(type(model).__name__):
         work = model_work(
@@ -104,7 +107,8 @@ def estimate(
             loss_fn,
             target=None if target_tensor is None else on_meta(target_tensor, dtype),
         )
-    return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+    rates = rates_for(wanted, calibrate_by)
+    return document(work, wanted, rates, spec, calibrate_by, recipe=recipe)
 
 
 def estimate_spec(
@@ -112,7 +116,7 @@ def estimate_spec(
     sample: Sample | None = None,
     *,
     device: str | Accelerator,
-    precision: Precision | None = None,
+    precision: AskedPrecision | None = None,
     num_threads: int | None = None,
     calibrate_by: Sequence[Profile] = (),
 ) -> Profile:
@@ -121,9 +125,11 @@ def estimate_spec(
     Arguments and errors are those of `estimate`, except that a layer which fails on the meta device
     raises `MeasurementError`. The loss is left out of a sample without a target.
     """
-    wanted = target(device, precision, num_threads)
+    computed, recipe = split_precision(precision)
+    wanted = target(device, computed, num_threads)
     work = spec_work(spec, sample or default_sample(spec), wanted)
-    return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+    rates = rates_for(wanted, calibrate_by)
+    return document(work, wanted, rates, spec, calibrate_by, recipe=recipe)
 
 
 def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelWork:
@@ -215,6 +221,7 @@ def document(
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
     graph: Graph | None = None,
+    recipe: Recipe | None = None,
 ) -> Profile:
     """Write the estimate as a profile, of the given graph if the model was rebuilt from one."""
     lists = [
@@ -251,6 +258,7 @@ def document(
             device_name=wanted.device.full_name,
             torch_version=torch.__version__,
             stagewright_version=version("stagewright"),
+            precision=recipe,
             num_threads=wanted.num_threads if backend == "cpu" else None,
             calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
             error_band=measured_error(backend, is_calibrated).largest,

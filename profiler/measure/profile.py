@@ -15,6 +15,7 @@ from ...capture.observation.preserve import preserve_model
 from ...capture.sample import read_sample
 from ...core.errors import InvalidInput
 from ...core.models.families import ModelSpec
+from ...core.models.training_memory import RECIPES, Recipe
 from ...core.profile.profile import Profile
 from ...core.progress import Progress
 from ...core.requests.requests import ProfilingOptions
@@ -93,6 +94,7 @@ def measure_profile(
     device = default_device(model)
     with as_in_training(device):
         _check_device(model, device, options.device)
+        _check_precision(model, options.precision)
         structure, flat = read_sample(model, sample)
         flat = tuple(tensor.detach().to(device) for tensor in flat)
         loss = None if loss_fn is None else Loss(loss_fn, target, device)
@@ -151,6 +153,20 @@ def _measure(
         captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda
     )
     return found, measuring.layers_s
+
+
+def _check_precision(model: nn.Module, precision: Recipe | None) -> None:
+    if precision is None:
+        return
+    recipe = RECIPES[precision]
+    types = {p.dtype for p in model.parameters() if p.requires_grad}
+    if types and types != {wanted := getattr(torch, recipe.weights)}:
+        found = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
+        raise InvalidInput(
+            f"precision {precision!r} means {recipe.text}, but the model's weights are {found}; "
+            f"convert it with model.to({wanted})",
+            field="/profiling/precision",
+        )
 
 
 def _check_device(model: nn.Module, device: torch.device, wanted: str | None) -> None:
