@@ -140,7 +140,7 @@ def read_recipe(text: str | None, *, is_model: bool) -> Recipe | None:
 
     asked = read_precision(text)
     if asked in RECIPES:
-        return cast("Recipe", asked)
+        return asked
     if asked is not None and not is_model:
         raise InvalidInput(
             f"--precision {text} is for estimates; with a profile it takes {', '.join(RECIPES)}",

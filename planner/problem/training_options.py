@@ -86,7 +86,10 @@ def _check(profile: Profile, precision: Recipe) -> None:
 
 
 def _type_of_weights(profile: Profile) -> FloatType | None:
-    """Return the type of most trainable weights; `None` if there are none."""
+    """Return the type of most trainable weights; `None` if there are none.
+
+    A profile has their sizes; which type of 16 bits it is, the tensors between layers tell.
+    """
     sizes: Counter[int] = Counter()
     for entry in list_parameters(profile):
         if is_learned(entry) and entry.numel:
@@ -97,4 +100,5 @@ def _type_of_weights(profile: Profile) -> FloatType | None:
         return "float32"
     between = [tensor for boundary in profile.boundaries for tensor in boundary.tensors]
     types = Counter(tensor.dtype for tensor in (*between, *profile.inputs))
-    return "float16" if types["float16"] > types["bfloat16"] else "bfloat16"
+    names: tuple[FloatType, ...] = ("bfloat16", "float16", "float32")
+    return max(names, key=lambda name: types[name])

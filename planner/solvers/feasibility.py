@@ -10,7 +10,7 @@ from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.units import count, format_bytes
 from ..cost.assignment import Assignment
-from ..cost.device_classes import Devices
+from ..cost.device_classes import Devices, reserved_memory
 from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
 from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, to_assignment
@@ -32,11 +32,18 @@ def infeasible_error(request: PlanningRequest) -> Infeasible:
         f"no plan fits the devices' memory: in the closest one ({stages}), "
         f"{_describe_stage(request, closest)} needs {format_bytes(needed)} ({needed} bytes), but "
         f"device {request.cluster.devices[indices[0]].name!r} allows {format_bytes(limit)} "
-        f"({limit} bytes)",
+        f"({limit} bytes){_describe_reserves(request, indices[0])}",
         constraint="memory",
         required=needed,
         available=limit,
     )
+
+
+def _describe_reserves(request: PlanningRequest, device: int) -> str:
+    reserved = reserved_memory(request.cluster.devices[device].memory_bytes, request.options)
+    if not reserved.total_bytes:
+        return ""
+    return f", as {format_bytes(reserved.total_bytes)} are reserved"
 
 
 def _constraint_error(request: PlanningRequest) -> Infeasible:

@@ -568,21 +568,21 @@ def memory(
 HELD_IN: dict[str, tuple[int, int, int]] = {
     "fp32": (0, 0, 4),
     "bf16": (0, 0, 2),
-    "bf16_mixed": (4, 4, 4),
-    "bf16_mixed_bf16_gradients": (2, 4, 4),
-    "fp16_mixed": (4, 4, 4),
-    "bf16_autocast": (4, 2, 4),
-    "fp16_autocast": (4, 2, 4),
+    "bf16_mixed": (2, 4, 4),
+    "bf16_mixed_bf16_gradients": (0, 4, 4),
+    "fp16_mixed": (2, 4, 4),
+    "bf16_autocast": (0, 2, 4),
+    "fp16_autocast": (0, 2, 4),
 }
-"""By recipe, bytes of a gradient (0: as its weight), of a second copy and of each moment."""
+"""By recipe, bytes of a gradient beyond its weight's, of a second copy and of each moment."""
 
 
 def bytes_of_parameter(parameter: Parameter, options: PlanOptions) -> tuple[int, int]:
     """Return the bytes of a parameter's gradient and of its second copy."""
-    gradient, copy, _ = HELD_IN[options.precision or "fp32"]
+    wider, copy, _ = HELD_IN[options.precision or "fp32"]
     if options.optimizer == "none" and copy == 4:
         copy = 0  # a master copy is what an optimizer updates
-    return gradient * parameter.numel or parameter.size_bytes, copy * parameter.numel
+    return parameter.size_bytes + wider * parameter.numel, copy * parameter.numel
 
 
 def state_bytes(elements: int, options: PlanOptions) -> int:

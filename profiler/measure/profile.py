@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...capture.capture import default_device
 from ...capture.captured import Captured
+from ...capture.observation.autocast_cache import keep_conversions
 from ...capture.observation.generation_cache import switch_off_caches
 from ...capture.observation.preserve import preserve_model
 from ...capture.sample import read_sample
@@ -107,6 +108,7 @@ def measure_profile(
                 switch_off_caches(model),
                 busy_neighbours(options.busy_neighbours),
                 watched(device) as clocks,
+                keep_conversions(),
             ):
                 found, layers_s = _measure(captured, flat, loss, options, context, progress)
         where = provenance(device, options, clocks.clocks())

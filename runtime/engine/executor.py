@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...capture.observation.autocast_cache import keep_conversions
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 from ..partition.routes import TensorRoutes
 from ..replicas.replication import Replication
@@ -97,7 +98,8 @@ class Executor:
             stage.begin(trains=True)
         self._set_activity("gathering weights")
         self._replication.begin(trains=True, sums=sums_gradients)
-        yield from self._perform_actions(self._training, inputs, targets, {})
+        with keep_conversions():
+            yield from self._perform_actions(self._training, inputs, targets, {})
         statistics = [s.statistics for s in self._stages.values() if s.statistics is not None]
         self._set_activity("sharing the statistics of batch normalisation")
         # All collectives are started before the first is waited for: a rank of several stages is
