@@ -40,6 +40,7 @@ FLAGS = {
 
 def flags_of(options: PlanOptions) -> list[str]:
     """Return the command-line words for these options; defaults of the command are left out."""
+    from ..core.cluster.reserves import MemoryReserves
     from ..core.plan.plan import PlanOptions
 
     words: list[str] = []
@@ -47,9 +48,11 @@ def flags_of(options: PlanOptions) -> list[str]:
     chosen = {"schedule"}
     if options.batch_size is None:
         chosen.add("num_microbatches")
+    # Named in every plan; these follow from profiles of float32 weights on a CPU.
+    usual = {"precision": "fp32", "reserves": MemoryReserves()}
     for name, field in PlanOptions.model_fields.items():
         value = getattr(options, name)
-        if value == field.default and name not in chosen:
+        if value in (field.default, usual.get(name)) and name not in chosen:
             continue
         for text in _format_value(name, value):
             words += [FLAGS[name], text]

@@ -20,6 +20,7 @@ from .finite_check import FiniteCheck
 from .p2p import (
     Message,
     MessageTransport,
+    list_acknowledged,
     list_incoming,
     list_reads,
     messages_received_by,
@@ -153,7 +154,7 @@ class Executor:
         self._local.clear()
         if self.timer:
             self.timer.begin()
-        self._transport.begin(program.incoming, program.reads)
+        self._transport.begin(program.incoming, program.reads, program.acknowledged)
         for position, action in enumerate(program.actions):
             needed = messages_received_by(action, self._routes)
             yield [message for message in needed if message not in self._local]
@@ -259,6 +260,7 @@ class _RankProgram:
         actions: This rank's actions in order.
         incoming: Messages of each rank to this one; see `list_incoming`.
         reads: Those messages in the order in which they are read; see `list_reads`.
+        acknowledged: What they say of the messages of this rank; see `list_acknowledged`.
         last_backwards: Positions of each stage's last action that adds to gradients.
         recomputed: Stage and micro-batch of the forwards that keep no graph.
     """
@@ -273,6 +275,7 @@ class _RankProgram:
         self.actions = ranks[rank]
         self.incoming = list_incoming(ranks, schedule, routes, rank)
         self.reads = list_reads(self.actions, self.incoming, routes)
+        self.acknowledged = list_acknowledged(ranks, schedule, routes, rank)
         last = {a.stage: i for i, a in enumerate(self.actions) if a.work in BACKWARDS}
         self.last_backwards = frozenset(last.values())
         self.recomputed = frozenset(

@@ -98,6 +98,27 @@ def list_reads(
     return [message for message in read if message in arriving]
 
 
+Acknowledged = Mapping[Message, Sequence[Message]]
+"""By incoming message, those of this rank that its sender had read when it made it."""
+
+
+def list_acknowledged(
+    actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes, rank: int
+) -> dict[Message, list[Message]]:
+    """Return what each incoming message says of those that ``rank`` sent, each sent one once."""
+    found: dict[Message, list[Message]] = {}
+    for other, theirs in enumerate(actions):
+        read: list[Message] = []
+        for action in theirs if other != rank else ():
+            for message in messages_received_by(action, routes):
+                if schedule.rank_of(message.sending_stage, message.microbatch) == rank:
+                    read.append(message)
+            for message in messages_sent_by(action, routes):
+                if schedule.rank_of(message.receiving_stage, message.microbatch) == rank:
+                    found[message], read = read, []
+    return found
+
+
 def find_connected_pairs(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
 ) -> list[Pair]:
@@ -120,7 +141,12 @@ def _list_between(
 class MessageTransport(Protocol):
     """Carrier of one rank's messages to and from the others; see `P2PChannels`."""
 
-    def begin(self, expected: Sequence[Sequence[Message]], reads: Sequence[Message]) -> None: ...
+    def begin(
+        self,
+        expected: Sequence[Sequence[Message]],
+        reads: Sequence[Message],
+        acknowledged: Acknowledged,
+    ) -> None: ...
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None: ...
 
@@ -159,7 +185,8 @@ class P2PChannels:
         self._sender: dict[Message, int] = {}
         self._unread: dict[Flow, deque[Message]] = {}
         self._posted: dict[Message, _PostedReceive] = {}
-        self._sending: deque[tuple[Any, Tensor]] = deque()
+        self._acknowledged: Acknowledged = {}
+        self._sending: dict[Message, list[tuple[Any, Tensor]]] = {}
 
     def connect(self) -> None:
         """Set up every channel by sending a byte through it.
@@ -174,16 +201,23 @@ class P2PChannels:
             elif receiver == self._rank:
                 dist.recv(byte, self._global_ranks[sender], group=group)
 
-    def begin(self, expected: Sequence[Sequence[Message]], reads: Sequence[Message]) -> None:
+    def begin(
+        self,
+        expected: Sequence[Sequence[Message]],
+        reads: Sequence[Message],
+        acknowledged: Acknowledged,
+    ) -> None:
         """Post the first receives of a step.
 
         ``expected`` holds each rank's messages in sending order (`list_incoming`), ``reads`` all of
-        them in the order in which they are read (`list_reads`).
+        them in the order in which they are read (`list_reads`); `list_acknowledged` made the last.
         """
         # A step that an error interrupted leaves messages behind; a new step starts from nothing.
         self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
         self._sender = {each: rank for rank, messages in enumerate(expected) for each in messages}
         self._posted, self._unread = {}, {}
+        # gloo does not say when a send is complete, and waiting for it could block.
+        self._acknowledged = acknowledged if self._device.type == "cpu" else {}
         for message in reads:
             self._unread.setdefault(message.flow, deque()).append(message)
         for sender in self._expected:
@@ -192,15 +226,17 @@ class P2PChannels:
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
         """Send a message without waiting for the receiver."""
         check_message(message, tensors)
-        # The queue keeps tensors alive while the transport reads them. Completed sends are dropped
-        # here rather than at the end of the step, so that their memory is freed early.
-        while self._sending and self._sending[0][0].is_completed():
-            self._sending.popleft()
-        for tensor in tensors:
-            channel = self._channels[self._rank, receiver]
-            carried = _as_carried(tensor)
-            work = dist.isend(carried, self._global_ranks[receiver], group=channel)
-            self._sending.append((work, carried))
+        # Tensors are kept alive while the transport reads them. Completed sends are dropped here
+        # rather than at the end of the step, so that their memory is freed early.
+        for earlier, sends in list(self._sending.items()):
+            if not all(work.is_completed() for work, _ in sends):
+                break
+            del self._sending[earlier]
+        channel, target = self._channels[self._rank, receiver], self._global_ranks[receiver]
+        carried = [_as_carried(tensor) for tensor in tensors]
+        self._sending[message] = [
+            (dist.isend(each, target, group=channel), each) for each in carried
+        ]
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
         """Return a message's tensors once it has arrived."""
@@ -214,12 +250,18 @@ class P2PChannels:
         # Before waiting, so that the next messages travel meanwhile.
         for other in islice(unread, POSTED_AHEAD):
             self._post_ahead(self._sender[other])
-        return receive.wait()
+        found = receive.wait()
+        for taken in self._acknowledged.get(message, ()):
+            for work, _ in self._sending.pop(taken, ()):
+                work.wait()  # complete by now: its receiver went on from it
+        return found
 
     def finish(self) -> None:
         """Wait until every send has completed."""
-        while self._sending:
-            self._sending.popleft()[0].wait()
+        for sends in self._sending.values():
+            for work, _ in sends:
+                work.wait()
+        self._sending.clear()
 
     def _post_ahead(self, sender: int) -> None:
         """Post a channel's next receives, as long as each is of a message that is read soon."""
