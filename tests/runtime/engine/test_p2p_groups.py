@@ -282,4 +282,5 @@ def test_sends_are_let_go_when_an_answer_shows_that_they_were_read(
                     channels[rank].send(message, receiver, [torch.zeros(1)])
                     sent.add(message)
             kept[rank] = max(kept.get(rank, 0), len(channels[rank]._sending))
-    assert max(kept.values()) <= (24 if name in ("1f1b", "zero_bubble") else 2 * count)
+    # Nothing comes back before all forwards of GPipe's kind are done.
+    assert max(kept.values()) <= (count if name in ("gpipe", "looped_bfs") else 11)
