@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +107,7 @@ def measure_profile(
             tracing = forward_context(options, device, cached=False)
             captured = traced(model, structure, flat, context, tracing)
             with (
+                _sum_gradients_as(model, options.precision),
                 switch_off_caches(model),
                 busy_neighbours(options.busy_neighbours),
                 watched(device) as clocks,
@@ -169,6 +172,25 @@ def _check_precision(model: nn.Module, precision: Recipe | None) -> None:
             f"convert it with model.to({wanted})",
             field="/profiling/precision",
         )
+
+
+@contextmanager
+def _sum_gradients_as(model: nn.Module, precision: Recipe | None) -> Iterator[None]:
+    """Have gradients summed in a recipe's type, to which each layer's are converted first."""
+    recipe = RECIPES[precision] if precision is not None else None
+    if recipe is None or recipe.gradients == recipe.weights:
+        yield
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None  # of another type; the caller's are put back in the end
+        parameter.grad_dtype = getattr(torch, recipe.gradients)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+            parameter.grad_dtype = parameter.dtype
 
 
 def _check_device(model: nn.Module, device: torch.device, wanted: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A Llama of 7 billion parameters on eight devices of 40 GB, whatever the number of micro-batches."""
+"""A Llama of 7 billion parameters on eight devices of 40 GB, with few and many micro-batches."""
 
 import pytest
 
