@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tables import markdown_table, write_between_marks
 
-from stagewright.cli.commands.plan import ESTIMATED_MEMORY
 from stagewright.cli.support.named_models import EstimateFlags
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -66,6 +65,10 @@ class Found:
         )
 
 
+LEAST_FREE = 0.05
+"""Share of the fullest device that is left to its context, to buffers and to fragments."""
+
+
 def compare(name: str, devices: str) -> tuple[Found, Found]:
     """Return the plan of a case before and after."""
     given = Cluster.parse(devices)
@@ -73,7 +76,7 @@ def compare(name: str, devices: str) -> tuple[Found, Found]:
     profile, cluster = estimated.profile, estimated.cluster
     count = max(8, len(cluster.devices))
     old = plan(profile, cluster, PlanOptions(num_microbatches=count, recompute="auto"))
-    options = PlanOptions(recompute="auto", memory_fraction=ESTIMATED_MEMORY)
+    options = PlanOptions(recompute="auto")
     new = plan(profile, cluster, options, schedule="auto", chunks="auto", num_microbatches="auto")
     return Found.of(old, cluster), Found.of(new, cluster)
 
@@ -89,7 +92,7 @@ def main() -> int:
     for name, devices in CASES:
         began = time.monotonic()
         old, new = compare(name, devices)
-        failed |= new.sample_s > old.sample_s * 1.001 or new.free < 1 - ESTIMATED_MEMORY
+        failed |= new.sample_s > old.sample_s * 1.001 or new.free < LEAST_FREE
         for when, found in (("before", old), ("after", new)):
             row = (
                 *((name, devices) if when == "before" else ("", "")),

@@ -44,7 +44,7 @@ def gpt2() -> Subject:
     config = GPT2Config(n_layer=12, n_embd=96, n_head=4, vocab_size=VOCABULARY, n_positions=128)
     tokens = torch.randint(0, VOCABULARY, (4, 96))
     model = build_model(GPT2Spec(family="gpt2", config=config))
-    return Subject(model, {"input_ids": tokens}, tokens, _next_token)
+    return Subject(model, {"input_ids": tokens}, tokens, next_token)
 
 
 def llama() -> Subject:
@@ -63,7 +63,7 @@ def llama() -> Subject:
         attn_implementation="eager",
     )
     tokens = torch.randint(0, VOCABULARY, (4, 64))
-    return Subject(LlamaForCausalLM(config), {"input_ids": tokens}, tokens, _next_token)
+    return Subject(LlamaForCausalLM(config), {"input_ids": tokens}, tokens, next_token)
 
 
 def resnet() -> Subject:
@@ -82,7 +82,7 @@ def unet() -> Subject:
 def lstm() -> Subject:
     """Six recurrent layers with dropout between them."""
     tokens = torch.randint(0, VOCABULARY, (8, 48))
-    return Subject(Recurrent(), {"tokens": tokens}, tokens, _next_token)
+    return Subject(Recurrent(), {"tokens": tokens}, tokens, next_token)
 
 
 def mixed() -> Subject:
@@ -101,7 +101,7 @@ MODELS: dict[str, Callable[[], Subject]] = {
 }
 
 
-def _next_token(output: Any, tokens: Tensor) -> Tensor:
+def next_token(output: Any, tokens: Tensor) -> Tensor:
     logits = getattr(output, "logits", output)
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 

@@ -17,6 +17,10 @@ pipedream_time_s  the simulated step of PipeDream's own plan, placed as ``pipedr
                   null, with ``pipedream_reason``, where it cannot be
 gain              pipedream_time_s / time_s - 1
 
+A profile that cannot be read or planned, or whose states would take more than ``MAX_BYTES``, is
+refused by name on standard error, before memory is spent on it; the others are printed as they are
+solved, and the exit code is 3, or 2 where nothing is left.
+
 ``--write docs/evidence/pipedream.md --all-columns`` runs every objective and writes the
 tables there.
 """
@@ -30,6 +34,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +99,9 @@ def stage_as_json(stage: PipeDreamStage) -> dict[str, Any]:
     return document
 
 
+REFUSED = 3
+"""Exit code where some profiles were refused."""
+
 Solver = Callable[[str, PipeDreamGraph, Sequence[Column], Settings], list[Result]]
 
 OBJECTIVES: dict[str, Solver] = {
@@ -104,12 +112,23 @@ OBJECTIVES: dict[str, Solver] = {
 """By the name ``--objective`` takes: profile name, profile and clusters to one result a cluster."""
 
 
-def profiles(folder: Path) -> dict[str, PipeDreamGraph]:
-    """Every ``*.txt`` file of a folder, by name; a README is passed over."""
+Refused = dict[str, str]
+"""By profile, why there is no result."""
+
+
+def profiles(folder: Path) -> tuple[dict[str, PipeDreamGraph], Refused]:
+    """Every ``*.txt`` file of a folder, by name, and those that are no profile."""
     files = sorted(path for path in folder.glob("*.txt") if path.stem.lower() != "readme")
     if not files:
         raise InvalidInput(f"{folder} holds no *.txt profile")
-    return {path.stem: read_pipedream_graph(path) for path in files}
+    graphs: dict[str, PipeDreamGraph] = {}
+    refused: Refused = {}
+    for path in files:
+        try:
+            graphs[path.stem] = read_pipedream_graph(path)
+        except StagewrightError as error:
+            refused[path.stem] = str(error)
+    return graphs, refused
 
 
 def solved(
@@ -117,18 +136,27 @@ def solved(
     graphs: Mapping[str, PipeDreamGraph],
     columns: Sequence[Column],
     settings: Settings,
+    refused: Refused,
+    tell: Callable[[Sequence[Result]], None],
 ) -> tuple[list[Result], float]:
-    """All profiles and clusters, and the seconds all of it took but the warm-up."""
+    """All profiles and clusters, and the seconds all of it took but the warm-up.
+
+    Every profile's results are told at once; those that cannot be solved are ``refused``.
+    """
     solver = OBJECTIVES[objective]
     if objective != "pipedream" and is_available():
         warm_up_s = warm_up(solver, graphs, columns[0], settings)
         print(f"{objective}: warmed up in {warm_up_s:.2f} s", file=sys.stderr)
     begin_s = time.perf_counter()
-    results = [
-        result
-        for name, graph in graphs.items()
-        for result in solver(name, graph, columns, settings)
-    ]
+    results: list[Result] = []
+    for name, graph in graphs.items():
+        try:
+            found = solver(name, graph, columns, settings)
+        except (StagewrightError, MemoryError) as error:
+            refused[f"{name}, {objective}"] = str(error) or "out of memory"
+            continue
+        tell(found)
+        results += found
     return results, time.perf_counter() - begin_s
 
 
@@ -140,7 +168,8 @@ def warm_up(
     # Loaded first, so that all the kernels this plan uses are compiled, not the long ones only.
     importlib.import_module("numba")
     name, largest = max(graphs.items(), key=lambda entry: len(entry[1].nodes))
-    solver(name, largest, (column,), settings)
+    with suppress(StagewrightError):  # refused when its turn comes
+        solver(name, largest, (column,), settings)
     return time.perf_counter() - begin_s
 
 
@@ -174,17 +203,21 @@ def differences(results: Sequence[Result], expected: Expected) -> list[str]:
     return faults
 
 
-def show(results: Sequence[Result], *, as_json: bool) -> None:
-    """Print a table, or one object a line."""
-    if as_json:
-        for result in results:
-            print(json.dumps(result.as_json()))
-        return
-    own = results[0].own is not None
-    more = f"{'PipeDream':>12}{'gain':>8}" if own else ""
+def show_head(objective: str) -> None:
+    """Print the heading of an objective's table."""
+    more = "" if objective == "pipedream" else f"{'PipeDream':>12}{'gain':>8}"
     print(
         f"{'profile':<16}{'cluster':<10}{'seconds':>12}{more}{'gap':>10}{'solved in':>11}  replicas"
     )
+
+
+def show(results: Sequence[Result], *, as_json: bool) -> None:
+    """Print rows of a table, or one object a line."""
+    if as_json:
+        for result in results:
+            print(json.dumps(result.as_json()), flush=True)
+        return
+    more = ""
     for result in results:
         replicas = "-".join(str(stage["replicas"]) for stage in result.stages)
         if result.own is not None:
@@ -193,7 +226,8 @@ def show(results: Sequence[Result], *, as_json: bool) -> None:
             more += f"{'' if gain is None else format(gain, '.1%'):>8}"
         print(
             f"{result.profile:<16}{result.column.name:<10}{result.time_s:>12.6g}{more}"
-            f"{result.gap:>10.1e}{result.solve_s:>9.3f} s  {replicas}"
+            f"{result.gap:>10.1e}{result.solve_s:>9.3f} s  {replicas}",
+            flush=True,
         )
 
 
@@ -248,22 +282,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for column in columns:
             pipedream_levels(column.machines, column.bandwidths_bytes_per_s)
-        graphs, expected = profiles(options.folder), read_expected(options.expected)
+        (graphs, refused), expected = profiles(options.folder), read_expected(options.expected)
         found = {}
-        for objective in objectives:
-            found[objective], total_s = solved(objective, graphs, columns, settings)
-            show(found[objective], as_json=options.json)
+        tell = partial(show, as_json=options.json)
+        for objective in objectives if graphs else ():
+            if not options.json:
+                show_head(objective)
+            found[objective], total_s = solved(objective, graphs, columns, settings, refused, tell)
             if options.all_columns:
                 print(f"{total_s:.2f} s for all", file=sys.stderr if options.json else sys.stdout)
-        if options.write:
+        for name, reason in refused.items():
+            print(f"refused: {name}: {reason}", file=sys.stderr)
+        if options.write and not refused:
             write_between_marks(options.write, "pipedream.py", document(found, expected))
     except StagewrightError as error:
         print(error, file=sys.stderr)
         return 2
-    faults = differences(found["pipedream"], expected) if options.expected else []
+    faults = differences(found.get("pipedream", ()), expected) if options.expected else []
     for fault in faults:
         print(fault, file=sys.stderr)
-    return 1 if faults else 0
+    if faults:
+        return 1
+    if not refused:
+        return 0
+    return REFUSED if any(found.values()) else 2
 
 
 if __name__ == "__main__":

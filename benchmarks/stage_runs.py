@@ -6,6 +6,7 @@ go as torch's pipeline engine does it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,6 +20,7 @@ from stagewright.capture.capture import trace
 from stagewright.capture.captured import Captured
 from stagewright.capture.sample import CallStructure, read_sample
 from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.schedule import POSTED_AHEAD
 from stagewright.core.profile.profile import Profile
 from stagewright.runtime.partition.boundary import enter, enter_copy, leave
 
@@ -155,20 +157,20 @@ class StageRunner:
 
     def step(self) -> None:
         """Every forward and backward of a step; gradients are added to what is there."""
-        buffers = [self._receive() for _ in range(self.place.microbatches)]
-        returned = [
-            [value.clone() for value in self._returned] for _ in range(self.place.microbatches)
-        ]
+        arriving = self._post_ahead(self._receive)
+        returning = self._post_ahead(lambda: [value.clone() for value in self._returned])
+        buffers: dict[int, list[Tensor]] = {}
         sent: dict[int, tuple[Any, ...]] = {}
         forwards = backwards = 0
         for action in self.place.order():
             if action == "F":
+                buffers[forwards] = next(arriving)
                 with self._context():
                     sent[forwards] = self._outputs(buffers[forwards])
                 forwards += 1
             else:
-                self._backward(sent.pop(backwards), returned[backwards])
-                for buffer in buffers[backwards]:
+                self._backward(sent.pop(backwards), next(returning))
+                for buffer in buffers.pop(backwards):
                     buffer.grad = None  # sent to the stage in front
                 backwards += 1
 
@@ -181,6 +183,16 @@ class StageRunner:
     def backward(self, roots: tuple[Tensor, ...]) -> None:
         """Its backward."""
         torch.autograd.backward(roots, None if self._is_last else self._returned)
+
+    def _post_ahead(self, make: Callable[[], list[Tensor]]) -> Iterator[list[Tensor]]:
+        """Yield a buffer for each micro-batch, the next ones posted by then."""
+        count = self.place.microbatches
+        posted = deque(make() for _ in range(min(POSTED_AHEAD, count)))
+        for posted_before in range(len(posted), count + len(posted)):
+            found = posted.popleft()
+            if posted_before < count:
+                posted.append(make())
+            yield found
 
     def _outputs(self, buffers: list[Tensor]) -> tuple[Any, ...]:
         if self.place.recompute:

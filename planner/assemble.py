@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from ..core.cluster.reserves import ReservedMemory
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
+from .cost.device_classes import reserved_memory
 from .cost.plan_cost import CostedPlan, Decision
 from .heuristics.candidates import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
 from .problem.problem import PlanningRequest
+from .problem.training_options import bytes_per_parameter
 from .search.branch_and_bound import ROUNDING
 
 MAX_NAMED = 4
@@ -78,6 +81,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         ),
         profile_id=profile_id or given.content_id(),
         cluster_devices=len(request.cluster.devices),
+        bytes_per_parameter=bytes_per_parameter(profile, options),
         estimated=profile.provenance.source == "estimated",
         error_band=profile.provenance.error_band,
         inputs=profile.inputs,
@@ -123,6 +127,7 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
                 sync_time_s=price.sync_s,
                 memory=price.memory,
                 memory_limit_bytes=price.limit_bytes,
+                reserved=_reserved(request, chosen, number),
                 in_flight=price.in_flight,
                 replicas=chosen.replicas[number],
                 recompute="always" if chosen.recompute[number] else "never",
@@ -130,6 +135,11 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
             )
         )
     return tuple(stages)
+
+
+def _reserved(request: PlanningRequest, chosen: Assignment, number: int) -> ReservedMemory:
+    index = chosen.device_indices(request.devices, number)[0]
+    return reserved_memory(request.cluster.devices[index].memory_bytes, request.options)
 
 
 def _build_baseline(

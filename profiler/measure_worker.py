@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, first_line
+from ..core.models.training_memory import RECIPES
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
 from .machine.memory import device_bytes, is_out_of_memory
@@ -95,6 +96,13 @@ def _measure_model(
     keep_freed_memory()
     torch.manual_seed(sample.seed)
     model, inputs, target = _build(spec, sample, device)
+    if options.precision is not None:
+        weights = getattr(torch, RECIPES[options.precision].weights)
+        model = model.to(weights)
+        inputs = {
+            name: value.to(weights) if value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
     _check_names(model, inputs, spec)
     loss_fn = None if target is None else _blaming_target(build_loss(spec), spec)
     try:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..capture.capture import default_device
 from ..core.errors import InvalidInput
+from ..core.models.training_memory import Recipe
 from ..core.plan.plan import Plan
 from .batchnorm.running_statistics import BatchStatistics
 from .distributed import DistributedPipeline
@@ -23,6 +24,7 @@ from .meta_init.materialise import materialise_whole
 from .meta_init.meta_capture import check_weights
 from .meta_init.weights import Weights
 from .pipeline import Pipeline
+from .recipe import choose_autocast, choose_recipe, convert_model
 from .replicas.grad_scaler import LossScale
 from .replicas.strategy import Strategy
 from .training import Training
@@ -38,6 +40,7 @@ def build(
     group: dist.ProcessGroup | None = None,
     sample: Any = None,
     autocast: torch.dtype | None = None,
+    precision: Recipe | Literal["plan"] | None = "plan",
     keyed_dropout: int | None = None,
     batch_statistics: BatchStatistics = "microbatch",
     aux_losses: AuxLosses | None = None,
@@ -60,6 +63,10 @@ def build(
         group: The ranks, in order; the default group if `None`.
         sample: See `cut_for_plan`.
         autocast: The dtype to autocast stages and loss to; weights and gradients keep theirs.
+        precision: Recipe of precision, by default the plan's: the model is converted to its type of
+            weights in place, gradients are summed in its type, and `Training.optimizer` keeps
+            master weights. `None` leaves the model as it is, and so does a plan of an earlier
+            release.
         keyed_dropout: See `DistributedPipeline`.
         batch_statistics: See `DistributedPipeline`.
         aux_losses: See `DistributedPipeline`.
@@ -72,6 +79,8 @@ def build(
         PlanMismatch: The plan is for another model or another number of ranks.
         InvalidInput: An argument is invalid, or torchrun's process group was not initialised.
     """
+    recipe = choose_recipe(plan, precision)
+    autocast = choose_autocast(recipe, autocast)
     weights = Weights(checkpoint=weights) if isinstance(weights, str | Path) else weights
     common = _Common(
         sample=sample, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics,
@@ -79,14 +88,15 @@ def build(
     )  # fmt: skip
     loop = _Loop(max_norm=max_norm, accumulate=accumulate, loss_scale=loss_scale)
     chosen = _list_devices(devices)
+    convert_model(model, recipe, strategy)
     if not dist.is_initialized():
         _check_single_process(strategy)
         local = _build_local(model, plan, weights, chosen, autocast, common)
-        return Training(local, loss_fn=loss_fn, autocast=autocast, **loop)
+        return Training(local, loss_fn=loss_fn, autocast=autocast, recipe=recipe, **loop)
     pipeline = _build_distributed(
         model, plan, loss_fn, weights, chosen, group, strategy, autocast, common
     )
-    return Training(pipeline, **loop)
+    return Training(pipeline, recipe=recipe, **loop)
 
 
 class _Loop(TypedDict):

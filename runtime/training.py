@@ -14,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors, map_tensors
 from ..core.errors import InvalidInput, NonFinite
+from ..core.models.training_memory import Recipe
 from .distributed import DistributedPipeline
 from .engine.batch_io import (
     LossFunction,
@@ -25,6 +26,7 @@ from .engine.loss_graph import LossGraphCheck
 from .engine.padding import check_evaluation_mode, count_samples, pad_samples, trim_padding
 from .engine.stage import autocast_to
 from .pipeline import Pipeline
+from .recipe import keep_master_weights, scales_loss, widen_gradients
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.grad_scaler import LossScale
 
@@ -50,7 +52,10 @@ class Training:
         max_norm: Clip gradients to at most this norm over the whole model.
         accumulate: Steps per update of the weights, which uses the mean of their gradients.
         loss_scale: Factor on gradients during the backward, removed before the update; an update
-            with overflowed gradients is skipped. ``auto`` uses one under autocast to float16.
+            with overflowed gradients is skipped. ``auto`` uses one under autocast to float16, and
+            with recipes of float16.
+        recipe: Recipe of precision that the model was converted for (`build` does that): in which
+            type gradients are summed, and whether `optimizer` keeps master weights.
 
     Attributes:
         pipeline: As given; pass it to `save_checkpoint`.
@@ -71,6 +76,7 @@ class Training:
         max_norm: float | None = None,
         accumulate: int = 1,
         loss_scale: LossScale | Literal["auto"] | None = "auto",
+        recipe: Recipe | None = None,
     ) -> None:
         if accumulate < 1 or (max_norm is not None and not max_norm > 0):
             raise InvalidInput(
@@ -80,8 +86,11 @@ class Training:
         self.pipeline = pipeline
         self._runner = _make_runner(pipeline, loss_fn, autocast)
         self._max_norm, self._accumulate = max_norm, accumulate
+        self.recipe = recipe
+        widen_gradients(self._runner.module, recipe)
         if loss_scale == "auto":
-            loss_scale = LossScale() if self._runner.autocast is torch.float16 else None
+            is_needed = self._runner.autocast is torch.float16 or scales_loss(recipe)
+            loss_scale = LossScale() if is_needed else None
         self.loss_scale = loss_scale
         if loss_scale is not None:  # overflows are then skipped by `update`
             self._runner.check_finite = False
@@ -108,7 +117,9 @@ class Training:
                 "L-BFGS evaluates the loss several times an update, and each rank would search a "
                 "direction of its own weights alone; use an optimizer whose step needs no closure"
             )
-        return kind([{"params": list(self.parameters())}], **options)
+        made = kind([{"params": list(self.parameters())}], **options)
+        keep_master_weights(made, self.recipe)
+        return made
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return this rank's parameters, of which there may be none; see `optimizer`."""

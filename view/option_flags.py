@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from ..core.cluster.reserves import MemoryReserves
     from ..core.plan.plan import PlanOptions
 
 FLAGS = {
@@ -28,7 +29,9 @@ FLAGS = {
     "regular": "--regular",
     "regular_within": "--regular-within",
     "optimizer": "--optimizer",
+    "precision": "--precision",
     "memory_fraction": "--memory-fraction",
+    "reserves": "--reserves",
     "gap": "--gap",
     "deadline_s": "--deadline",
     "budget_s": "--budget",
@@ -47,19 +50,23 @@ def flags_of_options() -> dict[str, str]:
 
 def flags_of(options: PlanOptions) -> list[str]:
     """Return the command-line words for these options; defaults of the command are left out."""
+    from ..core.cluster.reserves import MemoryReserves
     from ..core.plan.plan import PlanOptions
     from ..schedules.traits import FOLDED, SEVERAL_STAGES
 
     words: list[str] = []
     # The command chooses what it is not told; of a batch, the planner chooses the micro-batches.
-    chosen = {"schedule", "memory_fraction"}
+    chosen = {"schedule"}
     if options.schedule in SEVERAL_STAGES and options.schedule not in FOLDED:
         chosen.add("chunks")
     if options.batch_size is None:
         chosen.add("num_microbatches")
+    # Named in every plan; these follow from profiles of float32 weights on a CPU.
+    usual = {"precision": "fp32", "reserves": MemoryReserves()}
     for name, flag in flags_of_options().items():
         value = getattr(options, name)
-        if value == PlanOptions.model_fields[name].default and name not in chosen:
+        default = PlanOptions.model_fields[name].default
+        if value in (default, usual.get(name)) and name not in chosen:
             continue
         for text in _format_value(name, value):
             words += [flag, text]
@@ -78,6 +85,13 @@ def _format_value(name: str, value: object) -> list[str]:
             for target in (pin.stage, None if pin.kind is None else f"@{pin.kind}")
             if target is not None
         ]
+    if name == "reserves" and (reserves := cast("MemoryReserves | None", value)) is not None:
+        terms = (
+            ("context", reserves.context_bytes),
+            ("communication", reserves.communication_bytes),
+            ("fragmentation", reserves.fragmentation),
+        )
+        return [",".join(f"{term}={size}" for term, size in terms if size) or "none"]
     if isinstance(value, tuple):
         return [entry if isinstance(entry, str) else ":".join(entry) for entry in value]
     return [str(value)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +32,11 @@ from stagewright.planner.pipedream.search import best_split
 
 Floats = NDArray[np.float64]
 
-MAX_STATES = 2_000_000
-"""Beyond, the states alone take more than a gigabyte."""
+MAX_BYTES = 10**9
+"""Of the tables of a graph's states; a graph that needs more is refused before they are made."""
+
+STATE_BYTES = 200
+"""Of a state beside its rows: three sums, indices of its successors, and what the search keeps."""
 
 TINY = 1e-250
 """Less than any cost in use; keeps a logarithm finite."""
@@ -82,21 +85,34 @@ def to_cost_graph(graph: PipeDreamGraph) -> CostGraph:
     )
 
 
-def graph_states(graph: CostGraph, limit: int = MAX_STATES) -> States:
+def most_states(dag: Dag) -> int:
+    """Return how many states of a graph fit into `MAX_BYTES`."""
+    row_bytes = 8 * -(-dag.num_nodes // 64)
+    # The rows themselves, with and without their columns swapped, and what is charged to each.
+    return MAX_BYTES // (4 * row_bytes + STATE_BYTES)
+
+
+def graph_states(graph: CostGraph, limit: int | None = None) -> States:
     """Enumerate the states of a profile graph.
 
     They grow out of the closure of the first source in the profile's order by adding closures of
-    successors; nodes not connected to that source are in none of them.
+    successors; nodes not connected to that source are in none of them. They are counted first, by
+    size, of which two or three are held at once.
+
+    Raises:
+        Infeasible: There are more than ``limit``, by default those that fit into `MAX_BYTES`.
     """
     dag = graph.dag
-    grown = enumerate_grown_downsets(dag, dag.sources[0], limit)
-    if grown is None:
+    limit = most_states(dag) if limit is None else limit
+    if count_grown_downsets(dag, dag.sources[0], limit) is None:
         raise Infeasible(
             f"the graph of {dag.num_nodes} nodes has more than {limit} states; merge nodes that "
             "need not be cut apart, or allow more",
             constraint="states",
             available=limit,
         )
+    grown = enumerate_grown_downsets(dag, dag.sources[0], limit)
+    assert grown is not None
     rows = np.concatenate([as_rows([0], dag.num_nodes), grown])
     times_s, parameter_bytes = _sums(rows, graph.times_s, graph.parameter_bytes).T
     boundary_bytes = _sums(_charged(dag, rows), graph.activation_bytes)[:, 0]
@@ -117,19 +133,45 @@ def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
     one; with several, a source is never taken before one of its successors. The largest is the
     part of the graph connected to ``start``.
     """
+    found: list[Rows] = []
+    for rows in grow_downsets(dag, start):
+        found.append(rows)
+        if sum(map(len, found)) > limit:
+            return None
+    return np.concatenate(found)
+
+
+def count_grown_downsets(dag: Dag, start: int, limit: int) -> int | None:
+    """Count what `enumerate_grown_downsets` returns without keeping it; None above ``limit``."""
+    count = 0
+    try:
+        for rows in grow_downsets(dag, start, most=max(2 * limit, 100_000)):
+            count += len(rows)
+            if count > limit:
+                return None
+    except TooManySets:
+        return None
+    return count
+
+
+class TooManySets(Exception):
+    """More sets are under way than may be held."""
+
+
+def grow_downsets(dag: Dag, start: int, most: float = math.inf) -> Iterator[Rows]:
+    """Yield PipeDream's states of one size after another.
+
+    Raises:
+        TooManySets: More than ``most``, repeats included, wait to be looked at.
+    """
     closures = as_rows(dag.closures, dag.num_nodes)
     predecessors = as_rows(dag.predecessors, dag.num_nodes)
     first = dag.closures[start]
     # By size: batches of sets with repeats.
     pending = {first.bit_count(): [as_rows([first], dag.num_nodes)]}
-    found: list[Rows] = []
-    count = 0
     while pending:
         rows = drop_repeats(np.concatenate(pending.pop(min(pending))))
-        found.append(rows)
-        count += len(rows)
-        if count > limit:
-            return None
+        yield rows
         reach = 0
         for node in nodes_of(as_set(np.bitwise_or.reduce(rows, axis=0))):
             reach |= dag.successors[node]
@@ -141,7 +183,8 @@ def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
             sizes = np.bitwise_count(grown).sum(axis=1, dtype=np.intp)
             for larger in np.unique(sizes):
                 pending.setdefault(int(larger), []).append(grown[sizes == larger])
-    return np.concatenate(found)
+            if sum(len(batch) for batches in pending.values() for batch in batches) > most:
+                raise TooManySets
 
 
 def _sums(rows: Rows, *costs: Sequence[float]) -> Floats:

@@ -31,12 +31,14 @@ def command(
     Products, attention, convolutions and memory traffic are timed for at most five minutes. The
     table is kept for this device and precision; 'estimate' says when it used one.
     """
+    from ...core.requests.precision import split_precision
     from ...profiler.estimates.calibrate_here import calibrate_here
     from ...profiler.estimates.calibration_table import calibration_path
 
     if output is not None:
         check_writable(output)
-    table = calibrate_here(device, read_precision(precision), threads, say)
+    asked = read_precision(precision)
+    table = calibrate_here(device, asked and split_precision(asked)[0], threads, say)
     path = output or calibration_path(table.device, table.precision, table.num_threads)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(table.to_json() + "\n", encoding="utf-8")

@@ -19,6 +19,7 @@ from ..support.named_models import (
     describe_estimate,
     find_model_name,
     is_model_name,
+    read_recipe,
     suggest_smaller_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
@@ -74,7 +75,8 @@ def command(
     regular_within: flags.RegularWithin = None,
     target: flags.Target = None,
     optimizer: flags.Optimizer = "adam",
-    memory_fraction: flags.MemoryFraction = None,
+    memory_fraction: flags.MemoryFraction = 1.0,
+    reserves: flags.Reserves = None,
     gap: flags.Gap = 0.0,
     deadline: flags.Deadline = None,
     output: flags.Output = None,
@@ -106,11 +108,6 @@ def command(
     _finish(context, plan, output, explain)
 
 
-ESTIMATED_MEMORY = 0.9
-"""Share of the memory that plans of estimates use: docs/evidence/activation-memory.md has errors of
-10 %, and a CUDA context and communication buffers are in no profile."""
-
-
 def build_options(given: Mapping[str, Any], *, is_model: bool) -> PlanOptions:
     """Build planning options from the parameters of `command`; errors name the flag.
 
@@ -128,6 +125,8 @@ def build_options(given: Mapping[str, Any], *, is_model: bool) -> PlanOptions:
     values["pins"] = tuple(map(flags.parse_pin, values["pins"] or ()))
     values["num_microbatches"] = flags.parse_count(values["num_microbatches"], "--microbatches")
     values["chunks"] = flags.parse_count(values["chunks"], "--chunks")
+    values["precision"] = read_recipe(values["precision"], is_model=is_model)
+    values["reserves"] = flags.parse_reserves(values["reserves"])
     if values["recompute"] is None:
         values["recompute"] = "auto" if is_model else "never"
     open_values = {"schedule": "auto", "chunks": None, "num_microbatches": None}
@@ -196,8 +195,6 @@ def _make_plan(
 ) -> Plan:
     from ...planner.plan import plan
 
-    if given["memory_fraction"] is None and profiles[0].provenance.source == "estimated":
-        options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
     deadline_s, quiet = given["deadline"], given["as_json"]
     if given["target"] is not None:
         from ..support.plan_for import make_plan_for

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
+from ..support.read_documents import build_record
 
 if TYPE_CHECKING:
+    from ...core.cluster.reserves import MemoryReserves
     from ...core.plan.plan import Pin
 
 
@@ -53,9 +55,11 @@ SequenceLength = Annotated[
 Precision = Annotated[
     str | None,
     _option(
-        MODEL,
-        "Precision of weights, gradients and activations: fp32, tf32, bf16 or fp16. Default: "
-        "bf16, or fp32 on CPUs.",
+        MEMORY,
+        "Recipe of training: fp32, bf16 (all in bf16), bf16_mixed (fp32 gradients and master "
+        "weights), bf16_mixed_bf16_gradients, fp16_mixed, bf16_autocast or fp16_autocast; for "
+        "estimates tf32, too. Default: the usual one of the profile's weights; estimates are "
+        "bf16_mixed, or fp32 on CPUs.",
     ),
 ]
 EstimateFor = Annotated[
@@ -216,13 +220,28 @@ RegularWithin = Annotated[
     ),
 ]
 Optimizer = Annotated[
-    str, _option(MEMORY, "Optimizer whose state takes memory: none, sgd, momentum or adam.")
+    str,
+    _option(
+        MEMORY,
+        "Optimizer whose state takes memory: none, sgd, momentum, adam (AdamW, too), adamw_8bit, "
+        "adafactor or muon.",
+    ),
 ]
 MemoryFraction = Annotated[
     float | None,
     _option(
         MEMORY,
-        "Fraction of each device's memory that may be used. Default: 1; 0.9 for estimates.",
+        "Fraction of each device's memory that may be used, before reserves. Default: 1.",
+    ),
+]
+Reserves = Annotated[
+    str | None,
+    _option(
+        MEMORY,
+        "Memory of each device left to others: none, or such as "
+        "context=0.7GB,communication=0.7GB,fragmentation=0.05. Default: the usual of the profile's "
+        "device, none on CPUs.",
+        metavar="NAME=SIZE,...",
     ),
 ]
 Gap = Annotated[
@@ -241,6 +260,41 @@ Deadline = Annotated[
     ),
 ]
 Output = Annotated[Path | None, _option(RESULT, "Write the plan to this file.", "--output", "-o")]
+
+
+def parse_reserves(text: str | None) -> MemoryReserves | None:
+    """Parse reserves of memory: ``none``, or some terms; those left out are zero."""
+    from ...core.cluster.reserves import MemoryReserves
+
+    if text is None:
+        return None
+    values: dict[str, int | float] = {}
+    for part in () if text == "none" else text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            if name == "fragmentation":
+                values[name] = float(value)
+            elif name in ("context", "communication"):
+                values[f"{name}_bytes"] = _parse_bytes(value)
+            else:
+                raise ValueError
+        except ValueError:
+            raise InvalidInput(
+                "--reserves takes none, or terms such as context=0.7GB, communication=512MiB and "
+                f"fragmentation=0.05, not {part!r}",
+                field="/reserves",
+            ) from None
+    reserves: MemoryReserves = build_record(MemoryReserves, **values)
+    return reserves
+
+
+def _parse_bytes(text: str) -> int:
+    from ...core.cluster.shorthand import UNIT_BYTES
+
+    unit = next((unit for unit in UNIT_BYTES if text.lower().endswith(unit)), "")
+    return int(
+        float(text.removesuffix(text[-len(unit) :]) if unit else text) * UNIT_BYTES.get(unit, 1)
+    )
 
 
 def parse_max_replicas(text: str) -> int | None:

@@ -16,11 +16,13 @@ from .progress import working
 from .read_documents import read_document, read_json
 
 if TYPE_CHECKING:
-    from ...core.cluster.accelerators import Accelerator, Precision
+    from ...core.cluster.accelerators import Accelerator
     from ...core.cluster.cluster import Cluster
     from ...core.graph.tensors import Sample
     from ...core.models.families import ModelSpec
+    from ...core.models.training_memory import Recipe
     from ...core.profile.profile import Profile
+    from ...core.requests.precision import AskedPrecision
     from ...profiler.estimates.cluster_estimate import ClusterEstimate
 
 
@@ -113,29 +115,44 @@ def read_model(
     return spec, default_sample(spec, microbatch, sequence)
 
 
-PRECISIONS: dict[str, Precision] = {
-    "fp32": "float32",
-    "tf32": "tf32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def read_precision(text: str | None) -> Precision | None:
-    """Return the precision with this short or long name, such as ``bf16`` or ``bfloat16``."""
+def read_precision(text: str | None) -> AskedPrecision | None:
+    """Return the recipe of this name, or the precision of an estimate, such as ``tf32``."""
+    from ...core.models.training_memory import RECIPES
+
     if text is None:
         return None
-    for short, precision in PRECISIONS.items():
-        if text.lower() in (short, precision):
-            return precision
+    name = text.lower()
+    if name in RECIPES:
+        return cast("AskedPrecision", name)
+    if name == "tf32" or name in (*DTYPES, *DTYPES.values()):
+        return cast("AskedPrecision", DTYPES.get(name, name))
     raise InvalidInput(
-        f"--precision takes {', '.join(PRECISIONS)}, not {text!r}", field="/precision"
+        f"--precision takes {', '.join((*RECIPES, 'tf32', 'fp16'))}, not {text!r}",
+        field="/precision",
     )
+
+
+def read_recipe(text: str | None, *, is_model: bool) -> Recipe | None:
+    """Return the recipe that ``--precision`` names; `None` where it only names a type."""
+    from ...core.models.training_memory import RECIPES
+
+    asked = read_precision(text)
+    if asked in RECIPES:
+        return asked
+    if asked is not None and not is_model:
+        raise InvalidInput(
+            f"--precision {text} is for estimates; with a profile it takes {', '.join(RECIPES)}",
+            field="/precision",
+        )
+    return None
 
 
 def lengthen_dtype(text: str | None) -> str | None:
     """Return torch's name for a dtype's short name; anything else is returned unchanged."""
-    return text if text is None else PRECISIONS.get(text.lower(), text)
+    return text if text is None else DTYPES.get(text.lower(), text)
 
 
 @dataclass(frozen=True)
@@ -166,7 +183,6 @@ class EstimateFlags:
         for option, value in (
             ("--microbatch", self.microbatch),
             ("--sequence", self.sequence),
-            ("--precision", self.precision),
             ("--estimate-for", self.kind),
             ("--calibrate", self.calibrate),
         ):
@@ -230,7 +246,7 @@ def estimate_on_device(
     spec: ModelSpec,
     sample: Sample,
     device: Accelerator,
-    precision: Precision | None,
+    precision: AskedPrecision | None,
     num_threads: int | None,
     measured: Sequence[Profile],
     *,
@@ -239,12 +255,14 @@ def estimate_on_device(
     """Estimate a model on one device, by its kept calibration if any, or recall the estimate."""
     from ...core.cluster.accelerators import default_precision
     from ...core.profile.profile import Profile
+    from ...core.requests.precision import split_precision
     from ...profiler.estimates.calibration_table import read_kept_table
 
     threads = (num_threads or os.cpu_count() or 1) if device.backend == "cpu" else 1
     table = None
     if not measured:  # profiles that were named go first
-        table = read_kept_table(device.name, precision or default_precision([device]), threads)
+        computed = split_precision(precision)[0] or default_precision([device])
+        table = read_kept_table(device.name, computed, threads)
 
     def make() -> dict[str, Any]:
         from ...profiler.estimates.estimate import estimate_spec
@@ -268,7 +286,7 @@ def estimate_on_device(
 
 
 def _asked(
-    spec: ModelSpec, sample: Sample, precision: Precision | None, measured: Sequence[Profile]
+    spec: ModelSpec, sample: Sample, precision: AskedPrecision | None, measured: Sequence[Profile]
 ) -> dict[str, Any]:
     calibrated_by = [profile.content_id() for profile in measured]
     return {"spec": spec, "sample": sample, "precision": precision, "by": calibrated_by}

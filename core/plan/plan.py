@@ -9,21 +9,13 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ..cluster.cluster import Cluster
+from ..cluster.reserves import MemoryReserves, ReservedMemory
 from ..document import Document, LongTuple, Name, Note, Notes, Record, render_html
 from ..graph.graph import Boundary
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
+from ..models.training_memory import BytesPerParameter, Optimizer, Recipe
 from .schedule import ScheduleName, TrainingSchedule
-
-Optimizer = Literal["none", "sgd", "momentum", "adam"]
-
-OPTIMIZER_BYTES_PER_ELEMENT: dict[Optimizer, int] = {
-    "none": 0,
-    "sgd": 0,
-    "momentum": 4,  # one fp32 momentum
-    "adam": 8,  # two fp32 moments
-}
-
 
 Objective = Literal[
     "step_time",
@@ -90,7 +82,12 @@ class PlanOptions(Record):
             profile was measured at are estimated in proportion, and none is chosen for speed
             that is smaller than all that were measured.
         optimizer: Decides the bytes of optimizer state per trainable element.
+        precision: Recipe of precision, which decides the other bytes per trainable element
+            (`training_memory.RECIPES`); `None` for the usual one of the profile's weights, which a
+            plan then names.
         memory_fraction: Share of each device's memory a plan may use.
+        reserves: What of that is left to others; `None` for the usual ones of the profile's
+            device (`reserves.usual_reserves`), which a plan then names.
         together: Pairs of layer names; the layers from one to the other share a stage.
         no_cut_after: Names of layers behind which no stage may end.
         pins: Layers that have to be on some stage or kind of device.
@@ -123,7 +120,9 @@ class PlanOptions(Record):
     max_extra_in_flight: int = Field(0, ge=0, le=4096)
     batch_size: int | None = Field(None, ge=1, le=2**30)
     optimizer: Optimizer = "adam"
+    precision: Recipe | None = None
     memory_fraction: float = Field(1.0, gt=0, le=1)
+    reserves: MemoryReserves | None = None
     together: LongTuple[tuple[Name, Name]] = Field((), max_length=MAX_CONSTRAINTS)
     no_cut_after: LongTuple[Name] = Field((), max_length=MAX_CONSTRAINTS)
     pins: LongTuple[Pin] = Field((), max_length=MAX_CONSTRAINTS)
@@ -142,7 +141,8 @@ class MemoryUse(Record):
 
     Attributes:
         weights: Parameters and buffers, each storage once.
-        gradients: One per trainable parameter, in its dtype.
+        gradients: One per trainable parameter, in the type they are summed in.
+        weight_copies: Master weights in float32, or those that autocast converts.
         optimizer: Optimizer state.
         activations: Saved activations of every micro-batch in flight at this stage.
         workspace: Highest temporary memory of any one layer.
@@ -151,6 +151,7 @@ class MemoryUse(Record):
 
     weights_bytes: int = Field(0, ge=0)
     gradients_bytes: int = Field(0, ge=0)
+    weight_copies_bytes: int = Field(0, ge=0)
     optimizer_bytes: int = Field(0, ge=0)
     activations_bytes: int = Field(0, ge=0)
     workspace_bytes: int = Field(0, ge=0)
@@ -161,6 +162,7 @@ class MemoryUse(Record):
         return (
             self.weights_bytes
             + self.gradients_bytes
+            + self.weight_copies_bytes
             + self.optimizer_bytes
             + self.activations_bytes
             + self.workspace_bytes
@@ -184,6 +186,7 @@ class Stage(Record):
         send_forward_time_s: Time those activations travel, by the cluster's links.
         send_backward_time_s: Time those gradients travel.
         memory_limit_bytes: What the device allows, `None` for no limit.
+        reserved: What of the device's memory that limit leaves to others.
         sync_time_s: Summing the gradients over the replicas, once a step.
         in_flight: Micro-batches whose activations one replica holds at once, at most.
         replicas: Devices that hold it; micro-batch k runs on replica k mod replicas.
@@ -204,6 +207,7 @@ class Stage(Record):
     send_backward_time_s: float = Field(0.0, ge=0)
     memory: MemoryUse
     memory_limit_bytes: int | None = Field(None, ge=0)
+    reserved: ReservedMemory = ReservedMemory()
     sync_time_s: float = Field(0.0, ge=0)
     in_flight: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
@@ -318,6 +322,8 @@ class Plan(Document):
         input_structure: How the model is called with them.
         spec: The family and configuration of the model, if it was built from one.
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+        bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
+            `None` in plans that name no recipe.
         estimated: Whether the profile was estimated rather than measured.
         error_band: Relative error of such estimates, itself measured; `None` if not known.
     """
@@ -345,6 +351,7 @@ class Plan(Document):
     baselines: tuple[Baseline, ...] = ()
     profile_id: Name = ""
     cluster_devices: int = Field(0, ge=0)
+    bytes_per_parameter: BytesPerParameter | None = None
     estimated: bool = False
     error_band: float | None = Field(None, ge=0)
     inputs: tuple[TensorSpec, ...] = ()

@@ -25,6 +25,14 @@ class Work(StrEnum):
     RECOMPUTE = "R"
 
 
+POSTED_AHEAD = 2
+"""Receives that a rank posts ahead of the one it reads, for each kind of message to a stage.
+
+One message travels while another waits to be used. On a GPU a posted receive starts when the work
+launched before it is done, so the second one is what lets a message travel during the action before
+the one that reads it. Plans count their memory; more would take more.
+"""
+
 BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
 """The kinds of work that add to gradients of weights."""
 

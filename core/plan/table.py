@@ -39,6 +39,8 @@ def build_plan_columns(plan: Plan) -> list[tuple[str, ...]]:
         hidden |= {"replicas", "sync"}
     if all(stage.recompute == "never" for stage in stages):
         hidden |= {"recompute"}
+    if not any(stage.reserved.total_bytes for stage in stages):
+        hidden |= {"reserved"}
     return [
         ("stage", *map(str, range(len(stages)))),
         *((heading, *map(cell, stages)) for heading, cell in COLUMNS if heading not in hidden),
@@ -52,6 +54,10 @@ def _devices(stage: Stage) -> str:
 
 def _limit(stage: Stage) -> str:
     return "none" if stage.memory_limit_bytes is None else format_bytes(stage.memory_limit_bytes)
+
+
+def _reserved(stage: Stage) -> str:
+    return format_bytes(stage.reserved.total_bytes)
 
 
 def _used(stage: Stage) -> str:
@@ -69,6 +75,7 @@ COLUMNS: tuple[tuple[str, Callable[[Stage], str]], ...] = (
     ("recompute", lambda stage: stage.recompute.replace("_", " ")),
     ("in flight", lambda stage: str(stage.in_flight)),
     ("memory", lambda stage: format_bytes(stage.memory.total_bytes)),
+    ("reserved", _reserved),
     ("limit", _limit),
     ("used", _used),
     ("sends on", lambda stage: format_bytes(stage.send_forward_bytes)),
@@ -86,12 +93,33 @@ def format_summary(plan: Plan, *, details: bool = False) -> list[str]:
         f"{count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}), "
         f"bubble {plan.bubble_fraction:.1%}",
         *_past_stages(plan),
+        *format_training_memory(plan),
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
         f"proof: {format_verdict(plan)}",
         *(format_proof(plan) if details else ()),
         *(f"note: {note}" for note in plan.notes),
     ]
     return [sanitize(line) for line in lines]
+
+
+def format_training_memory(plan: Plan) -> list[str]:
+    """Format the recipe with its bytes a parameter, and what is reserved of devices."""
+    lines = []
+    if plan.bytes_per_parameter is not None and plan.schedule != "forward_only":
+        lines.append(
+            f"precision {plan.options.precision} with {plan.options.optimizer}: "
+            f"{plan.bytes_per_parameter}"
+        )
+    reserved = plan.stages[0].reserved
+    terms = (
+        ("CUDA context", reserved.context_bytes),
+        ("communication", reserved.communication_bytes),
+        ("fragmentation", reserved.fragmentation_bytes),
+    )
+    if reserved.total_bytes:
+        listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms if size)
+        lines.append(f"reserved on device {plan.stages[0].devices[0]}: {listed}")
+    return lines
 
 
 def _past_stages(plan: Plan) -> list[str]:

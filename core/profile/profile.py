@@ -18,6 +18,7 @@ from ..graph.graph import (
 )
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
+from ..models.training_memory import Recipe
 
 Tf32 = Literal["off", "products", "convolutions", "products and convolutions"]
 """The float32 operations that are rounded to tf32."""
@@ -119,6 +120,8 @@ class Provenance(Record):
     busy_neighbours: int = Field(0, ge=0)
     """Processes that kept other cores busy during the measurement."""
     autocast: Literal["bfloat16", "float16"] | None = None
+    precision: Recipe | None = None
+    """Recipe of training that was asked for; `None` for the usual one of the weights' type."""
     tf32: Tf32 | None = None
     """Which float32 operations CUDA ran as tf32; `None` on other devices, or if not recorded."""
     compiled: bool = False

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from ..cluster.accelerators import Precision
 from ..cluster.cluster import Cluster
 from ..document import Record
 from ..graph.graph import Graph
 from ..graph.tensors import Sample
 from ..models.families import ModelSpec
+from ..models.training_memory import RECIPES, Recipe
 from ..profile.profile import Profile
+from .precision import AskedPrecision
 
 
 class ProfilingOptions(Record):
@@ -25,6 +26,8 @@ class ProfilingOptions(Record):
             ranks sharing a machine are measured as they will run.
         budget_s: Seconds to spend on repeats, over all layers.
         autocast: Run under ``torch.autocast`` with this dtype.
+        precision: Recipe of training that plans of this profile follow. Models of a family are
+            converted to its weights' type; others have to be of it.
         compile: Compile every layer with ``torch.compile`` first.
         deduplicate: Measure layers that cost the same once.
     """
@@ -34,8 +37,23 @@ class ProfilingOptions(Record):
     busy_neighbours: int = Field(0, ge=0, le=64)
     budget_s: float = Field(20.0, gt=0, le=3600)
     autocast: Literal["bfloat16", "float16"] | None = None
+    precision: Recipe | None = None
     compile: bool = False
     deduplicate: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _autocast_as_recipe(cls, data: Any) -> Any:
+        """Take autocast from the recipe; refuse another one."""
+        if not isinstance(data, dict) or data.get("precision") not in RECIPES:
+            return data
+        recipe = RECIPES[data["precision"]]
+        if data.get("autocast") not in (None, recipe.autocast):
+            raise ValueError(
+                f"precision {data['precision']!r} means autocast={recipe.autocast!r}, not "
+                f"{data['autocast']!r}; leave autocast out"
+            )
+        return {**data, "autocast": recipe.autocast}
 
 
 class FactoryCall(Record):
@@ -82,12 +100,13 @@ class EstimateOptions(Record):
     Attributes:
         device: Accelerator of the catalogue to assume for every device; `None` infers it from
             each device's kind, or from its memory if the kind is unknown.
-        precision: Precision of weights, activations and products; `None` for 16 bits on GPUs,
-            float32 on CPUs, and the weights' type for a graph.
+        precision: Precision of weights, activations and products, or a recipe of training that
+            implies one; `None` for 16 bits on GPUs, float32 on CPUs, and the weights' type for a
+            graph.
     """
 
     device: str | None = Field(None, max_length=80)
-    precision: Precision | None = None
+    precision: AskedPrecision | None = None
 
 
 class EstimateRequest(Record):

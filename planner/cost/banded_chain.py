@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
+from ...core.models.training_memory import training_bytes
+from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from .chain import (
     ChainStages,
@@ -106,13 +107,13 @@ def _farthest(
     profile: Profile, options: PlanOptions, atoms: Integers, num_atoms: int, limit: int
 ) -> Integers:
     """Return, per first position, the last position at which a stage may end."""
-    state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    training = training_bytes(options.precision, options.optimizer)
     # An item counts only where it first appears: a lower bound of what a stage holds, so no
     # stage that fits is left out.
     own = np.zeros(num_atoms, dtype=np.int64)
     for entry in list_parameters(profile):
         if entry.layers:
-            more = entry.size_bytes + entry.numel * state if is_learned(entry) else 0
+            more = entry.size_bytes + training.of(entry.numel) if is_learned(entry) else 0
             own[atoms[entry.layers[0]]] += entry.size_bytes + more
     before = np.concatenate([[0], np.cumsum(own)])
     last = np.searchsorted(before, before[:-1] + limit, side="right") - 1

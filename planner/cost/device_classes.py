@@ -11,6 +11,7 @@ from itertools import groupby
 
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.cluster.places import list_groups
+from ...core.cluster.reserves import ReservedMemory
 from ...core.plan.plan import PlanOptions
 
 NO_LINK = LinkLevel(name="none", group_size=1, latency_s=0.0, bandwidth_bytes_per_s=1e30)
@@ -248,5 +249,15 @@ LARGEST_TOTAL_S = 1e12
 
 
 def usable_bytes(memory_bytes: int | None, options: PlanOptions) -> int | None:
-    """Return the share of a device's memory that a plan may use, rounded down."""
-    return None if memory_bytes is None else math.floor(memory_bytes * options.memory_fraction)
+    """Return what a plan may use of a device: a share, rounded down, less the reserves."""
+    if memory_bytes is None:
+        return None
+    usable = math.floor(memory_bytes * options.memory_fraction)
+    return max(0, usable - reserved_memory(memory_bytes, options).total_bytes)
+
+
+def reserved_memory(memory_bytes: int | None, options: PlanOptions) -> ReservedMemory:
+    """Return what the options reserve of a device; nothing if its memory has no limit."""
+    if memory_bytes is None or options.reserves is None:
+        return ReservedMemory()
+    return options.reserves.of_device(memory_bytes)

@@ -9,8 +9,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 from ...core.errors import InvalidInput
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
-from ...core.plan.schedule import ScheduleName
+from ...core.models.training_memory import training_bytes
+from ...core.plan.plan import DirectSend, MemoryUse, PlanOptions
+from ...core.plan.schedule import POSTED_AHEAD, ScheduleName
 from ...schedules.action_order import default_depths, make_order
 from ...schedules.activation_memory import most_in_flight
 from ...schedules.layout import copies, make_layout
@@ -119,6 +120,7 @@ class CostModel:
         reordered: Callable[[Order, tuple[int, ...]], ChainCosts] | None = None,
     ) -> None:
         self.costs, self.devices, self.options = costs, devices, options
+        self.training = training_bytes(options.precision, options.optimizer)
         self.memory_tables = StageMemoryTables(costs, options, self.num_microbatches)
         self._reordered = reordered
         self.links = StageLinks(devices, only_forward=self.only_forward)
@@ -235,7 +237,7 @@ class CostModel:
             end = assignment.ends[stage]
             level = entry.level_of(end - count, end - 1)
             sync_s = self.devices.cluster.all_reduce_time_s(
-                int(costs.gradients_bytes[span]), count, level, entry.group_sizes
+                self._gradients_bytes(costs, span), count, level, entry.group_sizes
             )
             # Gradients are summed while the layers in front still run backward, at best on the
             # fastest devices: only what outlasts that delays the step.
@@ -258,6 +260,10 @@ class CostModel:
             send_backward_bytes=0 if self.only_forward else before[1],
             size_bytes=int(costs.weights_bytes[span]) + int(costs.saved_bytes[span]),
         )
+
+    def _gradients_bytes(self, costs: ChainCosts, span: tuple[int, int]) -> int:
+        more = self.training.gradients * int(costs.learned_elements[span])
+        return int(costs.gradients_bytes[span]) + more
 
     def memory(self, span: tuple[int, int], again: bool, depth: int, replicas: int) -> MemoryUse:
         """Return the memory of one replica of a stage between two positions of the tables."""
@@ -284,16 +290,17 @@ class CostModel:
                 receive_buffers_bytes=arriving,
             )
         saved = int(costs.saved_bytes[span])
-        state = OPTIMIZER_BYTES_PER_ELEMENT[self.options.optimizer]
+        learned = int(costs.learned_elements[span])
         returning = int(costs.returning_bytes[last]) - past[1]
         inputs = int(costs.input_bytes[first]) - past[0]
         return MemoryUse(
             weights_bytes=int(costs.weights_bytes[span]),
-            gradients_bytes=int(costs.gradients_bytes[span]),
-            optimizer_bytes=int(costs.learned_elements[span]) * state,
+            gradients_bytes=self._gradients_bytes(costs, span),
+            weight_copies_bytes=self.training.copies * learned,
+            optimizer_bytes=self.training.of_state(learned),
             activations_bytes=(inputs if again else saved) * depth,
             workspace_bytes=workspace + (saved if again else 0),
-            receive_buffers_bytes=share * (arriving + returning),
+            receive_buffers_bytes=min(share, POSTED_AHEAD) * (arriving + returning),
         )
 
     def tied_sync_s(self, assignment: Assignment) -> float:
@@ -314,7 +321,8 @@ class CostModel:
             ]
             if len(owners) > 1:
                 link = self.devices.levels[self._slowest(assignment, owners)]
-                total_s += link.all_reduce_time_s(parameter.size_bytes, len(owners))
+                size = parameter.size_bytes + self.training.gradients * parameter.numel
+                total_s += link.all_reduce_time_s(size, len(owners))
         return total_s
 
     def _slowest(self, assignment: Assignment, owners: list[int]) -> int:
@@ -513,7 +521,7 @@ class StageMemoryTables:
 
     def __init__(self, costs: ChainCosts, options: PlanOptions, num_microbatches: int) -> None:
         self.costs, self.num_microbatches = costs, num_microbatches
-        self.state_bytes = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+        self.training = training_bytes(options.precision, options.optimizer)
         self.row = lru_cache(maxsize=64 * MAX_KEPT)(self._row)
         self.table = lru_cache(maxsize=MAX_KEPT)(self._table)
 
@@ -534,9 +542,10 @@ class StageMemoryTables:
         found: Bytes = (
             costs.weights_bytes[firsts]
             + costs.gradients_bytes[firsts]
-            + costs.learned_elements[firsts] * self.state_bytes
+            + self.training.of(costs.learned_elements[firsts])
             + (inputs * depth + saved if again else saved * depth)
             + costs.workspace_bytes[firsts]
-            + share * (costs.arriving_bytes[firsts, None] + costs.returning_bytes)
+            + min(share, POSTED_AHEAD)
+            * (costs.arriving_bytes[firsts, None] + costs.returning_bytes)
         )
         return found

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
+from ...core.models.training_memory import training_bytes
+from ...core.plan.plan import PlanOptions
 from ..cost.device_classes import Devices
 from .downsets import Contraction, nodes_of
 from .layer_graph import LayerGraph
@@ -152,7 +153,8 @@ def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: 
     costs = branches.costs
     factors = np.zeros(4, dtype=np.int64)
     factors[WEIGHTS] = factors[GRADIENTS] = 1
-    factors[ELEMENTS] = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    # Whole bytes: a lower bound where an element's state is a fraction more.
+    factors[ELEMENTS] = training_bytes(options.precision, options.optimizer).of(1)
     own = costs.alone @ factors
     everything = int(own.sum()) + sum(int(np.dot(item.sizes, factors)) for item in costs.shared)
     nodes = [int(own[nodes_of(group)].sum()) for group in branches.nodes.members]

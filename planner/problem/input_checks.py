@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, Plan, PlanOptions
+from ...core.models.training_memory import training_bytes
+from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ...core.profile.scale import scale_profile
 from ...schedules.traits import FOLDED, SEVERAL_STAGES
@@ -224,8 +225,9 @@ def check_magnitude(profile: Profile, devices: Devices, options: PlanOptions) ->
 
 
 def _check_bytes(profile: Profile, options: PlanOptions) -> None:
-    state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
-    resident = sum(entry.size_bytes * 2 + entry.numel * state for entry in list_parameters(profile))
+    training = training_bytes(options.precision, options.optimizer)
+    parameters = list_parameters(profile)
+    resident = sum(entry.size_bytes * 2 + training.of(entry.numel) for entry in parameters)
     per_microbatch = (
         sum(entry.size_bytes for entry in profile.storages)
         + sum(entry.saved_activation_bytes for entry in profile.layers)

@@ -32,6 +32,7 @@ from .constraints import (
 )
 from .input_checks import check_magnitude, check_options
 from .regular import find_irregularity
+from .training_options import resolve_training_options
 
 MAX_ATOMS = 1_100
 """Positions up to which tables of their number squared are searched exhaustively."""
@@ -86,6 +87,7 @@ class PlanningRequest:
     def __post_init__(self) -> None:
         # Here, where every request passes, also those for remedies and of a batch's sizes.
         options, note = limit_to_state(self.profile, self.options)
+        options = resolve_training_options(self.profile, options, len(self.cluster.devices))
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "state_note", note)
         check_options(self.options)

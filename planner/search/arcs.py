@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
+from ...core.models.training_memory import TrainingBytes, training_bytes
+from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment, shift_forward
@@ -50,8 +51,8 @@ class StageArcs(NamedTuple):
         min_replicas: Replicas it is known to need.
         gradients: Bytes to all-reduce over its replicas.
         stage_number: Number from the front (1 is the first stage) it must have; 0 for any.
-        arriving: Receive-buffer bytes per micro-batch from the front, by first position.
-        returning: Receive-buffer bytes per micro-batch from behind, by last position.
+        arriving: Bytes of a receive from the front, by first position.
+        returning: Bytes of a receive from behind, by last position.
         offset: Seconds added to the first metric, by first position.
         lead: Seconds of backward work in front that hide gradient summing, by first position.
         weight_link: Seconds a cut adds to the weight, by level and position.
@@ -305,7 +306,7 @@ class SearchSpace:
             room=np.concatenate([each.room for each in costs])[order],
             saved=np.concatenate([each.saved for each in costs])[order],
             min_replicas=np.full(len(order), self.min_replicas, dtype=np.int64),
-            gradients=tables.gradients_bytes[chosen][stages],
+            gradients=self._gradients_bytes()[stages],
             stage_number=(
                 np.zeros(len(order), dtype=np.int64) if numbers is None else numbers[chosen][stages]
             ),
@@ -336,14 +337,22 @@ class SearchSpace:
             saved=np.zeros_like(kept) if measure == "latency" else kept,
         )
 
+    @property
+    def training(self) -> TrainingBytes:
+        return training_bytes(self.options.precision, self.options.optimizer)
+
+    def _gradients_bytes(self) -> Integers:
+        tables, chosen = self.tables, self.chosen
+        more: Integers = self.training.gradients * tables.learned_elements[chosen]
+        return tables.gradients_bytes[chosen] + more
+
     def _room(self, entry: DeviceClass, *, training: bool) -> Integers:
         """Return the bytes that a stage's weights and optimizer leave on a device."""
         tables, chosen = self.tables, self.chosen
         resident = tables.weights_bytes[chosen] + tables.workspace_bytes[chosen]
         if training:
-            state = OPTIMIZER_BYTES_PER_ELEMENT[self.options.optimizer]
             resident = resident + tables.gradients_bytes[chosen]
-            resident = resident + state * tables.learned_elements[chosen]
+            resident = resident + self.training.of(tables.learned_elements[chosen])
         limit = UNLIMITED_BYTES if entry.limit_bytes is None else entry.limit_bytes
         room: Integers = limit - resident
         return room

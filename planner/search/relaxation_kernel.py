@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from ...core.plan.schedule import POSTED_AHEAD
 from ...schedules.numba_jit import float_zeros, int_zeros
 from .arcs import (
     DEPTH_ALL,
@@ -250,14 +251,14 @@ def fits_memory(
 ) -> bool:
     """Return True if a stage of that many replicas fits its devices; see `default_depths`."""
     share = (rules.num_microbatches + replicas - 1) // replicas
-    depth = 1
+    depth, posted = 1, POSTED_AHEAD
     if rules.depth == DEPTH_PIPELINE:
         depth = min(share, 1 + (behind + replicas - 1) // replicas)
     elif rules.depth == DEPTH_ALL:
         depth = share
     else:
-        share = 1
-    return room - share * buffer - depth * saved >= 0
+        posted = 1
+    return room - min(share, posted) * buffer - depth * saved >= 0
 
 
 def fewest_for_memory(

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
+from ...core.models.training_memory import training_bytes
 from ...core.units import count, format_bytes
 from ..cost.assignment import Assignment
-from ..cost.device_classes import Devices
+from ..cost.device_classes import Devices, reserved_memory
 from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
 from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, to_assignment
@@ -32,11 +32,18 @@ def infeasible_error(request: PlanningRequest) -> Infeasible:
         f"no plan fits the devices' memory: in the closest one ({stages}), "
         f"{_describe_stage(request, closest)} needs {format_bytes(needed)} ({needed} bytes), but "
         f"device {request.cluster.devices[indices[0]].name!r} allows {format_bytes(limit)} "
-        f"({limit} bytes)",
+        f"({limit} bytes){_describe_reserves(request, indices[0])}",
         constraint="memory",
         required=needed,
         available=limit,
     )
+
+
+def _describe_reserves(request: PlanningRequest, device: int) -> str:
+    reserved = reserved_memory(request.cluster.devices[device].memory_bytes, request.options)
+    if not reserved.total_bytes:
+        return ""
+    return f", as {format_bytes(reserved.total_bytes)} are reserved"
 
 
 def _constraint_error(request: PlanningRequest) -> Infeasible:
@@ -69,8 +76,8 @@ def _keeps(request: PlanningRequest, pins: Pins) -> bool:
 def _estimate_error(request: PlanningRequest) -> Infeasible:
     """Return the error with a bound on memory if finding the closest plan takes too long."""
     table = request.costs.stages
-    state = OPTIMIZER_BYTES_PER_ELEMENT[request.options.optimizer]
-    resident = table.weights_bytes + table.gradients_bytes + state * table.learned_elements
+    training = training_bytes(request.options.precision, request.options.optimizer)
+    resident = table.weights_bytes + table.gradients_bytes + training.of(table.learned_elements)
     single = resident[table.last == table.first + 1]
     whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
     # Some device holds the largest atom, and some device at least an equal share of the whole.

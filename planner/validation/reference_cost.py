@@ -11,7 +11,7 @@ from itertools import accumulate, combinations
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Parameter
-from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
+from ...core.plan.plan import DirectSend, MemoryUse, PlanOptions
 from ...core.profile.profile import Profile
 from ...schedules.action_order import ActionOrder, check_depths, make_order
 from ...schedules.activation_memory import most_in_flight
@@ -186,9 +186,8 @@ class ReferenceSplit:
         for parameter in filter(is_learned, parameters_of(self.profile)):
             owners = self._owners(parameter)
             if len(owners) > 1:
-                total_s += self._slowest_link(owners).all_reduce_time_s(
-                    parameter.size_bytes, len(owners)
-                )
+                gradient, _ = bytes_of_parameter(parameter, self.options)
+                total_s += self._slowest_link(owners).all_reduce_time_s(gradient, len(owners))
         return total_s
 
     def depth(self, stage: int) -> int:
@@ -224,7 +223,18 @@ class ReferenceSplit:
 
     def limit_bytes(self, stage: int) -> int | None:
         memory_bytes = self.cluster.devices[self.devices[stage][0]].memory_bytes
-        return None if memory_bytes is None else int(memory_bytes * self.options.memory_fraction)
+        if memory_bytes is None:
+            return None
+        allowed = int(memory_bytes * self.options.memory_fraction)
+        return max(allowed - self.reserved_bytes(stage), 0)
+
+    def reserved_bytes(self, stage: int) -> int:
+        memory_bytes = self.cluster.devices[self.devices[stage][0]].memory_bytes
+        kept = self.options.reserves
+        if memory_bytes is None or kept is None:
+            return 0
+        fragments = math.ceil(kept.fragmentation * memory_bytes)
+        return kept.context_bytes + kept.communication_bytes + fragments
 
     def step_model_s(self) -> float:
         """Return the closed form of GPipe's step, or 1F1B's for every other schedule."""
@@ -544,14 +554,15 @@ def memory(
     ``held`` micro-batches are in flight at once; ``past`` bytes, forward and backward, bypass the
     stage instead of being relayed.
     """
-    weights = gradients = state = 0
+    weights = gradients = copies = elements = 0
     for parameter in parameters_of(profile):
         if set(layers).isdisjoint(parameter.layers):
             continue
         weights += parameter.size_bytes
         if is_learned(parameter):
-            gradients += parameter.size_bytes
-            state += parameter.numel * OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+            gradient, copy = bytes_of_parameter(parameter, options)
+            gradients, copies = gradients + gradient, copies + copy
+            elements += parameter.numel
     arriving = returning = 0
     if layers[0] > 0:
         arriving = profile.boundaries[layers[0] - 1].forward_bytes - past[0]
@@ -572,11 +583,53 @@ def memory(
     return MemoryUse(
         weights_bytes=weights,
         gradients_bytes=gradients,
-        optimizer_bytes=state,
+        weight_copies_bytes=copies,
+        optimizer_bytes=state_bytes(elements, options),
         activations_bytes=kept * held,
         workspace_bytes=workspace,
-        receive_buffers_bytes=(arriving + returning) * microbatches,
+        receive_buffers_bytes=(arriving + returning) * most_posted(microbatches),
     )
+
+
+HELD_IN: dict[str, tuple[int, int, int]] = {
+    "fp32": (0, 0, 4),
+    "bf16": (0, 0, 2),
+    "bf16_mixed": (2, 4, 4),
+    "bf16_mixed_bf16_gradients": (0, 4, 4),
+    "fp16_mixed": (2, 4, 4),
+    "bf16_autocast": (0, 2, 4),
+    "fp16_autocast": (0, 2, 4),
+}
+"""By recipe, bytes of a gradient beyond its weight's, of a second copy and of each moment."""
+
+
+def bytes_of_parameter(parameter: Parameter, options: PlanOptions) -> tuple[int, int]:
+    """Return the bytes of a parameter's gradient and of its second copy."""
+    wider, copy, _ = HELD_IN[options.precision or "fp32"]
+    if options.optimizer == "none" and copy == 4:
+        copy = 0  # a master copy is what an optimizer updates
+    return parameter.size_bytes + wider * parameter.numel, copy * parameter.numel
+
+
+def state_bytes(elements: int, options: PlanOptions) -> int:
+    """Return the bytes of the optimizer's state of so many elements."""
+    moment = HELD_IN[options.precision or "fp32"][2]
+    if options.optimizer == "adamw_8bit":
+        # Two codes of a byte an element, two scales of four bytes for every 256 elements.
+        return 2 * elements + elements * 8 // 256
+    averages = {"none": 0, "sgd": 0, "adafactor": 0, "momentum": 1, "muon": 1, "adam": 2}
+    return averages[options.optimizer] * moment * elements
+
+
+def most_posted(messages: int) -> int:
+    """Return the most receives of one kind that are posted and not yet read, one after another."""
+    # A rank posts what it reads next and the one after that; reading the first posts a third.
+    posted, most = 0, 0
+    for read in range(messages):
+        while posted < messages and posted - read < 2:
+            posted += 1
+        most = max(most, posted - read)
+    return most
 
 
 def saved_bytes(profile: Profile, layers: range) -> int:

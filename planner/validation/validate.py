@@ -166,6 +166,7 @@ def _stage_faults(stage: Stage, index: int, split: ReferenceSplit) -> Iterable[s
         ("module_fqns", sorted(stage.module_fqns), sorted(fqns)),
         ("memory", stage.memory, split.memory(index)),
         ("memory_limit_bytes", stage.memory_limit_bytes, split.limit_bytes(index)),
+        ("reserved", stage.reserved.total_bytes, split.reserved_bytes(index)),
     ):
         if found != expected:
             yield f"stage {index}: {name} is {found}, expected {expected}"

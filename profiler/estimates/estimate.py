@@ -25,8 +25,10 @@ from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_l
 from ...core.graph.graph import Graph, Layer
 from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
+from ...core.models.training_memory import Recipe
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ...core.requests.default_samples import default_sample
+from ...core.requests.precision import AskedPrecision, split_precision
 from ..layers.loss_layer import LossFunction
 from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
@@ -71,7 +73,7 @@ def estimate(
     sample: Any,
     *,
     device: str | Accelerator,
-    precision: Precision | None = None,
+    precision: AskedPrecision | None = None,
     num_threads: int | None = None,
     loss_fn: LossFunction | None = None,
     target_tensor: Tensor | None = None,
@@ -88,8 +90,8 @@ def estimate(
         model: Any module `capture.capture.trace` accepts.
         sample: One micro-batch: an argument, a tuple (positional) or a dict of them (keywords).
         device: A name from the catalogue, such as ``H100``.
-        precision: Of parameters, activations and products; bfloat16 on GPUs that have it,
-            float16 on others, if not given.
+        precision: Of parameters, activations and products, or a recipe of training; bfloat16 on
+            GPUs that have it, float16 on others, if not given.
         num_threads: CPU cores, if the device is the CPU; all of this machine's if not given.
         loss_fn: ``loss_fn(output, target)``; if given, its cost is charged to the last stage.
         target_tensor: What the loss is taken against.
@@ -103,7 +105,8 @@ def estimate(
         InvalidInput: Device, sample or a profile to calibrate by does not fit.
         CaptureError: The model cannot be traced or run on the meta device; it can be measured.
     """
-    wanted = target(device, precision, num_threads)
+    computed, recipe = split_precision(precision)
+    wanted = target(device, computed, num_threads)
     dtype = DTYPES[wanted.precision]
     with measured_instead(type(model).__name__):
         work = model_work(
@@ -114,7 +117,7 @@ def estimate(
             target=None if target_tensor is None else on_meta(target_tensor, dtype),
         )
     rates = rates_for(wanted, calibrate_by, launch, table)
-    return document(work, wanted, rates, spec, calibrate_by, table=table)
+    return document(work, wanted, rates, spec, calibrate_by, table=table, recipe=recipe)
 
 
 def estimate_spec(
@@ -122,7 +125,7 @@ def estimate_spec(
     sample: Sample | None = None,
     *,
     device: str | Accelerator,
-    precision: Precision | None = None,
+    precision: AskedPrecision | None = None,
     num_threads: int | None = None,
     calibrate_by: Sequence[Profile] = (),
     table: CalibrationTable | None = None,
@@ -132,10 +135,11 @@ def estimate_spec(
     Arguments and errors are those of `estimate`, except that a layer which fails on the meta device
     raises `MeasurementError`. The loss is left out of a sample without a target.
     """
-    wanted = target(device, precision, num_threads)
+    computed, recipe = split_precision(precision)
+    wanted = target(device, computed, num_threads)
     work = spec_work(spec, sample or default_sample(spec), wanted)
     rates = rates_for(wanted, calibrate_by, table=table)
-    return document(work, wanted, rates, spec, calibrate_by, table=table)
+    return document(work, wanted, rates, spec, calibrate_by, table=table, recipe=recipe)
 
 
 def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelWork:
@@ -253,6 +257,7 @@ def document(
     calibrate_by: Sequence[Profile] = (),
     graph: Graph | None = None,
     table: CalibrationTable | None = None,
+    recipe: Recipe | None = None,
 ) -> Profile:
     """Write the estimate as a profile, of the given graph if the model was rebuilt from one."""
     lists = [
@@ -282,7 +287,7 @@ def document(
         layers=layers,
         storages=work.storages,
         loss=loss,
-        provenance=_provenance(work, wanted, error, calibrate_by, table),
+        provenance=_provenance(work, wanted, error, calibrate_by, table, recipe),
         notes=(
             f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: " + error_note(error),
             *graph.notes,
@@ -309,6 +314,7 @@ def _provenance(
     error: MeasuredError,
     calibrate_by: Sequence[Profile],
     table: CalibrationTable | None,
+    recipe: Recipe | None,
 ) -> Provenance:
     backend = wanted.device.backend
     return Provenance(
@@ -318,6 +324,7 @@ def _provenance(
         device_name=wanted.device.full_name,
         torch_version=torch.__version__,
         stagewright_version=version("stagewright"),
+        precision=recipe,
         num_threads=wanted.num_threads if backend == "cpu" else None,
         calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
         error_band=error.largest,

@@ -19,7 +19,9 @@ from ...core.errors import InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Graph
 from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
+from ...core.models.training_memory import Recipe
 from ...core.profile.profile import Profile
+from ...core.requests.precision import AskedPrecision, split_precision
 from ..graphs.rebuilt_capture import rebuild_captured
 from .calibration import FLOATING, TENSORS
 from .cluster_estimate import ClusterEstimate
@@ -64,7 +66,7 @@ def estimate_for_cluster(
     cluster: Cluster,
     *,
     kind: str | None = None,
-    precision: Precision | None = None,
+    precision: AskedPrecision | None = None,
     calibrate_by: Sequence[Profile] = (),
 ) -> ClusterEstimate:
     """Estimate a model of a family for a cluster, capturing it once.
@@ -73,28 +75,36 @@ def estimate_for_cluster(
     catalogue device with that memory is taken, and with ``kind`` all are taken for that one. The
     precision is one that all of them have. Calibration is by profiles on the first kind of device.
     """
+    computed, recipe = split_precision(precision)
     return _estimate(
         lambda wanted: spec_work(spec, sample, wanted),
         cluster,
         kind=kind,
-        precision=precision,
+        precision=computed,
+        recipe=recipe,
         spec=spec,
         calibrate_by=calibrate_by,
     )
 
 
 def estimate_graph_for_cluster(
-    graph: Graph, cluster: Cluster, *, kind: str | None = None, precision: Precision | None = None
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    kind: str | None = None,
+    precision: AskedPrecision | None = None,
 ) -> ClusterEstimate:
     """Estimate a rebuildable graph for a cluster's devices, run on meta tensors alone.
 
     Its tensors' types decide the precision; ``tf32`` is for the products of a float32 graph.
     """
+    computed, recipe = split_precision(precision)
     return _estimate(
         lambda wanted: graph_work(graph, wanted),
         cluster,
         kind=kind,
-        precision=graph_precision(graph, precision),
+        precision=graph_precision(graph, computed),
+        recipe=recipe,
         graph=graph,
     )
 
@@ -105,6 +115,7 @@ def _estimate(
     *,
     kind: str | None,
     precision: Precision | None,
+    recipe: Recipe | None = None,
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
     graph: Graph | None = None,
@@ -127,7 +138,8 @@ def _estimate(
     targets = {name: target(found, precision, 1) for name, found in taken.items()}
     wanted = targets[cluster.devices[0].kind]
     work = work_on(wanted)
-    profile = document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by, graph)
+    rates = rates_for(wanted, calibrate_by)
+    profile = document(work, wanted, rates, spec, calibrate_by, graph, recipe=recipe)
     speeds = {
         # Exactly 1 for the kind the profile is of; for others the ratio of two uncalibrated times,
         # since calibration by profiles of one kind says nothing about another.

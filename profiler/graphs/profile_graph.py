@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
+from ...capture.observation.autocast_cache import keep_conversions
 from ...capture.observation.preserve import preserve_random_state
 from ...capture.program.program import value_of
 from ...capture.program.segment import get_constants
@@ -151,7 +152,8 @@ def profile_graph(
                 # Again, without the inputs, which are there by now: free memory changes.
                 _check_fits(run, device)
                 budget_s = options.budget_s / len(groups)
-                measured = measure_layer(rebuilt, run, inputs, options, budget_s, generator)
+                with keep_conversions():
+                    measured = measure_layer(rebuilt, run, inputs, options, budget_s, generator)
                 found |= dict.fromkeys(members, measured)
         progress(len(groups), len(groups), "all layers")
     layers = [found[index] for index in range(len(runs))]

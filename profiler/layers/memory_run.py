@@ -126,9 +126,10 @@ def memory_run(
     warm_up: bool = True,
 ) -> MemoryRun:
     """Run a layer on the values it receives in the model; its gradients must exist already."""
-    if warm_up and device.type in ON_CUDA:
+    if warm_up and (device.type in ON_CUDA or _converts(device, context)):
         # What the first use of a kernel allocates is not the layer's: cuBLAS's workspaces, one for
-        # each thread that issues work, which stay, and those that cuDNN tries algorithms with.
+        # each thread that issues work, which stay, and those that cuDNN tries algorithms with. Nor
+        # are weights that autocast converts once a step.
         memory_run(run, values, table, device, context, warm_up=False)
     leaves = run.leaves(values)
     given, made = _given(run, leaves, table)
@@ -153,6 +154,14 @@ def memory_run(
     # What the graph keeps is charged to the activations, not to the forward's workspace.
     forward = highest - sum(storage.size_bytes for storage in kept if storage.key in made_inside)
     return MemoryRun(produced, kept, max(forward, 0), backward)
+
+
+def _converts(device: torch.device, context: Context) -> bool:
+    """Return True if forwards run under autocast."""
+    if not torch.amp.is_autocast_available(device.type):
+        return False
+    with context():
+        return torch.is_autocast_enabled(device.type)
 
 
 def _given(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 
+from ...capture.observation.autocast_cache import convert_once
 from ...core.errors import InvalidInput
 from ...core.requests.requests import ProfilingOptions
 from ..machine.memory import ON_CUDA
@@ -20,24 +22,16 @@ def forward_context(
 ) -> Context:
     """Return the context of every forward: ``torch.autocast`` if asked for.
 
-    Made anew for each layer, so each converts its own weights, as every stage does. A weight used
-    twice inside is converted once if ``cached``; not where a model is captured, whose forwards with
-    and without gradients would share what was converted.
+    Inside of `keep_conversions` weights are converted once if ``cached``, as stages do in a step;
+    not where a model is captured, whose forwards with and without gradients would share what was
+    converted.
     """
     if options.autocast is None:
         return nullcontext
     dtype: torch.dtype = getattr(torch, options.autocast)
-
-    @contextmanager
-    def autocast() -> Iterator[None]:
-        try:
-            # torch empties its cache of converted weights only when the outermost autocast ends.
-            with torch.autocast(device.type, dtype=dtype, cache_enabled=cached):
-                yield
-        finally:
-            torch.clear_autocast_cache()
-
-    return autocast
+    if cached:
+        return partial(convert_once, device, dtype)
+    return partial(torch.autocast, device.type, dtype, cache_enabled=False)
 
 
 @contextmanager

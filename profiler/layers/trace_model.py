@@ -75,4 +75,4 @@ def make_gradients(runs: Sequence[LayerRun]) -> None:
     for run in runs:
         with blamed(run):
             for parameter in run.parameters:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)

@@ -46,6 +46,7 @@ def provenance(
         num_threads=torch.get_num_threads() if options.num_threads is None else options.num_threads,
         busy_neighbours=options.busy_neighbours,
         autocast=options.autocast,
+        precision=options.precision,
         tf32=_tf32() if on_cuda else None,
         compiled=options.compile,
         cuda_version=torch.version.cuda or "" if on_cuda else "",

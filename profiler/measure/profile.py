@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +12,13 @@ from torch import Tensor, nn
 
 from ...capture.capture import default_device
 from ...capture.captured import Captured
+from ...capture.observation.autocast_cache import keep_conversions
 from ...capture.observation.generation_cache import switch_off_caches
 from ...capture.observation.preserve import preserve_model
 from ...capture.sample import read_sample
 from ...core.errors import InvalidInput
 from ...core.models.families import ModelSpec
+from ...core.models.training_memory import RECIPES, Recipe
 from ...core.profile.profile import Profile
 from ...core.progress import Progress
 from ...core.requests.requests import ProfilingOptions
@@ -93,6 +97,7 @@ def measure_profile(
     device = default_device(model)
     with as_in_training(device):
         _check_device(model, device, options.device)
+        _check_precision(model, options.precision)
         structure, flat = read_sample(model, sample)
         flat = tuple(tensor.detach().to(device) for tensor in flat)
         loss = None if loss_fn is None else Loss(loss_fn, target, device)
@@ -102,9 +107,11 @@ def measure_profile(
             tracing = forward_context(options, device, cached=False)
             captured = traced(model, structure, flat, context, tracing)
             with (
+                _sum_gradients_as(model, options.precision),
                 switch_off_caches(model),
                 busy_neighbours(options.busy_neighbours),
                 watched(device) as clocks,
+                keep_conversions(),
             ):
                 found, layers_s = _measure(captured, flat, loss, options, context, progress)
         where = provenance(device, options, clocks.clocks())
@@ -151,6 +158,39 @@ def _measure(
         captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda
     )
     return found, measuring.layers_s
+
+
+def _check_precision(model: nn.Module, precision: Recipe | None) -> None:
+    if precision is None:
+        return
+    recipe = RECIPES[precision]
+    types = {p.dtype for p in model.parameters() if p.requires_grad}
+    if types and types != {wanted := getattr(torch, recipe.weights)}:
+        found = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
+        raise InvalidInput(
+            f"precision {precision!r} means {recipe.text}, but the model's weights are {found}; "
+            f"convert it with model.to({wanted})",
+            field="/profiling/precision",
+        )
+
+
+@contextmanager
+def _sum_gradients_as(model: nn.Module, precision: Recipe | None) -> Iterator[None]:
+    """Have gradients summed in a recipe's type, to which each layer's are converted first."""
+    recipe = RECIPES[precision] if precision is not None else None
+    if recipe is None or recipe.gradients == recipe.weights:
+        yield
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None  # of another type; the caller's are put back in the end
+        parameter.grad_dtype = getattr(torch, recipe.gradients)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+            parameter.grad_dtype = parameter.dtype
 
 
 def _check_device(model: nn.Module, device: torch.device, wanted: str | None) -> None:

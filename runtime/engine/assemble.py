@@ -145,6 +145,7 @@ def build_stage_runners(
             FixedBuffers(stage) if len(schedule.stage_ranks[index]) > 1 else None,
             AuxLossReader(stage, aux_losses[index]) if aux_losses and aux_losses[index] else None,
             1 / plan.num_microbatches,
+            not any(is_sharded(parameter) for parameter in stage.parameters()),
         )
         for index, stage in stages.items()
     }

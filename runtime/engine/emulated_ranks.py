@@ -26,7 +26,7 @@ from ..replicas.shared_weights import WeightPlacement
 from .assemble import build_stage_runners
 from .aux_losses import AuxLoss
 from .executor import Executor, StepCoroutine
-from .p2p import Message, check_message
+from .p2p import Acknowledged, Message, check_message
 from .stage import LossOfFlat, StageRunner
 
 RandomStates = dict[int, RandomState]
@@ -220,7 +220,12 @@ class EmulatedTransport:
     def __init__(self, messages: dict[Message, list[Tensor]]) -> None:
         self._messages = messages
 
-    def begin(self, expected: Sequence[Sequence[Message]]) -> None:
+    def begin(
+        self,
+        expected: Sequence[Sequence[Message]],
+        reads: Sequence[Message],
+        acknowledged: Acknowledged,
+    ) -> None:
         """Do nothing: there are no receives to post."""
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...capture.observation.autocast_cache import keep_conversions
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 from ..partition.routes import TensorRoutes
 from ..replicas.replication import Replication
@@ -19,7 +20,9 @@ from .finite_check import FiniteCheck
 from .p2p import (
     Message,
     MessageTransport,
+    list_acknowledged,
     list_incoming,
+    list_reads,
     messages_received_by,
     messages_sent_by,
 )
@@ -96,7 +99,8 @@ class Executor:
             stage.begin(trains=True)
         self._set_activity("gathering weights")
         self._replication.begin(trains=True, sums=sums_gradients)
-        yield from self._perform_actions(self._training, inputs, targets, {})
+        with keep_conversions():
+            yield from self._perform_actions(self._training, inputs, targets, {})
         statistics = [s.statistics for s in self._stages.values() if s.statistics is not None]
         self._set_activity("sharing the statistics of batch normalisation")
         # All collectives are started before the first is waited for: a rank of several stages is
@@ -150,7 +154,7 @@ class Executor:
         self._local.clear()
         if self.timer:
             self.timer.begin()
-        self._transport.begin(program.incoming)
+        self._transport.begin(program.incoming, program.reads, program.acknowledged)
         for position, action in enumerate(program.actions):
             needed = messages_received_by(action, self._routes)
             yield [message for message in needed if message not in self._local]
@@ -255,6 +259,8 @@ class _RankProgram:
     Attributes:
         actions: This rank's actions in order.
         incoming: Messages of each rank to this one; see `list_incoming`.
+        reads: Those messages in the order in which they are read; see `list_reads`.
+        acknowledged: What they say of the messages of this rank; see `list_acknowledged`.
         last_backwards: Positions of each stage's last action that adds to gradients.
         recomputed: Stage and micro-batch of the forwards that keep no graph.
     """
@@ -268,6 +274,8 @@ class _RankProgram:
     ) -> None:
         self.actions = ranks[rank]
         self.incoming = list_incoming(ranks, schedule, routes, rank)
+        self.reads = list_reads(self.actions, self.incoming, routes)
+        self.acknowledged = list_acknowledged(ranks, schedule, routes, rank)
         last = {a.stage: i for i, a in enumerate(self.actions) if a.work in BACKWARDS}
         self.last_backwards = frozenset(last.values())
         self.recomputed = frozenset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -14,17 +15,9 @@ from torch import Tensor
 
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
-from ...core.plan.schedule import Action, Schedule, Work
+from ...core.plan.schedule import POSTED_AHEAD, Action, Schedule, Work
 from ..partition.routes import TensorRoute, TensorRoutes
 from ..ranks.process_groups import ProcessGroups, is_bound_to_devices
-
-POSTED_AHEAD = 2
-"""Receives posted per channel before an action needs them: one message travels while another waits
-to be used. More would take memory that the plan does not count. On a GPU a posted receive starts
-when the work launched before it is done, so the second one is what lets a message travel during the
-action before the one that reads it. Waiting, it takes a few of the GPU's multiprocessors; those
-behind it in the channel take none."""
-
 
 RoutesOf = Callable[[int], Sequence[TensorRoute]]
 
@@ -57,6 +50,15 @@ class Message:
             return self.route.tensors
         return tuple(spec for spec in self.route.tensors if spec.requires_grad)
 
+    @property
+    def flow(self) -> Flow:
+        """Return what tells the messages of one kind to one stage from all others."""
+        return self.route.source, self.route.target, self.is_gradient
+
+
+Flow = tuple[int, int, bool]
+"""Source and target of a route, and whether gradients come back along it."""
+
 
 def messages_sent_by(action: Action, routes: TensorRoutes) -> list[Message]:
     """Return an action's messages to other stages, in the order of its outputs or gradients."""
@@ -87,6 +89,36 @@ def list_incoming(
     return found
 
 
+def list_reads(
+    actions: Sequence[Action], incoming: Sequence[Sequence[Message]], routes: TensorRoutes
+) -> list[Message]:
+    """Return a rank's incoming messages in the order in which its actions read them."""
+    arriving = {message for messages in incoming for message in messages}
+    read = (message for action in actions for message in messages_received_by(action, routes))
+    return [message for message in read if message in arriving]
+
+
+Acknowledged = Mapping[Message, Sequence[Message]]
+"""By incoming message, those of this rank that its sender had read when it made it."""
+
+
+def list_acknowledged(
+    actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes, rank: int
+) -> dict[Message, list[Message]]:
+    """Return what each incoming message says of those that ``rank`` sent, each sent one once."""
+    found: dict[Message, list[Message]] = {}
+    for other, theirs in enumerate(actions):
+        read: list[Message] = []
+        for action in theirs if other != rank else ():
+            for message in messages_received_by(action, routes):
+                if schedule.rank_of(message.sending_stage, message.microbatch) == rank:
+                    read.append(message)
+            for message in messages_sent_by(action, routes):
+                if schedule.rank_of(message.receiving_stage, message.microbatch) == rank:
+                    found[message], read = read, []
+    return found
+
+
 def find_connected_pairs(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
 ) -> list[Pair]:
@@ -109,7 +141,12 @@ def _list_between(
 class MessageTransport(Protocol):
     """Carrier of one rank's messages to and from the others; see `P2PChannels`."""
 
-    def begin(self, expected: Sequence[Sequence[Message]]) -> None: ...
+    def begin(
+        self,
+        expected: Sequence[Sequence[Message]],
+        reads: Sequence[Message],
+        acknowledged: Acknowledged,
+    ) -> None: ...
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None: ...
 
@@ -145,9 +182,11 @@ class P2PChannels:
         self._rank, self._channels = rank, channels
         self._global_ranks, self._device = global_ranks, device
         self._expected: dict[int, deque[Message]] = {}
-        self._posted: dict[int, deque[_PostedReceive]] = {}
-        self._arrived: dict[Message, list[Tensor]] = {}
-        self._sending: deque[tuple[Any, Tensor]] = deque()
+        self._sender: dict[Message, int] = {}
+        self._unread: dict[Flow, deque[Message]] = {}
+        self._posted: dict[Message, _PostedReceive] = {}
+        self._acknowledged: Acknowledged = {}
+        self._sending: dict[Message, list[tuple[Any, Tensor]]] = {}
 
     def connect(self) -> None:
         """Set up every channel by sending a byte through it.
@@ -162,50 +201,77 @@ class P2PChannels:
             elif receiver == self._rank:
                 dist.recv(byte, self._global_ranks[sender], group=group)
 
-    def begin(self, expected: Sequence[Sequence[Message]]) -> None:
-        """Post the first receives of a step, whose messages `list_incoming` found."""
+    def begin(
+        self,
+        expected: Sequence[Sequence[Message]],
+        reads: Sequence[Message],
+        acknowledged: Acknowledged,
+    ) -> None:
+        """Post the first receives of a step.
+
+        ``expected`` holds each rank's messages in sending order (`list_incoming`), ``reads`` all of
+        them in the order in which they are read (`list_reads`); `list_acknowledged` made the last.
+        """
         # A step that an error interrupted leaves messages behind; a new step starts from nothing.
         self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
-        self._posted = {rank: deque() for rank in self._expected}
-        self._arrived = {}
-        for rank in self._expected:
-            self._post_receives(rank)
+        self._sender = {each: rank for rank, messages in enumerate(expected) for each in messages}
+        self._posted, self._unread = {}, {}
+        # gloo does not say when a send is complete, and waiting for it could block.
+        self._acknowledged = acknowledged if self._device.type == "cpu" else {}
+        for message in reads:
+            self._unread.setdefault(message.flow, deque()).append(message)
+        for sender in self._expected:
+            self._post_ahead(sender)
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
         """Send a message without waiting for the receiver."""
         check_message(message, tensors)
-        # The queue keeps tensors alive while the transport reads them. Completed sends are dropped
-        # here rather than at the end of the step, so that their memory is freed early.
-        while self._sending and self._sending[0][0].is_completed():
-            self._sending.popleft()
-        for tensor in tensors:
-            channel = self._channels[self._rank, receiver]
-            carried = _as_carried(tensor)
-            work = dist.isend(carried, self._global_ranks[receiver], group=channel)
-            self._sending.append((work, carried))
+        # Tensors are kept alive while the transport reads them. Completed sends are dropped here
+        # rather than at the end of the step, so that their memory is freed early.
+        for earlier, sends in list(self._sending.items()):
+            if not all(work.is_completed() for work, _ in sends):
+                break
+            del self._sending[earlier]
+        channel, target = self._channels[self._rank, receiver], self._global_ranks[receiver]
+        carried = [_as_carried(tensor) for tensor in tensors]
+        self._sending[message] = [
+            (dist.isend(each, target, group=channel), each) for each in carried
+        ]
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
         """Return a message's tensors once it has arrived."""
-        posted = self._posted[sender]
         # A schedule may read messages in another order than they were sent (interleaved stages,
-        # direct sends). A channel delivers in sending order, so earlier ones are set aside.
-        while message not in self._arrived:
-            if not posted:
-                self._post_receives(sender)
-            receive = posted.popleft()
-            self._post_receives(sender)  # before waiting: the next message travels meanwhile
-            self._arrived[receive.message] = receive.wait()
-        return self._arrived.pop(message)
+        # direct sends). A channel delivers in sending order, so earlier ones are posted before it.
+        while message not in self._posted:
+            self._post_next(sender)
+        receive = self._posted.pop(message)
+        unread = self._unread[message.flow]
+        unread.remove(message)
+        # Before waiting, so that the next messages travel meanwhile.
+        for other in islice(unread, POSTED_AHEAD):
+            self._post_ahead(self._sender[other])
+        found = receive.wait()
+        for taken in self._acknowledged.get(message, ()):
+            for work, _ in self._sending.pop(taken, ()):
+                work.wait()  # complete by now: its receiver went on from it
+        return found
 
     def finish(self) -> None:
         """Wait until every send has completed."""
-        while self._sending:
-            self._sending.popleft()[0].wait()
+        for sends in self._sending.values():
+            for work, _ in sends:
+                work.wait()
+        self._sending.clear()
 
-    def _post_receives(self, sender: int) -> None:
-        expected, posted = self._expected[sender], self._posted[sender]
-        while expected and len(posted) < POSTED_AHEAD:
-            posted.append(self._post_receive(expected.popleft(), sender))
+    def _post_ahead(self, sender: int) -> None:
+        """Post a channel's next receives, as long as each is of a message that is read soon."""
+        expected = self._expected[sender]
+        while expected and expected[0] in islice(self._unread[expected[0].flow], POSTED_AHEAD):
+            self._post_next(sender)
+
+    def _post_next(self, sender: int) -> None:
+        message = self._expected[sender].popleft()
+        self._posted[message] = self._post_receive(message, sender)
 
     def _post_receive(self, message: Message, sender: int) -> _PostedReceive:
         channel, source = self._channels[sender, self._rank], self._global_ranks[sender]

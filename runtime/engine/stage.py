@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ...capture.observation.autocast_cache import convert_once
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
@@ -61,7 +62,8 @@ class StageRunner:
     statistics when a step ends, in place of the modules; ``fixed`` checks that forwards leave
     buffers unchanged, for a stage with replicas. ``aux`` reads the stage's own losses, of which a
     micro-batch's share is ``aux_share``. Backwards run outside of autocast: each operation keeps
-    its forward's dtype.
+    its forward's dtype. Autocast converts weights once a step, inside of `keep_conversions`, or for
+    every forward unless the stage ``keeps_weights``, as sharded ones are gathered again and again.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class StageRunner:
         fixed: FixedBuffers | None = None,
         aux: AuxLossReader | None = None,
         aux_share: float = 1.0,
+        keeps_weights: bool = True,
     ) -> None:
         self.module = module
         self._aux, self._aux_share = aux, aux_share
@@ -83,6 +86,7 @@ class StageRunner:
         self._changed = ChangedBuffers(module)
         self._received, self._sent = received, sent
         self._loss, self._device, self._autocast = loss, device, autocast
+        self._keeps_weights = keeps_weights
         self._in_flight: dict[int, _InFlight] = {}
         self.losses: list[Tensor] = []
         self.loss_scale = 1.0
@@ -117,7 +121,7 @@ class StageRunner:
         with (
             self._checked_buffers(),
             self.statistics.of(microbatch) if self.statistics else nullcontext(),
-            autocast_to(self._device, self._autocast),
+            self._converting(recomputed=recomputed),
         ):
             return self._training_forward(microbatch, inputs, target, recomputed)
 
@@ -149,7 +153,7 @@ class StageRunner:
             replay_random_state(kept.random, self._device),
             self._changed.use_copies(kept.buffers),
             self.statistics.again(microbatch) if self.statistics else nullcontext(),
-            autocast_to(self._device, self._autocast),
+            self._converting(),
         ):
             outputs, aux = self._run_module(kept)
         kept.random, kept.buffers = None, {}
@@ -196,6 +200,12 @@ class StageRunner:
             self._fixed.check_evaluation()
         if self.statistics is not None and trains:
             self.statistics.begin()
+
+    def _converting(self, *, recomputed: bool = False) -> AbstractContextManager[Any]:
+        """Return the autocast of a forward that trains, or of a first one without a graph."""
+        if self._autocast is None or recomputed or not self._keeps_weights:
+            return autocast_to(self._device, self._autocast)
+        return convert_once(self._device, self._autocast)
 
     def _checked_buffers(self, what: str = "forward") -> AbstractContextManager[None]:
         return self._fixed.checked(what) if self._fixed is not None else nullcontext()
@@ -267,5 +277,5 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     """Return an autocast context for a dtype, or a null context for `None`."""
     if dtype is None:
         return nullcontext()
-    # Weights are cast anew in every action: a cache would outlive the step that fills it.
+    # Weights are converted anew in every forward: a cache would outlive the step that fills it.
     return torch.autocast(device.type, dtype, cache_enabled=False)

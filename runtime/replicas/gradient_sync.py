@@ -75,7 +75,7 @@ class _Bucket:
         somewhere = has_one.tolist() if self.without else []
         for at in self.without:
             if somewhere[at]:
-                tensors[at].grad = torch.empty_like(tensors[at])
+                tensors[at].grad = torch.empty_like(tensors[at], dtype=message.dtype)
         for tensor, part in zip(tensors, parts, strict=True):
             if tensor.grad is not None:
                 tensor.grad.copy_(part.view_as(tensor.grad))

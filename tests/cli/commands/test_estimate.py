@@ -90,7 +90,9 @@ def test_schedule_micro_batches_and_memory_are_chosen_for_an_estimate(run):
     ran = run("plan", "resnet18", "-d", "4xL4", "--json")
     assert ran.code == 0, ran.stderr
     made = Plan.from_json(ran.stdout)
-    assert made.options.memory_fraction == 0.9
+    assert made.options.precision == "bf16_mixed"
+    assert made.bytes_per_parameter.total == 18
+    assert all(stage.reserved.context_bytes for stage in made.stages)
     said = f"{made.num_microbatches} micro-batches chosen"
     assert made.notes[0].startswith(said), made.notes
     assert made.notes[1].startswith(f"schedule {made.schedule} chosen"), made.notes

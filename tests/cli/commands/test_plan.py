@@ -9,6 +9,7 @@ import pytest
 
 from stagewright.cli.commands.plan import command
 from stagewright.cli.options.plan import parse_max_replicas
+from stagewright.core.cluster.reserves import MemoryReserves
 from stagewright.core.errors import DeadlineExceeded
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Chosen, Objective, Pin, Plan, PlanOptions
@@ -81,7 +82,9 @@ def test_options_reach_the_plan(run, profile_file, words, fields):
     assert ran.code == 0, ran.stderr
     options = Plan.from_json(ran.stdout).options
     assert {name: getattr(options, name) for name in fields} == fields
-    unasked = PlanOptions.model_fields.keys() - fields.keys() - {"num_microbatches", "schedule"}
+    chosen = {"num_microbatches", "schedule", "precision", "reserves"}
+    unasked = PlanOptions.model_fields.keys() - fields.keys() - chosen
+    assert (options.precision, options.reserves) == ("fp32", MemoryReserves())
     assert all(getattr(options, name) == getattr(PlanOptions(), name) for name in unasked)
 
 
@@ -103,7 +106,7 @@ NAMES = {
 }  # fmt: skip
 
 
-OF_A_NAMED_MODEL = ("microbatch", "sequence", "precision", "estimate_for", "calibrate")
+OF_A_NAMED_MODEL = ("microbatch", "sequence", "estimate_for", "calibrate")
 """What is estimated where a model is named; no options of a plan."""
 
 

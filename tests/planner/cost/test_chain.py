@@ -25,14 +25,14 @@ def costs_of(profile):
     return chain_costs(profile, range(len(profile.layers) + 1))
 
 
-def pricer_of(profile, num_devices=4):
+def pricer_of(profile, num_devices=4, **options):
     devices = group_devices(Cluster.uniform(num_devices, memory_bytes=100), OPTIONS)
-    return CostModel(costs_of(profile), devices, OPTIONS)
+    return CostModel(costs_of(profile), devices, OPTIONS.model_copy(update=options))
 
 
-def stages_of(profile, cuts):
+def stages_of(profile, cuts, **options):
     """The prices of stages on one device each."""
-    cost_model = pricer_of(profile)
+    cost_model = pricer_of(profile, **options)
     return cost_model.stages(place_in_device_order(cuts, cost_model.devices))
 
 
@@ -109,7 +109,8 @@ def test_what_crosses_each_cut_and_what_the_model_reads():
     assert costs.input_bytes.tolist() == [64, *(gap.forward_bytes for gap in gaps), 0]
 
 
-def test_receive_buffers_hold_every_microbatch_of_both_neighbours():
+@pytest.mark.parametrize(("microbatches", "posted"), [(1, 1), (2, 2), (3, 2), (512, 2)])
+def test_receive_buffers_are_those_that_are_posted(microbatches, posted):
     profile = changed(
         chain_profile([1, 1, 1]),
         boundaries=(
@@ -117,8 +118,9 @@ def test_receive_buffers_hold_every_microbatch_of_both_neighbours():
             boundary(1, forward_bytes=100, backward_bytes=40),
         ),
     )
-    buffers = [stage.memory.receive_buffers_bytes for stage in stages_of(profile, (0, 1, 2, 3))]
-    assert buffers == [3 * 4, 3 * (10 + 40), 3 * 100]
+    stages = stages_of(profile, (0, 1, 2, 3), num_microbatches=microbatches)
+    buffers = [stage.memory.receive_buffers_bytes for stage in stages]
+    assert buffers == [posted * 4, posted * (10 + 40), posted * 100]
 
 
 def test_a_storage_kept_by_two_layers_counts_once():

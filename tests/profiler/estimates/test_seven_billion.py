@@ -1,0 +1,49 @@
+"""A Llama of 7 billion parameters on eight devices of 40 GB, with few and many micro-batches."""
+
+import pytest
+
+from stagewright.core.errors import Infeasible
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.plan import plan
+from stagewright.planner.validation.validate import validate
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def profile():
+    from stagewright.core.requests.default_samples import default_sample
+    from stagewright.core.requests.presets import find_preset
+    from stagewright.profiler.estimates.estimate import estimate_spec
+
+    found = find_preset("llama-7b")
+    sample = default_sample(found.spec, 1, found.sequence_length)
+    return estimate_spec(found.spec, sample, device="A100-40GB")
+
+
+@pytest.mark.parametrize("microbatches", [64, 512])
+def test_it_fits_with_many_micro_batches(profile, microbatches):
+    """Receive buffers for every micro-batch of a step filled the devices at 512."""
+    made = plan(profile, "8x40GB", PlanOptions(num_microbatches=microbatches, recompute="auto"))
+    validate(made, profile, "8x40GB")
+    assert made.options.precision == "bf16_mixed"
+    assert made.bytes_per_parameter.total == 18
+    for before, stage, after in zip(
+        [None, *made.boundaries], made.stages, [*made.boundaries, None], strict=True
+    ):
+        sizes = (before.forward_bytes if before else 0, after.backward_bytes if after else 0)
+        assert stage.memory.receive_buffers_bytes == 2 * sum(sizes)
+        reserved = stage.reserved.total_bytes
+        assert stage.memory.total_bytes <= stage.memory_limit_bytes == 40 * 10**9 - reserved
+
+
+def test_with_less_memory_it_says_by_how_much_it_does_not(profile):
+    """18 bytes for each of 6.7 billion parameters are 121 GB, and eight devices of 16 have 128."""
+    with pytest.raises(Infeasible) as caught:
+        plan(profile, "8x16GB", PlanOptions(num_microbatches=512, recompute="auto"), deadline_s=20)
+    error = caught.value
+    assert error.required > error.available
+    assert error.available == 16 * 10**9 - 666_632_192 - 688 * 2**20 - int(0.06 * 16e9)
+    assert f"({error.required} bytes)" in str(error)
+    assert f"({error.available} bytes)" in str(error)
+    assert "are reserved" in str(error)
