@@ -51,8 +51,8 @@ def build(
 ) -> Training:
     """Build a planned model for training: across processes under torchrun, or in one process.
 
-    With ``torch.distributed`` initialised, every rank calls this and gets its own stages; otherwise
-    all stages are in this process. For other options, pass a pipeline to `Training` yourself.
+    With ``torch.distributed`` initialised, every rank calls this and gets its own stages. For other
+    options, pass a pipeline to `Training` yourself.
 
     Args:
         plan: Where to cut, and in which order to work.
@@ -65,15 +65,10 @@ def build(
         autocast: The dtype to autocast stages and loss to; weights and gradients keep theirs.
         precision: Recipe of precision, by default the plan's: the model is converted to its type of
             weights in place, gradients are summed in its type, and `Training.optimizer` keeps
-            master weights. `None` leaves the model as it is, and so does a plan of an earlier
-            release.
-        keyed_dropout: See `DistributedPipeline`.
-        batch_statistics: See `DistributedPipeline`.
-        aux_losses: See `DistributedPipeline`.
+            master weights. `None` leaves the model as it is; so do plans of earlier releases.
+        keyed_dropout, batch_statistics, aux_losses: See `DistributedPipeline`.
         strategy: See `DistributedPipeline`; replicas need processes.
-        max_norm: See `Training`.
-        accumulate: See `Training`.
-        loss_scale: See `Training`.
+        max_norm, accumulate, loss_scale: See `Training`.
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks.
@@ -87,14 +82,13 @@ def build(
         aux_losses=aux_losses,
     )  # fmt: skip
     loop = _Loop(max_norm=max_norm, accumulate=accumulate, loss_scale=loss_scale)
-    chosen = _list_devices(devices)
     convert_model(model, recipe, strategy)
     if not dist.is_initialized():
         _check_single_process(strategy)
-        local = _build_local(model, plan, weights, chosen, autocast, common)
+        local = _build_local(model, plan, weights, _list_devices(devices), autocast, common)
         return Training(local, loss_fn=loss_fn, autocast=autocast, recipe=recipe, **loop)
     pipeline = _build_distributed(
-        model, plan, loss_fn, weights, chosen, group, strategy, autocast, common
+        model, plan, loss_fn, weights, _list_devices(devices), group, strategy, autocast, common
     )
     return Training(pipeline, recipe=recipe, **loop)
 

@@ -66,7 +66,7 @@ def flags_of(options: PlanOptions) -> list[str]:
     for name, flag in flags_of_options().items():
         value = getattr(options, name)
         default = PlanOptions.model_fields[name].default
-        if value in (default, usual.get(name)) and name not in chosen:
+        if value in (default, usual.get(name, default)) and name not in chosen:
             continue
         for text in _format_value(name, value):
             words += [flag, text]

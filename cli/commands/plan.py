@@ -88,8 +88,7 @@ def command(
 ) -> None:
     """Split a profiled model into pipeline stages for a set of devices.
 
-    Instead of a profile, name a published model: its costs are estimated, without weights, and the
-    plan is labelled ESTIMATED. With --server, a service plans, from graphs and .pt2 files too.
+    The costs of a model named instead are estimated. With --server, a service plans.
     """
     check_writable(output)
     check_token(server, token)

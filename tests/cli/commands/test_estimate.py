@@ -37,7 +37,7 @@ def test_a_family_with_its_configuration(run):
     [
         (("resnet51", "-d", "H100"), "did you mean"),
         (("resnet18", "-d", "H1000"), "unknown device 'H1000'"),
-        (("resnet18", "-d", "H100", "--precision", "int8"), "--precision takes fp32, tf32"),
+        (("resnet18", "-d", "H100", "--precision", "int8"), "--precision takes fp32, bf16"),
         (("resnet18", "-d", "H100", "--sequence", "9"), "has no sequence length"),
         (("resnet18", "-d", "H100", "--microbatch", "0"), "it must be at least 1"),
         (("mlp", "-d", "H100", "--config", "{"), "--config is not JSON"),
@@ -133,9 +133,22 @@ def test_requests_that_do_not_fit_say_what_would(run, words, said):
 
 
 def test_options_of_an_estimate_are_refused_with_a_profile(run, profile_file):
-    ran = run("plan", profile_file, "-d", "2x1GiB", "--precision", "bf16")
+    ran = run("plan", profile_file, "-d", "2x1GiB", "--sequence", "9")
     assert ran.code == 2
-    assert "--precision requires a model name" in ran.stderr
+    assert "--sequence requires a model name" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("bf16", "precision 'bf16' means bfloat16 throughout"),
+        ("tf32", "--precision"),
+    ],
+)
+def test_a_profile_in_another_precision_is_refused(run, profile_file, precision, said):
+    ran = run("plan", profile_file, "-d", "2x1GiB", "--precision", precision)
+    assert ran.code == 2
+    assert said in ran.stderr
 
 
 @pytest.mark.parametrize("command", [estimate.command, capture.command])

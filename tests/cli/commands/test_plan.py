@@ -134,8 +134,6 @@ def test_every_option_has_a_flag_with_its_default():
     for name in get_args(Chosen):  # the library has defaults where the command chooses
         assert found.pop(name) == "auto"
         del defaults[name]
-    assert found.pop("memory_fraction") is None
-    del defaults["memory_fraction"]
     assert parse_max_replicas(found.pop("max_replicas")) == defaults.pop("max_replicas")
     assert {name: value or defaults[name] for name, value in found.items()} == defaults
 

@@ -22,9 +22,9 @@ def test_the_whole_table():
         "sends back  from     to",
         "-----  --------  ------  -------  --------  ---------  --------  -------  ----  --------  "
         "----------  -------  -------",
-        "    0  device:0       2    20 ms     40 ms          2  24.0 KiB  1.0 MiB    2%   2.0 KiB  "
+        "    0  device:0       2    20 ms     40 ms          2  20.0 KiB  1.0 MiB    2%   2.0 KiB  "
         "       0 B  layer.0  layer.1",
-        "    1  device:1       1    30 ms     60 ms          1  16.0 KiB  1.0 MiB    2%       0 B  "
+        "    1  device:1       1    30 ms     60 ms          1  12.0 KiB  1.0 MiB    1%       0 B  "
         "   2.0 KiB  layer.2  layer.2",
         "",
         "step time 422 ms (1f1b, 4 micro-batches, MEASURED profile), bubble 28.9%",
