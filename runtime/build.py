@@ -66,8 +66,7 @@ def build(
         precision: Recipe of precision, by default the plan's: the model is converted to its type of
             weights in place, gradients are summed in its type, and `Training.optimizer` keeps
             master weights. `None` leaves the model as it is; so do plans of earlier releases.
-        keyed_dropout, batch_statistics, aux_losses: See `DistributedPipeline`.
-        strategy: See `DistributedPipeline`; replicas need processes.
+        keyed_dropout, batch_statistics, aux_losses, strategy: See `DistributedPipeline`.
         max_norm, accumulate, loss_scale: See `Training`.
 
     Raises:
