@@ -3,6 +3,16 @@
 Whatever a stage holds, all stages together do all the work, some stage does the heaviest node,
 and what the devices can do is known. Memory and the sizes of cuts are left aside, but for the
 smallest tensor that every cut of a connected graph has to send.
+
+With W the model's work at the highest speed, h the heaviest node's, P the sum of the devices'
+speeds, c the cheapest tensor of a connected graph over the fastest link, and n the micro-batches
+of a replica of the stage with as many replicas as it may have, a 1F1B step is at least, over all
+numbers of stages S,
+
+    W + (S - 1) c + max((n - 1) max((W + (S - 1) c) / S, h), m W / P - W at the lowest speed);
+
+GPipe's is that for forward and backward apart. Throughput is at least max(W / P, h / replicas),
+latency W + (S - 1) c forward, memory the share of the weights or the largest node's own.
 """
 
 from __future__ import annotations

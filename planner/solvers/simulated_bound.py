@@ -1,4 +1,27 @@
-"""Lower bound on the simulated step of other schedules (`docs/concepts/planner.md`)."""
+"""Lower bound on the simulated step of schedules without a closed form.
+
+For r replicas of one class each, n = ceil(m / r); v_1 >= v_2 >= ... are the speeds of the places
+there are for r devices, V is the highest; f + b is a layer's work and W = F + B the model's, with
+the recomputed forward in B where all stages are recomputed. The bound is the least over r of the
+largest of:
+
+**Wait.** Place p has p - 1 stages in front, of a layer each at least: it starts after their
+forward, and its last gradient runs back through them. With w_p the work of the first p - 1 layers
+at V, the places' time is enough for all work: sum_p v_p (T - w_p) >= n W over the first k places,
+for some k.
+
+**Warm-up and drain,** one stage a device. What place p waits for is the work of all places in
+front, so it does at most v_p (T - front) / n of the model, and
+T >= (W / V) / (1 - prod_p (1 - v_p / (n V))).
+
+**The heaviest layer** is on one stage: T >= (forward in front + n (f + b) + backward in front) / V.
+
+And whatever r, T >= W / V: one micro-batch. Where backwards are split, gradients run back before
+the weights' parts are done, so no backward in front is counted; warm-up and drain is taken twice,
+of F + B / 2, and of W with what is in front times the least f / (f + b) of any layer; and one
+micro-batch takes F + B / 2 and the weight part of some stage behind its input part: that of the
+first layer at least, and with at most S stages F + B / (2 - 2^(1 - S)) in all.
+"""
 
 from __future__ import annotations
 
