@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from tests.nccl.launch_log import LOG
 from tests.nccl.launches import HostRead
-from tests.nccl.process_group import LOG
 
 LOOKED_AT = {
     "__get__", "__len__", "dim", "size", "numel", "is_floating_point", "is_complex", "element_size",

@@ -14,8 +14,8 @@ from stagewright.core.profile.profile import Profile
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.nccl.host_tensor import on_host
+from tests.nccl.launch_log import LOG
 from tests.nccl.launches import Connect, DeviceSynchronise, Entry, HostRead
-from tests.nccl.process_group import LOG
 from tests.runtime.equality_worker import plan_of
 from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import Case, make_batch, make_case, traced_profile
