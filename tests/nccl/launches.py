@@ -318,8 +318,9 @@ def _find_wait(rank: _Rank, ranks: Sequence[_Rank]) -> tuple[str, int | None]:
     """Return what a rank waits for, in words, and the rank that it waits for."""
     host = "the host has launched everything"
     stuck_threads = [thread for thread in rank.threads if thread.next_act is not None]
-    # A thread that meets another rank's waits for what blocks that one; here it blocks nothing.
+    # Those that wait for other threads, here or in other ranks, come last: they are no cause.
     stuck_threads.sort(key=lambda thread: isinstance(thread.next_act, HostMeeting))
+    stuck_threads.sort(key=lambda thread: isinstance(thread.next_act, StreamWait))
     if stuck_threads:
         thread = stuck_threads[0]
         blocker = rank.blocker(thread, ranks)
