@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from ..core.graph.graph import Parameter
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
+from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
 from .cost.plan_cost import CostedPlan, Decision
@@ -83,6 +87,8 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
+        chain_break=profile.chain_break,
+        shared_weights=tuple(_find_shared(profile, cuts)),
         notes=(
             *profile.notes,
             *notes,
@@ -102,6 +108,7 @@ def _name(request: PlanningRequest) -> str:
 def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
     profile, chosen = request.profile, costed.assignment
     devices = _devices(request, chosen)
+    is_typed = any(entry.layer.module_type for entry in profile.layers)
     stages = []
     for number, (first, last) in enumerate(pairwise(chosen.cuts)):
         price = costed.stages[number]
@@ -112,6 +119,7 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
                 first_layer=first,
                 num_layers=last - first,
                 layer_names=tuple(layer.name for layer in layers),
+                layer_types=tuple(layer.module_type for layer in layers) if is_typed else (),
                 module_fqns=tuple(fqns),
                 devices=devices[number],
                 forward_time_s=price.forward_s,
@@ -130,6 +138,14 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
             )
         )
     return tuple(stages)
+
+
+def _find_shared(profile: Profile, cuts: Sequence[int]) -> Iterator[Parameter]:
+    """Yield the trained parameters that layers of several stages use."""
+    for entry in profile.parameters:
+        used = {bisect_right(cuts, layer) for layer in entry.layers}
+        if entry.trainable and len(used) > 1:
+            yield entry
 
 
 def _build_baseline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ..cluster.cluster import Cluster
 from ..document import Document, LongTuple, Name, Note, Notes, Record, render_html
-from ..graph.graph import Boundary
+from ..graph.graph import Boundary, ChainBreak, Parameter
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
 from .schedule import ScheduleName, TrainingSchedule
@@ -175,6 +176,7 @@ class Stage(Record):
         first_layer: Index of its first layer.
         num_layers: How many layers it holds.
         layer_names: Their names, in order.
+        layer_types: Class names of their modules; empty if not known.
         module_fqns: Modules of the model whose parameters and buffers it owns.
         devices: Names of the cluster's devices that hold it.
         forward_time_s: Forward time per micro-batch.
@@ -194,6 +196,7 @@ class Stage(Record):
     first_layer: int = Field(ge=0)
     num_layers: int = Field(ge=1)
     layer_names: tuple[Name, ...]
+    layer_types: tuple[Name, ...] = Field((), exclude_if=operator.not_)
     module_fqns: tuple[Name, ...] = ()
     devices: tuple[Name, ...] = Field(min_length=1)
     forward_time_s: float = Field(ge=0)
@@ -214,6 +217,8 @@ class Stage(Record):
     def _check(self) -> Self:
         if len(self.layer_names) != self.num_layers:
             raise ValueError(f"{self.num_layers} layers but {len(self.layer_names)} layer_names")
+        if self.layer_types and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"{self.num_layers} layers but {len(self.layer_types)} layer_types")
         if len(self.devices) != self.replicas:
             raise ValueError(f"{self.replicas} replicas but {len(self.devices)} devices")
         return self
@@ -318,6 +323,8 @@ class Plan(Document):
         input_structure: How the model is called with them.
         spec: The family and configuration of the model, if it was built from one.
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+        chain_break: See `Graph`.
+        shared_weights: Trained parameters that layers of several stages use.
         estimated: Whether the profile was estimated rather than measured.
         error_band: Relative error of such estimates, itself measured; `None` if not known.
     """
@@ -350,6 +357,8 @@ class Plan(Document):
     inputs: tuple[TensorSpec, ...] = ()
     input_structure: str = Field("", max_length=100_000)
     fixed_mode: Notes = ()
+    chain_break: ChainBreak = None
+    shared_weights: tuple[Parameter, ...] = Field((), exclude_if=operator.not_)
     notes: tuple[Note, ...] = ()
 
     @model_validator(mode="after")
