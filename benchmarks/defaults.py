@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tables import markdown_table, write_between_marks
 
-from stagewright.cli.commands.plan import ESTIMATED_MEMORY
+from stagewright.cli.options.plan import ESTIMATED_MEMORY
 from stagewright.cli.support.named_models import EstimateFlags
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions

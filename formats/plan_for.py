@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
-from ..core.profile.block_stack import find_stack
 from ..core.profile.forward_only import for_inference
 from ..core.profile.profile import Profile
+from ..planner.heuristics.candidates import FORBIDDEN
 from ..planner.plan import plan
 from ..planner.problem.input_checks import parse_cluster, require_options
-from .expressible import check_expressible, find_module_conflict, is_block_cut
-from .target import Target, TargetRules
+from .expressible import (
+    check_expressible,
+    explain_chain_break,
+    find_module_conflict,
+    is_block_cut,
+)
+from .runtimes.registry import find_target
+from .target import ModelLayers, Target, TargetRules
 
 Search = Callable[[Profile, Cluster, PlanOptions], Plan]
 """Finds the best plan; `planner.plan.plan`, perhaps with a deadline."""
@@ -35,12 +41,11 @@ class TargetPlan:
     @property
     def price(self) -> float:
         """Return by how much the objective, such as the step, is above that without the rules."""
-        free = measure_objective(self.free)
-        return measure_objective(self.plan) / free - 1 if free else 0.0
+        return compare_plans(self.plan, self.free)
 
 
 def plan_for(
-    target: Target,
+    target: Target | str,
     profile: Profile,
     cluster: Cluster | str,
     options: PlanOptions | None = None,
@@ -52,19 +57,20 @@ def plan_for(
     The proof of the plan is of the target's rules: its bound holds for all plans that keep them.
 
     Args:
-        target: The runtime; `runtimes.registry.find_target` finds it by name.
+        target: The runtime, or its name.
         profile: Costs of the layers; reduced to forward passes for a runtime without training.
         cluster: Devices and links, or shorthand.
         options: Further options, which have to be within the target's rules.
         search: Finds the best plan under options.
 
     Raises:
-        InvalidInput: An option contradicts the target's rules, or the model has no blocks where
-            the target counts them.
+        InvalidInput: An option contradicts the target's rules, or the model is not what its form
+            needs: a stack of blocks, or a chain of modules.
         Inexpressible: The schedule asked for does not go with the model in this runtime.
         Infeasible: No plan within the rules fits.
     """
     cluster, asked = parse_cluster(cluster), require_options(options)
+    target = find_target(target) if isinstance(target, str) else target
     if target.rules.inference:
         profile = for_inference(profile)
     options = apply_rules(target, profile, asked)
@@ -77,9 +83,26 @@ def plan_for(
             failures.append(error)
     if not found:
         raise failures[-1]
-    best = min(found, key=measure_objective)
+    best = _name_rules(min(found, key=measure_objective), target)
     check_expressible(best, target)
     return TargetPlan(best, search(profile, cluster, asked))
+
+
+def _name_rules(made: Plan, target: Target) -> Plan:
+    """Return the plan with baselines refused by the target's rules, which its options hold."""
+    baselines = tuple(
+        each.model_copy(
+            update={"reason": each.reason.replace(FORBIDDEN, f"{target.title} cannot cut there")}
+        )
+        for each in made.baselines
+    )
+    return made.model_copy(update={"baselines": baselines})
+
+
+def compare_plans(made: Plan, free: Plan) -> float:
+    """Return by how much a plan's objective is above another's, as a fraction."""
+    least = measure_objective(free)
+    return measure_objective(made) / least - 1 if least else 0.0
 
 
 def measure_objective(made: Plan) -> float:
@@ -98,6 +121,9 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
     def refuse(field: str, what: str) -> InvalidInput:
         return InvalidInput(f"{title} {what}", field=f"/options/{field}")
 
+    if rules.chain and profile.chain_break:
+        found = explain_chain_break(profile.chain_break, title)
+        raise InvalidInput(f"{found.reason}; {found.remedy}")
     if not rules.inference and options.schedule not in rules.schedules:
         known = ", ".join(rules.schedules)
         raise refuse("schedule", f"has no schedule {options.schedule}; choose one of {known}")
@@ -147,8 +173,8 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
     Raises:
         InvalidInput: The target counts blocks, and the model has no single stack of them.
     """
-    names = tuple(entry.layer.name for entry in profile.layers)
-    stack = find_stack(names) if rules.unit == "block" else None
+    layers = ModelLayers.of(profile)
+    names, stack = layers.names, layers.stack if rules.unit == "block" else None
     for cut in range(1, len(names)):
         is_inside = stack is not None and not is_block_cut(cut, stack, rules)
         if is_inside or (rules.unit == "module" and find_module_conflict(names, cut)):

@@ -14,10 +14,10 @@ from ..observation.forward_observation import (
     TracingTarget,
     explain_function_owners,
 )
+from ..observation.module_chain import find_chain_break
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
-from ..program.module_chain import find_chain_break
 from ..program.program import Program, tensors_of, value_of
 from ..sample import tensor_spec
 from .attention import erase_copies_behind_attention, restore_causal_attention

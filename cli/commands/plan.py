@@ -106,11 +106,6 @@ def command(
     _finish(context, plan, output, explain)
 
 
-ESTIMATED_MEMORY = 0.9
-"""Share of the memory that plans of estimates use: docs/evidence/activation-memory.md has errors of
-10 %, and a CUDA context and communication buffers are in no profile."""
-
-
 def build_options(given: Mapping[str, Any], *, is_model: bool) -> PlanOptions:
     """Build planning options from the parameters of `command`; errors name the flag.
 
@@ -155,7 +150,9 @@ def _plan_files(
         _warn_if_poor(path, profile)
     plan = make(profiles, cluster)
     path_of = {entry.content_id(): path for path, entry in zip(paths, profiles, strict=True)}
-    return plan, command_line("explain", output, path_of[plan.profile_id], *devices)
+    # A plan for inference is of the forward passes of its only profile.
+    source = path_of.get(plan.profile_id, paths[0])
+    return plan, command_line("explain", output, source, *devices)
 
 
 def _warn_if_poor(path: str, profile: Profile) -> None:
@@ -197,7 +194,7 @@ def _make_plan(
     from ...planner.plan import plan
 
     if given["memory_fraction"] is None and profiles[0].provenance.source == "estimated":
-        options = options.model_copy(update={"memory_fraction": ESTIMATED_MEMORY})
+        options = options.model_copy(update={"memory_fraction": flags.ESTIMATED_MEMORY})
     deadline_s, quiet = given["deadline"], given["as_json"]
     if given["target"] is not None:
         from ..support.plan_for import make_plan_for

@@ -45,7 +45,7 @@ def make_plan_for(
     schedules = target.rules.schedules
     if find_skipping_value(profile.boundaries):  # which torch cannot carry under a V
         schedules = tuple(name for name in schedules if name not in FOLDED) or schedules
-    if "schedule" in options.auto and schedules:
+    if "schedule" in options.auto and schedules and not target.rules.inference:
         # A first choice, for the rules to be applied to; the choice below is among all of them.
         options = options.model_copy(update={"schedule": schedules[0]})
     if target.rules.inference:
@@ -55,13 +55,24 @@ def make_plan_for(
     with working(f"planning under the rules of {target.title}"):
         choice = choose_options(profile, cluster, ruled, schedules=schedules)
         chosen: dict[str, object] = {name: getattr(choice.options, name) for name in options.auto}
-        found = plan_for(
-            target,
-            profile,
-            cluster,
-            options.model_copy(update={**chosen, "auto": ()}),
-            search=partial(plan, deadline_s=deadline_s),
-        )
-    price = f"{found.price:.1%} slower than" if found.price >= 5e-4 else "as fast as"
-    note = f"under the rules of {target.title}, {price} the free plan of the same schedule"
+        settled = options.model_copy(update={**chosen, "auto": ()})
+        search = partial(plan, deadline_s=deadline_s)
+        found = plan_for(target, profile, cluster, settled, search=search)
+        # The micro-batches stay, or two steps of other batches would be compared.
+        auto = tuple(name for name in options.auto if name != "num_microbatches")
+        free = search(profile, cluster, settled.model_copy(update={"auto": auto})) if auto else None
+    prices = [f"{_compare(found.plan, found.free)} the free plan"]
+    if free is not None and free.schedule != found.free.schedule:
+        prices[0] += " of the same schedule"
+        prices.append(f"{_compare(found.plan, free)} the free plan of any, {free.schedule}")
+    note = f"under the rules of {target.title}, {', '.join(prices)}"
     return found.plan.model_copy(update={"notes": (note, *choice.reasons, *found.plan.notes)})
+
+
+def _compare(made: Plan, free: Plan) -> str:
+    from ...formats.plan_for import compare_plans
+
+    price = compare_plans(made, free)
+    if abs(price) < 5e-4:
+        return "as fast as"
+    return f"{abs(price):.1%} {'slower' if price > 0 else 'faster'} than"

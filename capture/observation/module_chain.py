@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..observation.forward_observation import INPUT, ForwardObservation
-from .layers import Layers
-from .program import Program, is_inside, path_of
+from ..program.layers import Layers
+from ..program.program import Program, is_inside, path_of
+from .forward_observation import INPUT, ForwardObservation
 
 
 def find_chain_break(program: Program, layers: Layers, seen: ForwardObservation) -> str:
