@@ -35,9 +35,10 @@ class Inexpressible(InvalidInput):
         listed = "; ".join(
             f"{entry.feature}: {entry.reason} ({entry.remedy})" for entry in rejections
         )
+        hint = f". To plan under all of its rules: --for {target.name}"
         super().__init__(
-            f"{target.title} cannot express this plan. {listed}. "
-            f"To plan under all of its rules: --for {target.name}"
+            f"{target.title} cannot express this plan. {listed}"
+            + hint * (not any(entry.is_of_model for entry in rejections))
         )
 
 
@@ -202,6 +203,7 @@ def explain_chain_break(chain_break: str, title: str) -> Rejection:
         "returned",
         "make it a Sequential whose modules hold every operation, or use --for torch, which "
         "traces the model",
+        is_of_model=True,
     )
 
 
@@ -223,7 +225,8 @@ def _check_cuts(plan: Plan, target: Target) -> Iterator[Rejection]:
     try:
         stack = ModelLayers.of(plan).stack
     except InvalidInput as error:
-        yield Rejection("no blocks", str(error), "export to a target that cuts between layers")
+        remedy = "export to a target that cuts between layers"
+        yield Rejection("no blocks", str(error), remedy, is_of_model=True)
         return
     yield from _check_blocks(plan, cuts, stack, rules, title)
 

@@ -63,12 +63,14 @@ class Rejection:
     Attributes:
         feature: Its short name, such as ``replicas``.
         reason: Where the plan uses it, and what the runtime has instead.
-        remedy: The option that makes the plan expressible.
+        remedy: The option that makes the plan expressible, or the change of the model.
+        is_of_model: Whether no options make a plan of this model expressible.
     """
 
     feature: str
     reason: str
     remedy: str
+    is_of_model: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class PlannedPipelineModule(PipelineModule):
         if len(layers) != NUM_LAYERS:
             raise ValueError(f"the plan is for {{NUM_LAYERS}} layers, not {{len(layers)}}")
         kwargs.setdefault("num_stages", len(PARTS) - 1)
-        kwargs.setdefault("activation_checkpoint_interval", {interval})
+        kwargs.setdefault("activation_checkpoint_interval", {interval}){reentrant}
         super().__init__({layers}, *args, **kwargs)
 
     def _partition_layers(self, method="uniform"):
@@ -50,6 +50,12 @@ class PlannedPipelineModule(PipelineModule):
         stage = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
 '''
+
+# The default recomputes in a backward of its own, which has no gradient to start from where the
+# first stage takes integers, such as tokens.
+_IMPORT = "\nfrom deepspeed.runtime.activation_checkpointing import checkpointing"
+_NOT_REENTRANT = """
+        kwargs.setdefault("activation_checkpoint_func", checkpointing.non_reentrant_checkpoint)"""
 
 # DeepSpeed keeps the weights of one key equal and sums their gradients, whatever modules hold them.
 # Within a stage it would replace the second module of a key by the first, so there the modules
@@ -85,7 +91,6 @@ def tie(layers):
                 layers[index] = GivenLayer(key, layers[index], weight)
             declared.add(stage)
     return layers
-
 '''
 
 
@@ -119,7 +124,8 @@ def write(plan: Plan) -> Export:
         # Each replica takes its share of the micro-batches.
         steps=plan.num_microbatches // plan.stages[0].replicas,
         interval=interval,
-        imports=", TiedLayerSpec" if tied else "",
+        reentrant=_NOT_REENTRANT if interval else "",
+        imports=", TiedLayerSpec" * bool(tied) + _IMPORT * bool(interval),
         tied=_TIED.format(tied=tied) if tied else "",
         layers="tie(layers)" if tied else "layers",
     )
