@@ -104,9 +104,7 @@ def choose_options(
     is_useless = options.auto == ("chunks",) and usual.schedule not in CHUNKED
     if options.objective != "step_time" or is_useless:
         return ChosenOptions(usual)
-    allowed = tuple(name for name in get_args(TrainingSchedule) if name in schedules)
-    known = tuple(name for name in SCHEDULES if name in schedules or not schedules) or allowed
-    names = known if "schedule" in options.auto else (usual.schedule,)
+    names = _list_schedules(schedules) if "schedule" in options.auto else (usual.schedule,)
     study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual))
     counts = [usual.num_microbatches]
     is_count_open = "num_microbatches" in options.auto and usual.batch_size is None
@@ -130,6 +128,13 @@ def choose_options(
         chosen["chunks"] = trial.best.chunks
         reasons.append(f"{trial.best.chunks} chunks chosen with it")
     return ChosenOptions(PlanOptions.model_validate(fixed | chosen), tuple(reasons))
+
+
+def _list_schedules(allowed: Sequence[ScheduleName]) -> tuple[TrainingSchedule, ...]:
+    if not allowed:
+        return SCHEDULES
+    usual = tuple(name for name in SCHEDULES if name in allowed)
+    return usual or tuple(name for name in get_args(TrainingSchedule) if name in allowed)
 
 
 def rank_schedules(
