@@ -155,9 +155,8 @@ def judge(cut: PublishedCut) -> CutReport:
     profile = estimated.profile
     if TARGETS[cut.runtime].rules.inference:
         profile = for_inference(profile)
-    names = tuple(entry.layer.name for entry in profile.layers)
     options = PlanOptions(num_microbatches=cut.microbatches)
-    found = import_cut(cut.text, cut.runtime, names)
+    found = import_cut(cut.text, cut.runtime, profile)
     from stagewright.planner.plan import plan
 
     return check_cut(found, profile, cluster, options, search=partial(plan, deadline_s=60.0))

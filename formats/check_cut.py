@@ -1,21 +1,20 @@
-"""Judgement of a cut that somebody uses today: lost layers, memory, step time, and the best."""
+"""Judgement of a cut that somebody uses today: missing layers, memory, step time, and the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.cluster.cluster import Cluster
-from ..core.errors import Infeasible, InvalidInput
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
 from ..planner.price_split import plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options
+from ..planner.search.branch_and_bound import ROUNDING
+from .plan_for import Search
 from .target import ImportedCut
-
-MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -23,24 +22,31 @@ class CutReport:
     """Verdict on a cut.
 
     Attributes:
-        lost: Names of the layers in no stage.
-        doubled: Names of the layers in several stages.
+        missing: Names of the layers in no stage.
+        duplicated: Names of the layers in several stages.
         plan: The cut with its times and memory; `None` if it cannot run.
-        reason: Why it cannot run, with both numbers; empty if it can.
+        reasons: Why it cannot run, with both numbers; empty if it can.
         unlimited: The cut with its times where only memory is in the way.
         best: The best plan of the same options; `None` if nothing fits.
+        best_reason: Why nothing fits; empty if something does.
+        notes: What of the form the numbers leave out.
     """
 
-    lost: tuple[str, ...]
-    doubled: tuple[str, ...]
+    missing: tuple[str, ...]
+    duplicated: tuple[str, ...]
     plan: Plan | None
-    reason: str
+    reasons: tuple[str, ...]
     unlimited: Plan | None
     best: Plan | None
+    best_reason: str
+    notes: tuple[str, ...]
 
     @property
     def slowdown(self) -> float | None:
-        """Return by how much its step is longer than the best, as a fraction; `None` unpriced."""
+        """Return by how much its step is longer than the best, as a fraction; `None` unpriced.
+
+        Of a cut that does not fit, it may be negative: its memory is counted as if it did.
+        """
         priced = self.plan or self.unlimited
         if priced is None or self.best is None or not self.best.step_time_s:
             return None
@@ -51,26 +57,23 @@ class CutReport:
         priced = self.plan or self.unlimited
         return {
             "runs": self.plan is not None,
-            "reason": self.reason,
-            "lost": list(self.lost),
-            "doubled": list(self.doubled),
+            "reason": "; ".join(self.reasons),
+            "missing": list(self.missing),
+            "duplicated": list(self.duplicated),
             "balance": list(priced.balance) if priced else None,
             "step_time_s": priced.step_time_s if priced else None,
             "bubble_fraction": priced.bubble_fraction if priced else None,
             "peak_bytes": [stage.memory.total_bytes for stage in priced.stages] if priced else [],
             "best_balance": list(self.best.balance) if self.best else None,
             "best_step_time_s": self.best.step_time_s if self.best else None,
+            "best_reason": self.best_reason,
             "slowdown": self.slowdown,
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
-        lines = []
-        if self.lost:
-            lines.append(f"lost: {_shorten(self.lost)} in no stage; the model would run without")
-        if self.doubled:
-            lines.append(f"doubled: {_shorten(self.doubled)} in several stages")
-        if self.plan is None and not (self.lost or self.doubled):
-            lines.append(f"cannot run: {self.reason}")
+        lines = [f"cannot run: {reason}" for reason in self.reasons]
+        lines += [f"note: {note}" for note in self.notes]
         priced = self.plan or self.unlimited
         if priced is not None:
             without = "" if self.plan else " if memory had no limit"
@@ -80,14 +83,22 @@ class CutReport:
                 f"{priced.bubble_fraction:.1%}, {priced.num_stages} stages of "
                 f"{_list_counts(priced)} layers"
             )
-        if self.best is not None:
-            slower = self.slowdown
-            compared = "" if slower is None else f"; this cut is {max(0.0, slower):.1%} slower"
+        if self.best is None:
+            lines.append(f"best: nothing fits: {self.best_reason}")
+        else:
             lines.append(
                 f"best: {format_time(self.best.step_time_s)}, {self.best.num_stages} stages of "
-                f"{_list_counts(self.best)} layers{compared}"
+                f"{_list_counts(self.best)} layers{self._compare()}"
             )
         return "\n".join(lines)
+
+    def _compare(self) -> str:
+        if self.slowdown is None:
+            return ""
+        if self.plan is not None:
+            return f"; this cut is {self.slowdown:.1%} slower"
+        word = "slower" if self.slowdown >= 0 else "faster"
+        return f"; this cut would be {abs(self.slowdown):.1%} {word} if it fitted"
 
 
 def check_cut(
@@ -96,7 +107,7 @@ def check_cut(
     cluster: Cluster | str,
     options: PlanOptions | None = None,
     *,
-    search: Callable[[Profile, Cluster, PlanOptions], Plan] = plan,
+    search: Search = plan,
 ) -> CutReport:
     """Judge a cut on a model and a cluster, beside the best plan with the same options.
 
@@ -106,44 +117,93 @@ def check_cut(
     Raises:
         InvalidInput: The cut has layers where the profile allows no cut, or options are wrong.
     """
-    cluster, options = parse_cluster(cluster), merge_options(cut, require_options(options))
+    cluster = parse_cluster(cluster)
+    options = merge_options(cut, require_options(options), len(cluster.devices))
     names = tuple(entry.layer.name for entry in profile.layers)
-    lost = tuple(names[layer] for layer in cut.lost)
-    doubled = tuple(names[layer] for layer in cut.doubled)
     priced = unlimited = best = None
-    reason = ""
+    best_reason, reasons = "", cut.describe_faults(names)
     if cut.is_ordered:
         try:
             priced = price_cut(cut, profile, cluster, options)
         except Infeasible as error:
-            reason = str(error)
+            reasons = [str(error)]
             unlimited = _price_without_limit(cut, profile, cluster, options)
-    elif not (lost or doubled):
-        reason = "stages that are empty, or not in the model's order, are not priced here"
-    else:
-        reason = "layers are missing or doubled"
+    elif not reasons:
+        reasons = ["stages that are empty, or not in the model's order, are not priced here"]
     try:
         best = search(profile, cluster, options)
     except Infeasible as error:
-        reason = reason if priced is not None else reason or str(error)
-    if priced is not None and best is not None:
-        best = min(best, priced, key=lambda each: each.step_time_s)
-    return CutReport(lost, doubled, priced, reason, unlimited, best)
+        best_reason = str(error)
+    if priced is not None:
+        best = min(best or priced, priced, key=lambda each: each.step_time_s)
+    return CutReport(
+        tuple(names[layer] for layer in cut.missing),
+        tuple(names[layer] for layer in cut.duplicated),
+        priced,
+        tuple(reasons),
+        unlimited,
+        best,
+        best_reason,
+        cut.notes,
+    )
 
 
-def merge_options(cut: ImportedCut, options: PlanOptions) -> PlanOptions:
+def import_plan(
+    cut: ImportedCut,
+    profile: Profile,
+    cluster: Cluster | str,
+    options: PlanOptions | None = None,
+    *,
+    search: Search = plan,
+) -> Plan:
+    """Return a cut as a plan, with the bounds that a search for the best plan proves.
+
+    Raises:
+        InvalidInput: The cut is no pipeline of the model; its missing layers are named.
+        Infeasible: It needs more memory or devices than there are.
+    """
+    cluster = parse_cluster(cluster)
+    options = merge_options(cut, require_options(options), len(cluster.devices))
+    priced = price_cut(cut, profile, cluster, options)
+    try:
+        best = search(profile, cluster, options)
+    except (Infeasible, DeadlineExceeded):
+        return priced
+    value, step_s = priced.proof.value, priced.step_time_s
+    bound = min(max(best.proof.lower_bound, priced.proof.lower_bound), value)
+    proof = priced.proof.model_copy(
+        update={
+            "lower_bound": bound,
+            "best_value": min(best.proof.value, value),
+            "status": "optimal" if value - bound <= ROUNDING * value else "feasible",
+            "simulated_lower_bound_s": min(best.proof.simulated_lower_bound_s, step_s),
+        }
+    )
+    return priced.model_copy(update={"proof": proof, "notes": (*cut.notes, *priced.notes)})
+
+
+def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> PlanOptions:
     """Return the options with what the cut's own form says.
 
     Raises:
-        InvalidInput: The form names a schedule that plans cannot have.
+        InvalidInput: The form names a schedule that plans cannot have, or leaves open how its
+            stages are dealt to the devices.
     """
     update: dict[str, object] = {}
+    chunks = cut.chunks
+    if cut.ranks_setting and len(cut.stages) > num_devices:
+        chunks, rest = divmod(len(cut.stages), num_devices)
+        if rest:
+            raise InvalidInput(
+                f"{len(cut.stages)} stages are no multiple of {num_devices} devices; give "
+                f"{cut.ranks_setting} with the cut, or other devices"
+            )
     if cut.schedule is not None:
         update["schedule"] = cut.schedule
-    elif cut.chunks > 1 and options.schedule in ("1f1b", "gpipe"):
+    elif chunks > 1 and options.schedule in ("1f1b", "gpipe"):
         update["schedule"] = "interleaved_1f1b"
-    if cut.chunks > 1:
-        update["chunks"] = cut.chunks
+    if chunks > 1:
+        update["chunks"] = chunks
     if cut.replicas:
         update["max_replicas"] = max(cut.replicas)
     if cut.num_microbatches is not None:
@@ -160,6 +220,12 @@ def price_cut(cut: ImportedCut, profile: Profile, cluster: Cluster, options: Pla
         InvalidInput: It is not a pipeline of the model, or cuts where the profile allows none.
         Infeasible: It needs more memory or devices than there are.
     """
+    if not cut.is_ordered:
+        faults = cut.describe_faults([entry.layer.name for entry in profile.layers])
+        raise InvalidInput(
+            f"the cut is not a pipeline of the model's {cut.num_layers} layers: "
+            + ("; ".join(faults) or "its stages are empty, or not in the model's order")
+        )
     return plan_from_balance(profile, cluster, options, cut.balance, replicas=cut.replicas)
 
 
@@ -188,8 +254,3 @@ def _describe_memory(priced: Plan) -> list[str]:
 def _list_counts(priced: Plan) -> str:
     counts = ", ".join(map(str, priced.balance))
     return counts if len(counts) < 60 else f"{min(priced.balance)} to {max(priced.balance)}"
-
-
-def _shorten(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

@@ -7,9 +7,17 @@ from itertools import accumulate, chain
 
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
-from ..core.profile.block_stack import BlockStack, find_stack
+from ..core.profile.block_stack import BlockStack
+from ..core.units import list_some
 from ..schedules.action_order import default_depths
-from .target import Refusal, Target, TargetRules, count_blocks, find_skipping_value
+from .target import (
+    ModelLayers,
+    Rejection,
+    Target,
+    TargetRules,
+    count_blocks,
+    find_skipping_value,
+)
 
 MOST_SHOWN = 3
 """Occurrences of one feature that a message lists."""
@@ -19,17 +27,18 @@ class Inexpressible(InvalidInput):
     """A plan uses features that a runtime does not have.
 
     Attributes:
-        refusals: Each feature with its reason and remedy.
+        rejections: Each feature with its reason and remedy.
     """
 
-    def __init__(self, target: Target, refusals: tuple[Refusal, ...]) -> None:
-        self.refusals = refusals
+    def __init__(self, target: Target, rejections: tuple[Rejection, ...]) -> None:
+        self.rejections = rejections
         listed = "; ".join(
-            f"{entry.feature}: {entry.reason} ({entry.remedy})" for entry in refusals
+            f"{entry.feature}: {entry.reason} ({entry.remedy})" for entry in rejections
         )
+        hint = f". To plan under all of its rules: --for {target.name}"
         super().__init__(
-            f"{target.title} cannot express this plan. {listed}. "
-            f"To plan under all of its rules: --for {target.name}"
+            f"{target.title} cannot express this plan. {listed}"
+            + hint * (not any(entry.is_of_model for entry in rejections))
         )
 
 
@@ -39,28 +48,29 @@ def check_expressible(plan: Plan, target: Target) -> None:
     Raises:
         Inexpressible: With every feature that is in the way.
     """
-    found = (check(plan, target.rules, target.title) for check in CHECKS)
-    refusals = (*chain.from_iterable(found), *target.check(plan))
-    if refusals:
-        raise Inexpressible(target, refusals)
+    found = (check(plan, target) for check in CHECKS)
+    rejections = (*chain.from_iterable(found), *target.check(plan))
+    if rejections:
+        raise Inexpressible(target, rejections)
 
 
-def _check_schedule(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
     if is_for_inference(plan):
         if not rules.inference:
-            yield Refusal(
+            yield Rejection(
                 "inference",
-                f"the plan is of a forward-only profile, and {title} trains",
-                "plan the profile itself instead of for_inference(profile)",
+                f"the plan is of forward passes alone, and {title} trains",
+                f"plan with --for {target.name}, or the profile itself",
             )
     elif rules.inference:
-        yield Refusal(
+        yield Rejection(
             "training",
             f"the plan is for training ({plan.schedule}), and {title} only runs inference",
-            "plan for_inference(profile)",
+            f"plan with --for {target.name}, which reduces the profile to forward passes",
         )
     elif plan.schedule not in rules.schedules:
-        yield Refusal(
+        yield Rejection(
             "schedule",
             f"the plan's schedule is {plan.schedule}, {title} has {', '.join(rules.schedules)}",
             f"--schedule {rules.schedules[0]}",
@@ -75,7 +85,8 @@ def is_for_inference(plan: Plan) -> bool:
     )
 
 
-def _check_depths(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_depths(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
     if plan.schedule != "1f1b" or rules.own_depths or rules.inference:
         return
     replicas = [stage.replicas for stage in plan.stages]
@@ -83,7 +94,7 @@ def _check_depths(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusa
     deeper = [index for index, stage in enumerate(plan.stages) if stage.in_flight != usual[index]]
     if deeper:
         first = deeper[0]
-        yield Refusal(
+        yield Rejection(
             "micro-batches in flight",
             f"stage {first} has {plan.stages[first].in_flight} in flight where 1f1b has "
             f"{usual[first]}, which {title} cannot set",
@@ -91,72 +102,79 @@ def _check_depths(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusa
         )
 
 
-def _check_replicas(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_replicas(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
     counts = [stage.replicas for stage in plan.stages]
     if rules.replicas == "any" or set(counts) == {1}:
         return
     if rules.replicas == "none":
-        yield Refusal(
+        yield Rejection(
             "replicas",
             f"stages have {counts} replicas, and {title} has one device a stage",
             "--max-replicas 1",
         )
     elif len(set(counts)) > 1:
-        yield Refusal(
+        yield Rejection(
             "unequal replicas",
             f"stages have {counts} replicas, and {title} needs equally many for every stage",
             "--max-replicas 1",
         )
     elif plan.num_microbatches % counts[0]:
-        yield Refusal(
+        yield Rejection(
             "unequal shares",
             f"{plan.num_microbatches} micro-batches cannot be dealt evenly to {counts[0]} replicas",
             f"--microbatches with a multiple of {counts[0]}",
         )
 
 
-def _check_recompute(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_recompute(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
     modes = [stage.recompute for stage in plan.stages]
     if set(modes) == {"never"}:
         return
     if len(set(modes)) > 1 and rules.recompute:
-        yield Refusal(
+        yield Rejection(
             "recomputation of some stages",
             f"stages recompute {', '.join(sorted(set(modes)))}, and {title} has one way for all",
             "--recompute never or always",
         )
     elif modes[0] not in rules.recompute:
         stages = [index for index, mode in enumerate(modes) if mode != "never"]
-        yield Refusal(
+        yield Rejection(
             "recomputation",
-            f"stages {_shorten(stages)} recompute their activations as a whole, which {title} "
-            "cannot be told",
+            f"stages {list_some(list(map(str, stages)), MOST_SHOWN)} recompute their activations "
+            f"as a whole, which {title} cannot be told",
             "--recompute never",
         )
 
 
-def _check_tied_weights(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
-    if plan.tied_sync_time_s > 0 and not (rules.tied_weights or rules.inference):
-        yield Refusal(
+def _check_tied_weights(plan: Plan, target: Target) -> Iterator[Rejection]:
+    if target.rules.tied_weights or target.rules.inference:
+        return
+    if plan.shared_weights or plan.tied_sync_time_s > 0:
+        names = [entry.names[0] for entry in plan.shared_weights] or ["a weight"]
+        yield Rejection(
             "tied weights",
-            f"two stages share a weight, whose gradients they sum; {title} would train two copies",
+            f"stages share {list_some(names, MOST_SHOWN)}, whose gradients they sum; "
+            f"{target.title} would train two copies",
             "--tied together",
         )
 
 
-def _check_order(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_order(plan: Plan, target: Target) -> Iterator[Rejection]:
     if plan.layer_order:
-        yield Refusal(
+        yield Rejection(
             "order of layers",
-            f"the plan reorders branches, and {title} runs layers in the model's order",
+            f"the plan reorders branches, and {target.title} runs layers in the model's order",
             "--order given",
         )
 
 
-def _check_direct_sends(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_direct_sends(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
     if plan.direct_sends and not rules.direct_sends:
         send = plan.direct_sends[0]
-        yield Refusal(
+        yield Rejection(
             "direct sends",
             f"stage {send.source} sends {send.tensors[0]!r} directly to stage {send.target}, and "
             f"{title} only sends to the next stage",
@@ -164,23 +182,39 @@ def _check_direct_sends(plan: Plan, rules: TargetRules, title: str) -> Iterator[
         )
 
 
-def _check_relays(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
-    skipping = find_skipping_value(plan.boundaries) if rules.unit == "layer" else ""
-    if skipping:
-        yield Refusal(
+def _check_chain(plan: Plan, target: Target) -> Iterator[Rejection]:
+    """Refuse computation that a list of modules would leave out without a word."""
+    rules, title = target.rules, target.title
+    if rules.chain and plan.chain_break:
+        yield explain_chain_break(plan.chain_break, title)
+    elif rules.unit == "layer" and (skipping := find_skipping_value(plan.boundaries)):
+        yield Rejection(
             "values that skip a stage",
             f"{skipping!r} crosses two cuts, and {title} passes on what the last layer returned",
             "--for torch, which carries it",
         )
 
 
-def _check_cuts(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def explain_chain_break(chain_break: str, title: str) -> Rejection:
+    """Return why a model that is no chain of modules cannot be a list of them."""
+    return Rejection(
+        "no chain of modules",
+        f"{chain_break}, and {title} calls a list of modules, each with what the one before "
+        "returned",
+        "make it a Sequential whose modules hold every operation, or use --for torch, which "
+        "traces the model",
+        is_of_model=True,
+    )
+
+
+def _check_cuts(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
     cuts = list(accumulate(plan.balance))[:-1]
     if rules.unit == "module":
         for cut in cuts[:MOST_SHOWN]:
             reason = find_module_conflict(plan.layer_names, cut)
             if reason:
-                yield Refusal(
+                yield Rejection(
                     "cut inside a module",
                     f"{reason}, and {title} cuts in front of modules",
                     f"--no-cut-after {plan.layer_names[cut - 1]}",
@@ -189,21 +223,22 @@ def _check_cuts(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]
     if rules.unit != "block":
         return
     try:
-        stack = find_stack(plan.layer_names)
+        stack = ModelLayers.of(plan).stack
     except InvalidInput as error:
-        yield Refusal("no blocks", str(error), "export to a target that cuts between layers")
+        remedy = "export to a target that cuts between layers"
+        yield Rejection("no blocks", str(error), remedy, is_of_model=True)
         return
     yield from _check_blocks(plan, cuts, stack, rules, title)
 
 
-def _check_calls(plan: Plan, title: str) -> Iterator[Refusal]:
+def _check_calls(plan: Plan, title: str) -> Iterator[Rejection]:
     """Refuse modules that two stages call."""
     first: dict[str, int] = {}
     for index, stage in enumerate(plan.stages):
         for name in stage.layer_names:
             module = name.partition("@")[0]
             if first.setdefault(module, index) != index:
-                yield Refusal(
+                yield Rejection(
                     "a module of two stages",
                     f"stages {first[module]} and {index} call {module!r}, and {title} has each "
                     "module once",
@@ -212,30 +247,30 @@ def _check_calls(plan: Plan, title: str) -> Iterator[Refusal]:
                 return
 
 
-def _check_sharding(plan: Plan, rules: TargetRules, title: str) -> Iterator[Refusal]:
+def _check_sharding(plan: Plan, target: Target) -> Iterator[Rejection]:
     if any(stage.strategy == "fully_shard" for stage in plan.stages):
-        yield Refusal(
+        yield Rejection(
             "sharded replicas",
-            f"replicas share their weights, which an export to {title} does not carry",
+            f"replicas share their weights, which an export to {target.title} does not carry",
             "--max-replicas 1",
         )
 
 
 def _check_blocks(
     plan: Plan, cuts: list[int], stack: BlockStack, rules: TargetRules, title: str
-) -> Iterator[Refusal]:
+) -> Iterator[Rejection]:
     names = plan.layer_names
     for cut in [cut for cut in cuts if not is_block_cut(cut, stack, rules)][:MOST_SHOWN]:
         where = f"a stage ends behind {names[cut - 1]!r}"
         if stack.is_inside(cut):
-            yield Refusal(
+            yield Rejection(
                 "cut inside a block",
                 f"{where}, inside block {stack.name(stack.count(cut))!r}, and {title} cuts "
                 "between blocks",
                 f"--no-cut-after {names[cut - 1]}",
             )
         else:
-            yield Refusal(
+            yield Rejection(
                 "cut outside the blocks",
                 f"{where}, {'before' if cut <= stack.starts[0] else 'behind'} the blocks, and "
                 f"{title} keeps that with the {'first' if cut <= stack.starts[0] else 'last'} one",
@@ -243,7 +278,7 @@ def _check_blocks(
             )
     counts = count_blocks(plan)
     if rules.equal_blocks and len(set(counts)) > 1:
-        yield Refusal(
+        yield Rejection(
             "unequal stages",
             f"stages have {list(counts)} blocks, and {title} needs equally many",
             "--for maxtext, which tries every number of equal stages",
@@ -252,7 +287,7 @@ def _check_blocks(
 
 def is_block_cut(cut: int, stack: BlockStack, rules: TargetRules) -> bool:
     """Return whether a runtime that counts blocks can cut at a layer position."""
-    if rules.edges_alone:
+    if rules.cuts_around_blocks:
         return cut in stack.cuts
     return cut in stack.cuts[1:-1]
 
@@ -278,12 +313,7 @@ def find_module_conflict(layer_names: tuple[str, ...], cut: int) -> str:
     return ""
 
 
-def _shorten(stages: list[int]) -> str:
-    text = ", ".join(map(str, stages[:MOST_SHOWN]))
-    return text + (f" and {len(stages) - MOST_SHOWN} more" if len(stages) > MOST_SHOWN else "")
-
-
-CHECKS: tuple[Callable[[Plan, TargetRules, str], Iterator[Refusal]], ...] = (
+CHECKS: tuple[Callable[[Plan, Target], Iterator[Rejection]], ...] = (
     _check_schedule,
     _check_depths,
     _check_replicas,
@@ -292,6 +322,6 @@ CHECKS: tuple[Callable[[Plan, TargetRules, str], Iterator[Refusal]], ...] = (
     _check_tied_weights,
     _check_order,
     _check_direct_sends,
-    _check_relays,
+    _check_chain,
     _check_cuts,
 )

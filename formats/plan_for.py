@@ -8,13 +8,24 @@ from dataclasses import dataclass
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
-from ..core.profile.block_stack import find_stack
 from ..core.profile.forward_only import for_inference
 from ..core.profile.profile import Profile
+from ..planner.choose_options import ChosenOptions, choose_options
+from ..planner.heuristics.candidates import FORBIDDEN
 from ..planner.plan import plan
 from ..planner.problem.input_checks import parse_cluster, require_options
-from .expressible import check_expressible, find_module_conflict, is_block_cut
-from .target import Target, TargetRules
+from ..schedules.traits import FOLDED
+from .expressible import (
+    check_expressible,
+    explain_chain_break,
+    find_module_conflict,
+    is_block_cut,
+)
+from .runtimes.registry import find_target
+from .target import ModelLayers, Target, TargetRules, find_skipping_value
+
+SAME = 5e-4
+"""Relative difference of two steps that are called as fast as each other."""
 
 Search = Callable[[Profile, Cluster, PlanOptions], Plan]
 """Finds the best plan; `planner.plan.plan`, perhaps with a deadline."""
@@ -22,25 +33,26 @@ Search = Callable[[Profile, Cluster, PlanOptions], Plan]
 
 @dataclass(frozen=True)
 class TargetPlan:
-    """The best plan under a runtime's rules, and the best one without them.
+    """The best plan under a runtime's rules, and the best ones without them.
 
     Attributes:
-        plan: It can be exported to the runtime.
-        free: The best plan of the same options for our own runtime.
+        plan: It can be exported to the runtime; its first note says what the rules cost.
+        free: The best plan of the same schedule for our own runtime.
+        unrestricted: The best plan of any schedule, if the options leave it open; else ``free``.
     """
 
     plan: Plan
     free: Plan
+    unrestricted: Plan
 
     @property
     def price(self) -> float:
         """Return by how much the objective, such as the step, is above that without the rules."""
-        free = measure_objective(self.free)
-        return measure_objective(self.plan) / free - 1 if free else 0.0
+        return compare_plans(self.plan, self.free)
 
 
 def plan_for(
-    target: Target,
+    target: Target | str,
     profile: Profile,
     cluster: Cluster | str,
     options: PlanOptions | None = None,
@@ -52,34 +64,95 @@ def plan_for(
     The proof of the plan is of the target's rules: its bound holds for all plans that keep them.
 
     Args:
-        target: The runtime; `runtimes.registry.find_target` finds it by name.
+        target: The runtime, or its name.
         profile: Costs of the layers; reduced to forward passes for a runtime without training.
         cluster: Devices and links, or shorthand.
-        options: Further options, which have to be within the target's rules.
+        options: Further options, which have to be within the target's rules; those that are
+            ``auto`` are chosen among what it has.
         search: Finds the best plan under options.
 
     Raises:
-        InvalidInput: An option contradicts the target's rules, or the model has no blocks where
-            the target counts them.
+        InvalidInput: An option contradicts the target's rules, or the model is not what its form
+            needs: a stack of blocks, or a chain of modules.
         Inexpressible: The schedule asked for does not go with the model in this runtime.
         Infeasible: No plan within the rules fits.
     """
     cluster, asked = parse_cluster(cluster), require_options(options)
+    target = find_target(target) if isinstance(target, str) else target
     if target.rules.inference:
         profile = for_inference(profile)
-    options = apply_rules(target, profile, asked)
+    choice = _choose_options(target, profile, cluster, asked)
+    settled = choice.options
     found: list[Plan] = []
     failures: list[Infeasible] = []
-    for candidate in _uniform_recompute(options):
+    for candidate in _uniform_recompute(apply_rules(target, profile, settled)):
         try:
             found.append(search(profile, cluster, candidate))
         except Infeasible as error:
             failures.append(error)
     if not found:
         raise failures[-1]
-    best = min(found, key=measure_objective)
+    best = _name_rules(min(found, key=measure_objective), target)
     check_expressible(best, target)
-    return TargetPlan(best, search(profile, cluster, asked))
+    free = unrestricted = search(profile, cluster, settled)
+    # The micro-batches stay, or steps of different batches would be compared.
+    auto = tuple(name for name in asked.auto if name != "num_microbatches")
+    if "schedule" in auto and not target.rules.inference:
+        unrestricted = search(profile, cluster, settled.model_copy(update={"auto": auto}))
+    note = _describe_price(target, best, free, unrestricted)
+    best = best.model_copy(update={"notes": (note, *choice.reasons, *best.notes)})
+    return TargetPlan(best, free, unrestricted)
+
+
+def _choose_options(
+    target: Target, profile: Profile, cluster: Cluster, asked: PlanOptions
+) -> ChosenOptions:
+    """Choose what is ``auto`` among what the target has; its rules are not in the result."""
+    schedules, auto, first = target.rules.schedules, asked.auto, asked
+    if find_skipping_value(profile.boundaries):  # which torch cannot carry under a V
+        schedules = tuple(name for name in schedules if name not in FOLDED) or schedules
+    if target.rules.inference:
+        auto = tuple(name for name in auto if name != "schedule")
+    elif "schedule" in auto:
+        # A first choice, for the rules to be applied to; the choice below is among all of them.
+        first = asked.model_copy(update={"schedule": schedules[0]})
+    ruled = apply_rules(target, profile, first.model_copy(update={"auto": auto}))
+    choice = choose_options(profile, cluster, ruled, schedules=schedules)
+    chosen: dict[str, object] = {name: getattr(choice.options, name) for name in auto}
+    return ChosenOptions(first.model_copy(update={**chosen, "auto": ()}), choice.reasons)
+
+
+def _describe_price(target: Target, made: Plan, free: Plan, unrestricted: Plan) -> str:
+    def compare(other: Plan) -> str:
+        price = compare_plans(made, other)
+        if abs(price) < SAME:
+            return "as fast as"
+        return f"{abs(price):.1%} {'slower' if price > 0 else 'faster'} than"
+
+    prices = f"{compare(free)} the free plan"
+    if unrestricted.schedule != free.schedule:
+        prices += (
+            f" of the same schedule, {compare(unrestricted)} the free plan of any, "
+            f"{unrestricted.schedule}"
+        )
+    return f"under the rules of {target.title}, {prices}"
+
+
+def _name_rules(made: Plan, target: Target) -> Plan:
+    """Return the plan with baselines refused by the target's rules, which its options hold."""
+    baselines = tuple(
+        each.model_copy(
+            update={"reason": each.reason.replace(FORBIDDEN, f"{target.title} cannot cut there")}
+        )
+        for each in made.baselines
+    )
+    return made.model_copy(update={"baselines": baselines})
+
+
+def compare_plans(made: Plan, free: Plan) -> float:
+    """Return by how much a plan's objective is above another's, as a fraction."""
+    least = measure_objective(free)
+    return measure_objective(made) / least - 1 if least else 0.0
 
 
 def measure_objective(made: Plan) -> float:
@@ -98,6 +171,9 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
     def refuse(field: str, what: str) -> InvalidInput:
         return InvalidInput(f"{title} {what}", field=f"/options/{field}")
 
+    if rules.chain and profile.chain_break:
+        found = explain_chain_break(profile.chain_break, title)
+        raise InvalidInput(f"{found.reason}; {found.remedy}")
     if not rules.inference and options.schedule not in rules.schedules:
         known = ", ".join(rules.schedules)
         raise refuse("schedule", f"has no schedule {options.schedule}; choose one of {known}")
@@ -147,8 +223,8 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
     Raises:
         InvalidInput: The target counts blocks, and the model has no single stack of them.
     """
-    names = tuple(entry.layer.name for entry in profile.layers)
-    stack = find_stack(names) if rules.unit == "block" else None
+    layers = ModelLayers.of(profile)
+    names, stack = layers.names, layers.stack if rules.unit == "block" else None
     for cut in range(1, len(names)):
         is_inside = stack is not None and not is_block_cut(cut, stack, rules)
         if is_inside or (rules.unit == "module" and find_module_conflict(names, cut)):

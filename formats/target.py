@@ -6,14 +6,19 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import Any, Literal
+from itertools import accumulate, chain, pairwise
+from typing import Any, Literal, Self
 
 from ..core.errors import InvalidInput
 from ..core.graph.graph import Boundary
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import ScheduleName
 from ..core.profile.block_stack import BlockStack, find_stack
+from ..core.profile.profile import Profile
+from ..core.units import list_some
+
+MOST_NAMED = 6
+"""Layers that a message names."""
 
 RecomputeMode = Literal["never", "except_last", "always"]
 """Values of `core.plan.plan.Stage.recompute`."""
@@ -28,7 +33,8 @@ class TargetRules:
             first layer) or numbered blocks.
         schedules: Orders of work it has, for training.
         inference: Whether it runs forward passes alone; then it has no order of work to choose.
-        edges_alone: Whether what precedes or follows the blocks may be a stage without a block.
+        cuts_around_blocks: Whether what precedes or follows the blocks may be a stage by itself.
+        chain: Whether its form is a list of modules, each called with what the one before returned.
         replicas: None, equally many a stage (data parallelism), or any number.
         recompute: Ways in which all of its stages may recompute as a whole.
         equal_blocks: Whether every stage must have equally many blocks.
@@ -40,7 +46,8 @@ class TargetRules:
     unit: Literal["layer", "module", "block"]
     schedules: tuple[ScheduleName, ...] = ()
     inference: bool = False
-    edges_alone: bool = False
+    cuts_around_blocks: bool = False
+    chain: bool = False
     replicas: Literal["none", "equal", "any"] = "none"
     recompute: tuple[RecomputeMode, ...] = ()
     equal_blocks: bool = False
@@ -50,18 +57,20 @@ class TargetRules:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejection:
     """A feature of a plan that a runtime cannot express.
 
     Attributes:
         feature: Its short name, such as ``replicas``.
         reason: Where the plan uses it, and what the runtime has instead.
-        remedy: The option that makes the plan expressible.
+        remedy: The option that makes the plan expressible, or the change of the model.
+        is_of_model: Whether no options make a plan of this model expressible.
     """
 
     feature: str
     reason: str
     remedy: str
+    is_of_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,11 @@ class ImportedCut:
         replicas: Devices of each stage; empty for one each.
         schedule: Its order of work, if the form says so.
         chunks: Stages on each device.
+        ranks_setting: Setting of the number of ranks that the form left out, so that ``chunks``
+            follows from the devices; empty if it did not.
         num_microbatches: Micro-batches a step, if the form says so.
         recompute: How stages recompute, if the form says so.
+        notes: What of the form a plan cannot hold.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -99,16 +111,18 @@ class ImportedCut:
     replicas: tuple[int, ...] = ()
     schedule: ScheduleName | None = None
     chunks: int = 1
+    ranks_setting: str = ""
     num_microbatches: int | None = None
     recompute: RecomputeMode | None = None
+    notes: tuple[str, ...] = ()
 
     @property
-    def lost(self) -> tuple[int, ...]:
+    def missing(self) -> tuple[int, ...]:
         """Return the layers in no stage."""
         return tuple(sorted(set(range(self.num_layers)).difference(*self.stages)))
 
     @property
-    def doubled(self) -> tuple[int, ...]:
+    def duplicated(self) -> tuple[int, ...]:
         """Return the layers in more than one stage, or twice in one."""
         seen: set[int] = set()
         twice: set[int] = set()
@@ -124,26 +138,51 @@ class ImportedCut:
 
     @property
     def balance(self) -> tuple[int, ...]:
-        """Return the number of layers in each stage. Raises: InvalidInput if not `is_ordered`."""
-        if not self.is_ordered:
-            raise InvalidInput(
-                f"the cut is not a pipeline of the model's {self.num_layers} layers: "
-                f"{len(self.lost)} are in no stage, {len(self.doubled)} in several; "
-                "run 'stagewright check' to see which"
-            )
+        """Return the number of layers in each stage."""
         return tuple(map(len, self.stages))
+
+    def describe_faults(self, names: Sequence[str]) -> list[str]:
+        """Name the layers of the model that are in no stage, and those in several."""
+        faults = (
+            ("missing", self.missing, "in no stage; the model would run without"),
+            ("duplicated", self.duplicated, "in several stages"),
+        )
+        return [
+            f"{word}: {list_some([names[layer] for layer in layers], MOST_NAMED)} {what}"
+            for word, layers, what in faults
+            if layers
+        ]
 
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """Names of a model's layers, in order, and the blocks found in them."""
+    """Names of a model's layers, in order, and the blocks found in them.
+
+    Attributes:
+        types: Class names of the layers' modules; empty if not known.
+        modules: Modules that hold weights.
+    """
 
     names: tuple[str, ...]
+    types: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: Plan | Profile) -> Self:
+        """Return the layers of a plan or a profile."""
+        if isinstance(model, Profile):
+            layers = [entry.layer for entry in model.layers]
+            types = tuple(layer.module_type for layer in layers)
+            modules = tuple(chain.from_iterable(layer.module_fqns for layer in layers))
+            return cls(tuple(layer.name for layer in layers), types * any(types), modules)
+        types = tuple(chain.from_iterable(stage.layer_types for stage in model.stages))
+        modules = tuple(chain.from_iterable(stage.module_fqns for stage in model.stages))
+        return cls(model.layer_names, types, modules)
 
     @cached_property
     def stack(self) -> BlockStack:
         """Find the model's blocks. Raises: InvalidInput."""
-        return find_stack(self.names)
+        return find_stack(self.names, self.types, self.modules)
 
     def from_counts(self, counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Return the layers of stages given by their numbers of layers.
@@ -202,7 +241,7 @@ class Target:
     rules: TargetRules
     write: Callable[[Plan], Export]
     read: Callable[[str, ModelLayers], ImportedCut]
-    check: Callable[[Plan], tuple[Refusal, ...]] = lambda plan: ()
+    check: Callable[[Plan], tuple[Rejection, ...]] = lambda plan: ()
     default_split: Callable[[int, int], tuple[int, ...]] | None = None
 
 
@@ -214,6 +253,16 @@ def write_header(plan: Plan, title: str, checked_with: str, *use: str, comment: 
         *use,
     )
     return "".join(f"{comment} {line}".rstrip() + "\n" for line in lines)
+
+
+def warn_of_chain(plan: Plan) -> tuple[str, ...]:
+    """Return a line for lists of modules where it is not known whether the model is one."""
+    if plan.chain_break is not None:
+        return ()
+    return (
+        "The plan's profile does not say whether each layer is just its module, called with what "
+        "the one before returned; operations between modules would be left out here.",
+    )
 
 
 def parse_literal(text: str, opening: str) -> Any:
@@ -250,6 +299,11 @@ def count_blocks(plan: Plan) -> tuple[int, ...]:
     stack = find_stack(plan.layer_names)
     ends = [stack.count(cut) for cut in accumulate(plan.balance, initial=0)]
     return tuple(last - first for first, last in pairwise(ends))
+
+
+def count_ranks(plan: Plan) -> int:
+    """Return the length of the pipeline in devices, which hold a stage of each chunk."""
+    return plan.num_stages // plan.chunks
 
 
 def list_devices(plan: Plan) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from ..core.cluster.reserves import ReservedMemory
+from ..core.graph.graph import Parameter
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
+from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
 from .cost.device_classes import reserved_memory
@@ -87,6 +91,8 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
+        chain_break=profile.chain_break,
+        shared_weights=tuple(_find_shared(profile, cuts)),
         notes=(
             *profile.notes,
             *notes,
@@ -106,6 +112,7 @@ def _name(request: PlanningRequest) -> str:
 def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
     profile, chosen = request.profile, costed.assignment
     devices = _devices(request, chosen)
+    is_typed = any(entry.layer.module_type for entry in profile.layers)
     stages = []
     for number, (first, last) in enumerate(pairwise(chosen.cuts)):
         price = costed.stages[number]
@@ -116,6 +123,7 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
                 first_layer=first,
                 num_layers=last - first,
                 layer_names=tuple(layer.name for layer in layers),
+                layer_types=tuple(layer.module_type for layer in layers) if is_typed else (),
                 module_fqns=tuple(fqns),
                 devices=devices[number],
                 forward_time_s=price.forward_s,
@@ -140,6 +148,14 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
 def _reserved(request: PlanningRequest, chosen: Assignment, number: int) -> ReservedMemory:
     index = chosen.device_indices(request.devices, number)[0]
     return reserved_memory(request.cluster.devices[index].memory_bytes, request.options)
+
+
+def _find_shared(profile: Profile, cuts: Sequence[int]) -> Iterator[Parameter]:
+    """Yield the trained parameters that layers of several stages use."""
+    for entry in profile.parameters:
+        used = {bisect_right(cuts, layer) for layer in entry.layers}
+        if entry.trainable and len(used) > 1:
+            yield entry
 
 
 def _build_baseline(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
@@ -90,7 +91,7 @@ def choose_options(
         cluster: Devices and links.
         options: What the plan has to keep.
         table_of: Looks up the profile's tables; `None` to build them.
-        schedules: Choose among these alone; all if empty.
+        schedules: Choose among these alone; among `SCHEDULES` if empty.
 
     Raises:
         InvalidInput: An option or the profile's numbers are out of range.
@@ -103,8 +104,7 @@ def choose_options(
     is_useless = options.auto == ("chunks",) and usual.schedule not in CHUNKED
     if options.objective != "step_time" or is_useless:
         return ChosenOptions(usual)
-    known = tuple(name for name in SCHEDULES if name in schedules) if schedules else SCHEDULES
-    names = known if "schedule" in options.auto and known else (usual.schedule,)
+    names = _list_schedules(schedules) if "schedule" in options.auto else (usual.schedule,)
     study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual))
     counts = [usual.num_microbatches]
     is_count_open = "num_microbatches" in options.auto and usual.batch_size is None
@@ -123,11 +123,18 @@ def choose_options(
         reasons.append(_why_count(trial))
     if "schedule" in options.auto:
         chosen["schedule"] = trial.best.schedule
-        reasons.append(_why_schedule(trial))
+        reasons += _why_schedule(trial, names)
     if trial.best.schedule in CHUNKED and "chunks" in options.auto:
         chosen["chunks"] = trial.best.chunks
         reasons.append(f"{trial.best.chunks} chunks chosen with it")
     return ChosenOptions(PlanOptions.model_validate(fixed | chosen), tuple(reasons))
+
+
+def _list_schedules(allowed: Sequence[ScheduleName]) -> tuple[TrainingSchedule, ...]:
+    if not allowed:
+        return SCHEDULES
+    usual = tuple(name for name in SCHEDULES if name in allowed)
+    return usual or tuple(name for name in get_args(TrainingSchedule) if name in allowed)
 
 
 def rank_schedules(
@@ -263,13 +270,20 @@ def _why_count(trial: _Trial) -> str:
     return f"{chosen}; more would shrink it little, or take too large a batch"
 
 
-def _why_schedule(trial: _Trial) -> str:
+def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule]) -> Iterator[str]:
     best, plain = trial.best, trial.plain
+    others = [name for name in tried if name != best.schedule]
+    among = "" if tried == SCHEDULES else f" of {', '.join(others)}"
+    if not others:
+        return
     if best.schedule == "1f1b":
-        return f"schedule 1f1b chosen: no other is {WORTH:.0%} faster"
-    if plain is None:
-        return f"schedule {best.schedule} chosen: 1f1b does not fit"
-    return (
-        f"schedule {best.schedule} chosen: about {1 - best.step_s / plain.step_s:.0%} less time "
-        f"than 1f1b, which takes {format_time(plain.step_s)}"
-    )
+        yield f"schedule 1f1b chosen: no other{among} is {WORTH:.0%} faster"
+    elif plain is not None:
+        yield (
+            f"schedule {best.schedule} chosen: about {1 - best.step_s / plain.step_s:.0%} less "
+            f"time than 1f1b, which takes {format_time(plain.step_s)}"
+        )
+    elif "1f1b" in tried:
+        yield f"schedule {best.schedule} chosen: 1f1b does not fit"
+    else:
+        yield f"schedule {best.schedule} chosen: none{among} is faster"

@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from ..sample import CallStructure
 from .python_state import ChangeKind
 
+CallKey = tuple[str, int]
+"""A module's path and the number of its call."""
+
+INPUT: CallKey = ("", -1)
+"""Stands for the call that made the model's only input."""
+
 
 @dataclass(frozen=True)
 class TensorForm:
@@ -81,6 +87,9 @@ class ForwardObservation:
 
     Attributes:
         calls: Every module call by path and number.
+        received: The calls, or `INPUT`, whose value is the only argument of a call, unchanged, with
+            gradients and autocast on or off as for the model itself.
+        returned: The calls whose value the model returns, unchanged.
         reasons: Why a module must be opaque, by path; the model itself has the empty path.
         suspects: Modules that keep Python state between calls, which may be just a cache.
         mode_readers: Modules that read ``self.training``.
@@ -98,7 +107,9 @@ class ForwardObservation:
         remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
-    calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
+    calls: dict[CallKey, RecordedCall] = field(default_factory=dict)
+    received: dict[CallKey, set[CallKey]] = field(default_factory=dict)
+    returned: set[CallKey] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     suspects: dict[str, str] = field(default_factory=dict)
     mode_readers: set[str] = field(default_factory=set)

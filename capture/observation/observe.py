@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from ...core.errors import CaptureError
 from ..program.program import storage_key
 from .attribute_reads import watch_attribute_reads
-from .forward_observation import ForwardObservation, RecordedCall, TensorForm
+from .forward_observation import INPUT, CallKey, ForwardObservation, RecordedCall, TensorForm
 from .global_writes import find_global_writes
 from .interception import (
     HOOKS,
@@ -71,6 +72,8 @@ class _ForwardWatcher:
         self._seen: set[Any] = set()
         self._own: dict[str, set[int]] = {}
         self._kept_too: dict[tuple[str, int], bool] = {}
+        self._modes: tuple[bool, bool] | None = None
+        self._makers: dict[int, tuple[weakref.ref[Tensor], int, set[CallKey]]] = {}
 
     def call(
         self,
@@ -89,13 +92,35 @@ class _ForwardWatcher:
             problem = str(error)
         frame.given = frozenset(map(storage_key, given))
         versions = [_version(tensor) for tensor in given]
+        number = self._numbers[frame.path]
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled()
+        if not frame.path:
+            self._modes = modes
+            if len(given) == 1:
+                self._note_maker(given[0], INPUT)
+        if len(args) == 1 and not kwargs and modes == self._modes:
+            self._found.received[frame.path, number] = self._find_makers(args[0])
         with self.kept.inside(frame.module):
             result = run()
         self.settle(frame.path, result)
-        number = self._numbers[frame.path]
+        self._note_maker(result, (frame.path, number))
+        if not frame.path:
+            self._found.returned = self._find_makers(result)
         self._numbers[frame.path] += 1
         self._found.calls[frame.path, number] = _record(given, versions, result, plain, problem)
         return result
+
+    def _find_makers(self, value: Any) -> set[CallKey]:
+        """Return the calls that returned this very tensor, if it was not changed since."""
+        found = self._makers.get(id(value))
+        # An id may be that of a tensor that is gone; the reference says so.
+        is_same = found is not None and isinstance(value, Tensor) and found[0]() is value
+        return set(found[2]) if found and is_same and found[1] == _version(value) else set()
+
+    def _note_maker(self, value: Any, call: CallKey) -> None:
+        if isinstance(value, Tensor):
+            calls = {*self._find_makers(value), call}
+            self._makers[id(value)] = weakref.ref(value), _version(value), calls
 
     def settle(self, path: str, values: Any) -> None:
         """Attribute to ``path`` what changed since the last call began or ended."""

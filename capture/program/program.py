@@ -53,6 +53,7 @@ class Program:
         changed: Attributes that the model's forward changes, by path and name.
         attributes_read: Names of attributes that forward read; `None` if that is not known.
         references: See `ForwardObservation.references`.
+        chain_break: See `Graph.chain_break`.
         losses: See `ForwardObservation.losses`.
         sample_ranges: Least and largest value of every integer or boolean input, in order.
     """
@@ -74,6 +75,7 @@ class Program:
     changed: Collection[tuple[str, str]] = ()
     attributes_read: Collection[str] | None = None
     references: Mapping[nn.Module, Mapping[str, bool]] = field(default_factory=dict)
+    chain_break: str | None = None
     losses: tuple[str, ...] = ()
     sample_ranges: tuple[tuple[int, int] | None, ...] = ()
     notes: list[str] = field(default_factory=list)

@@ -40,6 +40,7 @@ def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
         ),
         not_rebuildable=tuple(written.refusals),
         fixed_mode=program.fixed_mode,
+        chain_break=program.chain_break,
         notes=(
             *program.notes,
             *(f"stays in training mode, also after .eval(): {what}" for what in program.fixed_mode),

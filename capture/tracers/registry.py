@@ -14,6 +14,7 @@ from ..observation.forward_observation import (
     TracingTarget,
     explain_function_owners,
 )
+from ..observation.module_chain import find_chain_break
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
@@ -93,4 +94,5 @@ def build_captured(program: Program, seen: ForwardObservation) -> Captured:
     for node in program.flat_outputs:
         for tensor in tensors_of(value_of(node)) if isinstance(node, fx.Node) else ():
             tensor_spec(node.name, tensor)  # raises for a shape that depends on data
+    program.chain_break = find_chain_break(program, layers, seen)
     return Captured(program, layers, find_cuts(program, layers))

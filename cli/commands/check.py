@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-from typer import Exit, Option
+from typer import Context, Exit
 
 from ..exit_codes import ExitCode
 from ..options import cuts
-from ..support.output import JsonFlag, emit
+from ..options import plan as flags
+from ..support.output import JsonFlag, NoCacheFlag, emit
 from ..support.progress import working
-from ..support.read_documents import read_devices
 
 
 def command(
+    context: Context,
     cut: cuts.CutText,
     source: cuts.Source,
     model: cuts.Model,
     devices: cuts.Devices,
+    microbatch: flags.Microbatch = None,
+    sequence: flags.SequenceLength = None,
+    precision: flags.Precision = None,
+    estimate_for: flags.EstimateFor = None,
+    calibrate: flags.Calibrate = None,
     microbatches: cuts.Microbatches = 8,
     schedule: cuts.Schedule = "1f1b",
-    microbatch: cuts.MicrobatchSize = None,
-    sequence: cuts.Sequence = None,
-    deadline: Annotated[
-        float | None, Option(min=0.0, help="Time limit in seconds for the best plan.")
-    ] = None,
+    optimizer: flags.Optimizer = "adam",
+    memory_fraction: flags.MemoryFraction = 1.0,
+    deadline: cuts.Deadline = None,
+    no_cache: NoCacheFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Judge a cut in the form of another runtime: lost layers, memory, step time, and the best.
+    """Judge a cut in the form of another runtime: missing layers, memory, step time, and the best.
 
-    Exit code 3 if the cut cannot run: layers are lost or doubled, or memory does not suffice.
+    Exit code 3 if the cut cannot run: layers are missing or duplicated, or memory does not suffice.
 
     Examples:
     stagewright check 17,20,3 --from vllm --model llama-13b -d 3x24GB
@@ -42,15 +46,14 @@ def command(
     from ...formats.check_cut import check_cut
     from ...planner.plan import plan
 
-    cluster = read_devices(devices)
-    costs, cluster = cuts.read_profile(
-        model, cluster, microbatch=microbatch, sequence=sequence, quiet=as_json
-    )
-    found, costs = cuts.read_cut(cut, source, costs)
-    options = cuts.build_cut_options(schedule, microbatches)
+    asked = cuts.CutQuestion.read(context.params)
     with working("checking: searching for the best plan"):
         report = check_cut(
-            found, costs, cluster, options, search=partial(plan, deadline_s=deadline)
+            asked.cut,
+            asked.profile,
+            asked.cluster,
+            asked.options,
+            search=partial(plan, deadline_s=deadline),
         )
     emit(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
     if report.plan is None:

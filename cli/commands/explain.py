@@ -38,16 +38,23 @@ def command(
 ) -> None:
     """Explain what bounds a plan's step, what changes would gain, and what other methods find."""
     from ...core.plan.plan import Plan
+    from ...core.profile.forward_only import match_profile
     from ...core.profile.profile import Profile
 
-    made, costs = read_document(plan, Plan), read_document(profile, Profile)
+    made, given = read_document(plan, Plan), read_document(profile, Profile)
+    costs = match_profile(given, made.profile_id)
     cluster = read_devices(devices)
     from ...planner.explain import explain
 
     with working("explaining: planning with each change"):
         found = explain(made, costs, cluster, deadline_s=deadline)
     emit(found.model_dump_json(indent=2) if as_json else str(found))
-    say_next(_suggest_change(found, made, plan, profile, devices), quiet=as_json)
+    # The command that plans would plan training, unless the profile itself is for inference.
+    is_reduced = costs is not given
+    next_step = suggest_after_plan(made, plan)
+    if not is_reduced:
+        next_step = _suggest_change(found, made, plan, profile, devices)
+    say_next(next_step, quiet=as_json)
 
 
 def _suggest_change(found: Explanation, plan: Plan, file: Path, profile: Path, devices: str) -> str:

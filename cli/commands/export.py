@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
+from ...formats.target_names import TARGET_NAMES
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
 from ..support.read_documents import read_document
@@ -26,9 +27,8 @@ def command(
     to: Annotated[
         str | None,
         Option(
-            help="Runtime to write a plan for: torch, torchtitan, megatron, deepspeed, accelerate, "
-            "vllm, sglang, tensorrt-llm, colossalai, maxtext, llama.cpp, torchgpipe or pipedream. "
-            "Profiles are written as csv.",
+            help=f"Runtime to write a plan for: {', '.join(TARGET_NAMES)}. Profiles are written as "
+            "csv.",
             metavar="TARGET",
         ),
     ] = None,

@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-from typer import Option
+from typer import Context
 
 from ..options import cuts
+from ..options import plan as flags
 from ..support.flag_names import plan_text
 from ..support.next_steps import suggest_after_plan
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
-from ..support.read_documents import read_devices
+from ..support.output import JsonFlag, NoCacheFlag, check_writable, emit, say, say_next, write_file
+from ..support.progress import working
 
 
 def command(
+    context: Context,
     cut: cuts.CutText,
     source: cuts.Source,
     model: cuts.Model,
     devices: cuts.Devices,
+    microbatch: flags.Microbatch = None,
+    sequence: flags.SequenceLength = None,
+    precision: flags.Precision = None,
+    estimate_for: flags.EstimateFor = None,
+    calibrate: flags.Calibrate = None,
     microbatches: cuts.Microbatches = 8,
     schedule: cuts.Schedule = "1f1b",
-    microbatch: cuts.MicrobatchSize = None,
-    sequence: cuts.Sequence = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Write the plan to this file.")
-    ] = None,
+    optimizer: flags.Optimizer = "adam",
+    memory_fraction: flags.MemoryFraction = 1.0,
+    deadline: cuts.Deadline = 10.0,
+    output: flags.Output = None,
+    no_cache: NoCacheFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Read a cut in the form of another runtime, and write it as a plan.
 
     The plan is priced like every other: it can be drawn, explained, verified and run here, and
-    exported to another runtime. A cut with lost or doubled layers is refused; 'stagewright check'
-    says which they are.
+    exported to another runtime. A cut with missing or duplicated layers is refused.
 
     Examples:
     stagewright import 17,20,3 --from vllm --model llama-13b -d 3x24GB -o plan.json
 
     stagewright import layout.sh --from megatron --model profile.json -d 8xH100
     """
-    from ...formats.check_cut import merge_options, price_cut
+    from functools import partial
+
+    from ...formats.check_cut import import_plan
+    from ...planner.plan import plan as find_plan
 
     check_writable(output)
-    cluster = read_devices(devices)
-    costs, cluster = cuts.read_profile(
-        model, cluster, microbatch=microbatch, sequence=sequence, quiet=as_json
-    )
-    found, costs = cuts.read_cut(cut, source, costs)
-    options = merge_options(found, cuts.build_cut_options(schedule, microbatches))
-    plan = price_cut(found, costs, cluster, options)
+    asked = cuts.CutQuestion.read(context.params)
+    with working("importing: searching for a bound"):
+        plan = import_plan(
+            asked.cut,
+            asked.profile,
+            asked.cluster,
+            asked.options,
+            search=partial(find_plan, deadline_s=deadline),
+        )
     if output is not None:
         write_file(output, plan.to_json(indent=2) + "\n")
         say(f"wrote {output}", quiet=as_json)

@@ -153,7 +153,9 @@ def _plan_files(
         _warn_if_poor(path, profile)
     plan = make(profiles, cluster)
     path_of = {entry.content_id(): path for path, entry in zip(paths, profiles, strict=True)}
-    return plan, command_line("explain", output, path_of[plan.profile_id], *devices)
+    # A plan for inference is of the forward passes of its only profile.
+    source = path_of.get(plan.profile_id, paths[0])
+    return plan, command_line("explain", output, source, *devices)
 
 
 def _warn_if_poor(path: str, profile: Profile) -> None:

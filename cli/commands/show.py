@@ -58,11 +58,11 @@ def command(
         ),
     ],
     svg: Annotated[
-        Path | None, Option(help="Draw the plan's timeline to this file (plans only).")
+        Path | None, Option(help="Draw the timeline to this file (plans and schedules).")
     ] = None,
     trace: Annotated[
         Path | None,
-        Option(help="Write the plan's timeline for Perfetto or chrome://tracing (plans only)."),
+        Option(help="Write the timeline for Perfetto or chrome://tracing (plans and schedules)."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -217,10 +217,11 @@ def _read_costs(
 ) -> Profile | None:
     """Read the profile a plan was made from: from the file given, or from the plan's service."""
     from ...core.document import is_same_id
+    from ...core.profile.forward_only import match_profile
     from ...core.profile.profile import Profile
 
     if profile_file is not None:
-        profile = read_document(profile_file, Profile)
+        profile = match_profile(read_document(profile_file, Profile), plan.profile_id)
         if not is_same_id(profile.content_id(), plan.profile_id):
             raise InvalidInput(
                 f"{profile_file} is {profile.content_id()}, but the plan was made from "

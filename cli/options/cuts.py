@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..support.named_models import EstimateFlags, describe_estimate, find_model_name
+from ...formats.target_names import TARGET_NAMES
+from ..support.named_models import (
+    EstimateFlags,
+    describe_estimate,
+    find_model_name,
+    read_recipe,
+)
 from ..support.output import say
-from ..support.read_documents import read_document
+from ..support.read_documents import build_record, read_devices, read_document
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
     from ...core.plan.plan import PlanOptions
     from ...core.profile.profile import Profile
     from ...formats.target import ImportedCut
+
+MAX_PATH = 1000
+"""Characters of a file's name."""
 
 CutText = Annotated[
     str,
@@ -25,10 +37,7 @@ CutText = Annotated[
 Source = Annotated[
     str,
     Option(
-        "--from",
-        metavar="TARGET",
-        help="The runtime whose form it is: torch, torchtitan, megatron, deepspeed, accelerate, "
-        "vllm, sglang, tensorrt-llm, colossalai, maxtext, llama.cpp, torchgpipe or pipedream.",
+        "--from", metavar="TARGET", help=f"The runtime whose form it is: {', '.join(TARGET_NAMES)}."
     ),
 ]
 Model = Annotated[
@@ -41,58 +50,71 @@ Model = Annotated[
 Devices = Annotated[
     str, Option("--devices", "-d", help="Devices it runs on: 4x24GB, 8xH100, or a cluster file.")
 ]
-Microbatches = Annotated[int, Option(min=1, help="Micro-batches per step.")]
-Schedule = Annotated[str, Option(help="Order of work, where the form does not say it.")]
-MicrobatchSize = Annotated[int | None, Option(min=1, help="Samples in a micro-batch. Default: 1.")]
-Sequence = Annotated[
-    int | None, Option(min=1, help="Tokens per sample. Default: the model's published length.")
+Microbatches = Annotated[
+    int, Option("--microbatches", "-m", min=1, help="Micro-batches per step, unless the form says.")
 ]
+Schedule = Annotated[str, Option(help="Order of work, unless the form says it.")]
+Deadline = Annotated[float | None, Option(min=0.0, help="Time limit in seconds for the best plan.")]
 
 
-def read_profile(
-    model: str,
-    cluster: Cluster,
-    *,
-    microbatch: int | None,
-    sequence: int | None,
-    quiet: bool,
-) -> tuple[Profile, Cluster]:
-    """Read a profile, or estimate a model by name; return it with the cluster to price it on."""
+@dataclass(frozen=True)
+class CutQuestion:
+    """A cut with the costs, devices and options to price it with."""
+
+    cut: ImportedCut
+    profile: Profile
+    cluster: Cluster
+    options: PlanOptions
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> CutQuestion:
+        """Read what the parameters of a command name, or estimate the model.
+
+        The profile is of forward passes for an inference runtime.
+
+        Raises:
+            InvalidInput: The text is not in the runtime's form, or a file cannot be read.
+        """
+        from ...core.plan.plan import PlanOptions
+        from ...core.profile.forward_only import for_inference
+        from ...formats.runtimes.registry import find_target, import_cut
+
+        target = find_target(given["source"])
+        text, cluster = read_text(given["cut"]), read_devices(given["devices"])
+        profile, cluster = _read_profile(given, cluster)
+        if target.rules.inference:
+            profile = for_inference(profile)
+        is_model = find_model_name([given["model"]]) is not None
+        options = build_record(
+            PlanOptions,
+            schedule=given["schedule"],
+            num_microbatches=given["microbatches"],
+            optimizer=given["optimizer"],
+            precision=read_recipe(given["precision"], is_model=is_model),
+            memory_fraction=given["memory_fraction"],
+        )
+        return cls(import_cut(text, target.name, profile), profile, cluster, options)
+
+
+def _read_profile(given: Mapping[str, Any], cluster: Cluster) -> tuple[Profile, Cluster]:
     from ...core.profile.profile import Profile
 
-    flags = EstimateFlags(microbatch=microbatch, sequence=sequence)
+    estimate, model = EstimateFlags.of(given), given["model"]
     name = find_model_name([model])
     if name is None:
-        flags.refuse_for_profiles()
+        estimate.refuse_for_profiles()
         return read_document(Path(model), Profile), cluster
-    estimated = flags.estimate(name, cluster)
-    say(describe_estimate(name, estimated), quiet=quiet)
+    estimated = estimate.estimate(name, cluster)
+    say(describe_estimate(name, estimated), quiet=given["as_json"])
     return estimated.profile, estimated.cluster
 
 
-def read_cut(text: str, source: str, profile: Profile) -> tuple[ImportedCut, Profile]:
-    """Read a cut for a profile; the profile is of forward passes for an inference runtime.
-
-    Raises:
-        InvalidInput: The text is not in the runtime's form.
-    """
-    from ...core.profile.forward_only import for_inference
-    from ...formats.runtimes.registry import find_target, import_cut
-
-    if find_target(source).rules.inference:
-        profile = for_inference(profile)
-    names = tuple(entry.layer.name for entry in profile.layers)
+def read_text(text: str) -> str:
+    """Return a file's content, or the text itself if it is no file's name. Raises: InvalidInput."""
     path = Path(text)
+    is_named = re.fullmatch(r"\S*\.(sh|py|json|toml|ya?ml|txt|csv|conf)", text) is not None
     try:
-        content = path.read_text() if len(text) < 1000 and path.is_file() else text
-    except (OSError, UnicodeDecodeError) as error:
+        is_file = len(text) < MAX_PATH and (is_named or path.is_file())
+        return path.read_text() if is_file else text
+    except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None
-    return import_cut(content, source, names), profile
-
-
-def build_cut_options(schedule: str, microbatches: int) -> PlanOptions:
-    """Return the options to price a cut with; its own form replaces what it says."""
-    from ...core.plan.plan import PlanOptions
-    from ..support.read_documents import build_record
-
-    return build_record(PlanOptions, schedule=schedule, num_microbatches=microbatches)

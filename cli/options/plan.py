@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
+from ...formats.target_names import TARGET_NAMES
 from ..support.read_documents import build_record
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ Target = Annotated[
     _option(
         RULES,
         "Plan under the rules of another runtime, so that 'stagewright export' can write the plan "
-        "for it: megatron, torch, deepspeed, vllm, ... The result says what the rules cost.",
+        f"for it: {', '.join(TARGET_NAMES)}. The result says what the rules cost.",
         "--for",
         metavar="TARGET",
     ),

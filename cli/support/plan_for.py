@@ -30,38 +30,13 @@ def make_plan_for(
     """
     from functools import partial
 
-    from ...core.profile.forward_only import for_inference
-    from ...formats.plan_for import apply_rules, plan_for
+    from ...formats.plan_for import plan_for
     from ...formats.runtimes.registry import find_target
-    from ...formats.target import find_skipping_value
-    from ...planner.choose_options import choose_options
     from ...planner.plan import plan
-    from ...schedules.traits import FOLDED
 
     target = find_target(name)
     if len(profiles) > 1:
         raise InvalidInput("--for takes one profile; choose the micro-batch size first")
-    profile = for_inference(profiles[0]) if target.rules.inference else profiles[0]
-    schedules = target.rules.schedules
-    if find_skipping_value(profile.boundaries):  # which torch cannot carry under a V
-        schedules = tuple(name for name in schedules if name not in FOLDED) or schedules
-    if "schedule" in options.auto and schedules:
-        # A first choice, for the rules to be applied to; the choice below is among all of them.
-        options = options.model_copy(update={"schedule": schedules[0]})
-    if target.rules.inference:
-        auto = tuple(name for name in options.auto if name != "schedule")
-        options = options.model_copy(update={"auto": auto})
-    ruled = apply_rules(target, profile, options)
+    search = partial(plan, deadline_s=deadline_s)
     with working(f"planning under the rules of {target.title}"):
-        choice = choose_options(profile, cluster, ruled, schedules=schedules)
-        chosen: dict[str, object] = {name: getattr(choice.options, name) for name in options.auto}
-        found = plan_for(
-            target,
-            profile,
-            cluster,
-            options.model_copy(update={**chosen, "auto": ()}),
-            search=partial(plan, deadline_s=deadline_s),
-        )
-    price = f"{found.price:.1%} slower than" if found.price >= 5e-4 else "as fast as"
-    note = f"under the rules of {target.title}, {price} the free plan of the same schedule"
-    return found.plan.model_copy(update={"notes": (note, *choice.reasons, *found.plan.notes)})
+        return plan_for(target, profiles[0], cluster, options, search=search).plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 MODEL_INPUT = -1
 """Layer index that stands for the model's own inputs in an `Edge`."""
+
+# Left out where it is not known: ids of documents of earlier releases stay what they were.
+ChainBreak = Annotated[Note | None, Field(exclude_if=lambda value: value is None)]
+"""See `Graph.chain_break`."""
 
 CaptureMode = Literal["sequential", "export", "trace", "dynamo", "sample", "modules"]
 
@@ -198,6 +202,8 @@ class Graph(Document):
         outputs: Flat tensor outputs, in order.
         boundaries: One per gap between consecutive layers.
         fixed_mode: What stays in training mode however the model is switched; empty if nothing.
+        chain_break: Where the model is no chain of its layers' modules, each called with just what
+            the one before returned; empty if it is one, `None` if that is not known.
         notes: What a reader should know, e.g. that the batch size is fixed.
         rebuildable: Whether it holds all that is needed to run it with random weights; if not,
             the fields below it are empty but for the reasons.
@@ -225,6 +231,7 @@ class Graph(Document):
     parameters: LongTuple[Parameter] = ()
     operations: LongTuple[Operation] = ()
     fixed_mode: Notes = ()
+    chain_break: ChainBreak = None
     notes: Notes = ()
     rebuildable: bool = False
     not_rebuildable: LongTuple[NotRebuildable] = ()

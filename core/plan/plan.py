@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 from ..cluster.cluster import Cluster
 from ..cluster.reserves import MemoryReserves, ReservedMemory
 from ..document import Document, LongTuple, Name, Note, Notes, Record, render_html
-from ..graph.graph import Boundary
+from ..graph.graph import Boundary, ChainBreak, Parameter
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
 from ..models.training_memory import BytesPerParameter, Optimizer, Recipe
@@ -177,6 +178,7 @@ class Stage(Record):
         first_layer: Index of its first layer.
         num_layers: How many layers it holds.
         layer_names: Their names, in order.
+        layer_types: Class names of their modules; empty if not known.
         module_fqns: Modules of the model whose parameters and buffers it owns.
         devices: Names of the cluster's devices that hold it.
         forward_time_s: Forward time per micro-batch.
@@ -197,6 +199,7 @@ class Stage(Record):
     first_layer: int = Field(ge=0)
     num_layers: int = Field(ge=1)
     layer_names: tuple[Name, ...]
+    layer_types: tuple[Name, ...] = Field((), exclude_if=operator.not_)
     module_fqns: tuple[Name, ...] = ()
     devices: tuple[Name, ...] = Field(min_length=1)
     forward_time_s: float = Field(ge=0)
@@ -218,6 +221,8 @@ class Stage(Record):
     def _check(self) -> Self:
         if len(self.layer_names) != self.num_layers:
             raise ValueError(f"{self.num_layers} layers but {len(self.layer_names)} layer_names")
+        if self.layer_types and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"{self.num_layers} layers but {len(self.layer_types)} layer_types")
         if len(self.devices) != self.replicas:
             raise ValueError(f"{self.replicas} replicas but {len(self.devices)} devices")
         return self
@@ -302,30 +307,32 @@ class Plan(Document):
     """Stages in pipeline order, with the evidence for them.
 
     Attributes:
-        balance: Layers per stage, as torchgpipe writes it.
-        step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
-            weights; not the optimizer's update), by the simulator.
-        bubble_fraction: Idle share of all devices' time in that step.
-        forward_channels: For each boundary the shared connection its activations leave by, -1 for
-            one of their own; empty where none is shared.
-        backward_channels: Likewise for the gradients on their way back.
-        direct_sends: What passes by stages that have no use for it, by ``source`` and ``target``;
-            empty where every value is relayed. Stages' own sends are to their neighbours.
-        tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
-        chunks: Stages on each device; more than one only for schedules made for it.
-        layer_order: The profile's layer at each position, where branches were reordered; empty
-            for the profile's own order. Stages count positions.
-        boundaries: What crosses each cut, per micro-batch; one per gap between stages.
-        profile_id: Content id of the profile planned from.
-        cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
-        inputs: The model's flat inputs at micro-batch size.
-        input_structure: How the model is called with them.
-        spec: The family and configuration of the model, if it was built from one.
-        fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
-        bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
-            `None` in plans that name no recipe.
-        estimated: Whether the profile was estimated rather than measured.
-        error_band: Relative error of such estimates, itself measured; `None` if not known.
+            balance: Layers per stage, as torchgpipe writes it.
+            step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
+                weights; not the optimizer's update), by the simulator.
+            bubble_fraction: Idle share of all devices' time in that step.
+            forward_channels: For each boundary the shared connection its activations leave by, -1 for
+                one of their own; empty where none is shared.
+            backward_channels: Likewise for the gradients on their way back.
+            direct_sends: What passes by stages that have no use for it, by ``source`` and ``target``;
+                empty where every value is relayed. Stages' own sends are to their neighbours.
+            tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
+            chunks: Stages on each device; more than one only for schedules made for it.
+            layer_order: The profile's layer at each position, where branches were reordered; empty
+                for the profile's own order. Stages count positions.
+            boundaries: What crosses each cut, per micro-batch; one per gap between stages.
+            profile_id: Content id of the profile planned from.
+            cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
+            inputs: The model's flat inputs at micro-batch size.
+            input_structure: How the model is called with them.
+            spec: The family and configuration of the model, if it was built from one.
+            fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+                chain_break: See `Graph`.
+            shared_weights: Trained parameters that layers of several stages use.
+                bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
+                `None` in plans that name no recipe.
+                estimated: Whether the profile was estimated rather than measured.
+            error_band: Relative error of such estimates, itself measured; `None` if not known.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.plan/1"
@@ -357,6 +364,8 @@ class Plan(Document):
     inputs: tuple[TensorSpec, ...] = ()
     input_structure: str = Field("", max_length=100_000)
     fixed_mode: Notes = ()
+    chain_break: ChainBreak = None
+    shared_weights: tuple[Parameter, ...] = Field((), exclude_if=operator.not_)
     notes: tuple[Note, ...] = ()
 
     @model_validator(mode="after")

@@ -59,14 +59,19 @@ class BlockStack:
         return self.cuts[blocks]
 
 
-def find_stack(layer_names: Sequence[str]) -> BlockStack:
+def find_stack(
+    layer_names: Sequence[str], layer_types: Sequence[str] = (), module_names: Sequence[str] = ()
+) -> BlockStack:
     """Find the blocks of a model by the names of its layers.
 
-    Layers between two blocks that belong to neither count as part of the one before.
+    Layers between two blocks that belong to neither count as part of the one before. Given the
+    types of layers, and the modules that hold weights, blocks that are nothing but a module of
+    torch's own must be of one type: those of a Sequential of convolutions and activations do not
+    repeat.
 
     Raises:
         InvalidInput: There are no numbered blocks, several stacks of them (an encoder and a
-            decoder), or their numbers are not 0, 1, 2, ... in order.
+            decoder), their numbers are not 0, 1, 2, ... in order, or they do not repeat.
     """
     found = find_stacks(layer_names)
     if len(found) > 1:
@@ -75,7 +80,33 @@ def find_stack(layer_names: Sequence[str]) -> BlockStack:
             f"({', '.join(repr(stack.prefix) for stack in found)}); only models with one stack of "
             "blocks can be counted in blocks"
         )
+    if layer_types:
+        _check_repetition(found[0], layer_names, layer_types, module_names)
     return found[0]
+
+
+def _check_repetition(
+    stack: BlockStack, names: Sequence[str], types: Sequence[str], modules: Sequence[str]
+) -> None:
+    kinds: list[list[str]] = [[] for _ in stack.starts]
+    for layer in range(stack.starts[0], stack.end):
+        block = bisect_right(stack.starts, layer) - 1
+        # Not those between two blocks, such as an activation that all of them share.
+        if f"{names[layer].partition('@')[0]}.".startswith(f"{stack.name(block)}."):
+            kinds[block].append(types[layer])
+    other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is None:
+        return
+    # Blocks with modules inside may differ: hybrid models alternate attention with other layers.
+    depth = stack.name(0).count(".") + 1
+    parts = [name.split(".") for name in modules]
+    divided = {".".join(each[:depth]) for each in parts if len(each) > depth}
+    if any(len(kind) == 1 and stack.name(at) not in divided for at, kind in enumerate(kinds)):
+        raise InvalidInput(
+            f"the model has no repeated blocks: {stack.name(0)!r} is {'+'.join(kinds[0])}, "
+            f"{stack.name(other)!r} {'+'.join(kinds[other])}; only models with a stack of blocks "
+            "of one kind can be counted in blocks"
+        )
 
 
 def find_stacks(layer_names: Sequence[str]) -> list[BlockStack]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..document import is_same_id
 from ..graph.graph import Boundary
 from .profile import Profile, Timing
 
@@ -13,8 +14,10 @@ def for_inference(profile: Profile) -> Profile:
 
     Backwards take no time, no activations are kept, no gradients are sent or summed, and no weight
     has a gradient or optimizer state. Use the objective ``throughput`` for a stream of requests,
-    ``latency`` for one request at a time.
+    ``latency`` for one request at a time. A profile that is reduced already is returned as it is.
     """
+    if NOTE in profile.notes:
+        return profile
     forward = {
         "backward": Timing(median_s=0.0),
         "backward_input": None,
@@ -43,3 +46,9 @@ def _without_gradients(boundary: Boundary) -> Boundary:
         tensor.model_copy(update={"requires_grad": False}) for tensor in boundary.tensors
     )
     return boundary.model_copy(update={"tensors": tensors})
+
+
+def match_profile(profile: Profile, profile_id: str) -> Profile:
+    """Return the profile that a plan names: this one, or this one reduced for inference."""
+    reduced = for_inference(profile)
+    return reduced if is_same_id(reduced.content_id(), profile_id) else profile

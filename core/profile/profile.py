@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ..document import Document, LongTuple, Name, NonEmptyTuple, Notes, Record
 from ..graph.graph import (
     Boundary,
+    ChainBreak,
     Edge,
     Layer,
     Parameter,
@@ -150,6 +151,7 @@ class Profile(Document):
         parameters: Every parameter and buffer with the layers using it (ties included).
         storages: What autograd keeps (see `SavedStorage`).
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+        chain_break: See `Graph`.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.profile/1"
@@ -168,6 +170,7 @@ class Profile(Document):
     reconciliation: Reconciliation | None = None
     provenance: Provenance = Provenance()
     fixed_mode: Notes = ()
+    chain_break: ChainBreak = None
     notes: Notes = ()
 
     @model_validator(mode="after")

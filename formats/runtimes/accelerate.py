@@ -48,12 +48,12 @@ def write(plan: Plan) -> Export:
         "Use: AutoModelForCausalLM.from_pretrained(MODEL, device_map=device_map), or "
         "accelerate.dispatch_model(model, device_map).",
         "Pipelined: accelerate.prepare_pippy(model, split_points=split_points, "
-        f"num_chunks={plan.num_microbatches}, example_kwargs=...).",
+        "num_chunks=num_chunks, example_args=...).",
         f"{list_devices(plan)}.",
     )
     return Export(
         f"{header}device_map = {json.dumps(device_map, indent=4)}\n"
-        f"split_points = {json.dumps(points)}\n"
+        f"split_points = {json.dumps(points)}\nnum_chunks = {plan.num_microbatches}\n"
     )
 
 
@@ -91,7 +91,10 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(f"device {idle[0]} has no layer of the model; unused: {unknown}")
     # Devices run in the order in which their layers stand in the model.
     stages = sorted(tuple(held[device]) for device in devices)
-    return ImportedCut(tuple(stages), len(layers.names))
+    number = re.search(r"num_chunks\s*=\s*(\d{1,7})", text)
+    return ImportedCut(
+        tuple(stages), len(layers.names), num_microbatches=int(number[1]) if number else None
+    )
 
 
 def _find_entry(layer: str, entries: dict[str, int]) -> str | None:
@@ -110,7 +113,7 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="device_map.py",
-    rules=TargetRules(inference=True, unit="block", edges_alone=True),
+    rules=TargetRules(inference=True, unit="block", cuts_around_blocks=True),
     write=write,
     read=read,
 )

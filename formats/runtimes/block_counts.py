@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 
 from ...core.errors import InvalidInput
-from ..target import ImportedCut, ModelLayers
+from ...core.plan.plan import Plan
+from ..target import Export, ImportedCut, ModelLayers, count_blocks, list_devices, write_header
+
+MOST_SHOWN = 80
+"""Characters of a text that an error shows."""
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
+def parse_counts(text: str, example: str) -> tuple[int, ...]:
     """Parse ``17,20,3``, perhaps with brackets, quotes, ``NAME=`` in front and ``#`` comments.
+
+    ``example`` is in the runtime's own form, for the message of an error.
 
     Raises:
         InvalidInput: Something else is there, or nothing.
@@ -21,15 +27,26 @@ def parse_counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in content.removesuffix(",").split(",")]
     if not parts or not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
         raise InvalidInput(
-            f"expected numbers of blocks separated by commas, such as 17,20,3; found {content!r}"
+            f"expected whole numbers separated by commas, such as {example}; "
+            f"found {content[:MOST_SHOWN]!r}"
         )
     return tuple(map(int, parts))
 
 
-def read_counts(text: str, layers: ModelLayers, chunks: int = 1) -> ImportedCut:
+def read_counts(text: str, layers: ModelLayers, *, example: str) -> ImportedCut:
     """Read a cut given as numbers of blocks of its stages."""
-    stages = layers.from_block_counts(parse_counts(text))
-    return ImportedCut(stages, len(layers.names), chunks=chunks)
+    stages = layers.from_block_counts(parse_counts(text, example))
+    return ImportedCut(stages, len(layers.names))
+
+
+def write_variable(
+    plan: Plan, title: str, checked_with: str, variable: str, command: str
+) -> Export:
+    """Write the counts as an environment variable of a server's command."""
+    counts = count_blocks(plan)
+    use = f"Set it in the environment of: {command} {len(counts)}"
+    header = write_header(plan, title, checked_with, use, f"{list_devices(plan)}.")
+    return Export(f"{header}export {variable}={','.join(map(str, counts))}\n")
 
 
 def split_evenly(num_blocks: int, num_stages: int) -> tuple[int, ...]:

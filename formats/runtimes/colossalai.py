@@ -15,6 +15,7 @@ from ..target import (
     Target,
     TargetRules,
     count_blocks,
+    count_ranks,
     list_devices,
     write_header,
 )
@@ -32,7 +33,7 @@ STYLES: dict[ScheduleName, str] = {"1f1b": "1f1b", "interleaved_1f1b": "interlea
 def write(plan: Plan) -> Export:
     """Write a ``HybridParallelPlugin`` with ``num_layers_per_stage``."""
     counts = count_blocks(plan)
-    places = len(counts) // plan.chunks
+    places = count_ranks(plan)
     arguments = [
         "    tp_size=1,",
         f"    pp_size={places},",
@@ -58,7 +59,9 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``num_layers_per_stage`` and ``num_model_chunks``, or numbers alone."""
     counts = re.search(r"num_layers_per_stage\s*=\s*(\[[^\]]*\])", text)
     chunks = re.search(r"num_model_chunks\s*=\s*(\d{1,2})", text)
-    cut = read_counts(counts[1] if counts else text, layers, int(chunks[1]) if chunks else 1)
+    cut = read_counts(
+        counts[1] if counts else text, layers, example="num_layers_per_stage=[17, 20, 3]"
+    )
     style = re.search(r"pp_style\s*=\s*[\"'](\w+)[\"']", text)
     names = {theirs: ours for ours, theirs in STYLES.items()}
     if style and style[1] not in names:
@@ -66,6 +69,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     number = re.search(r"num_microbatches\s*=\s*(\d{1,7})", text)
     return replace(
         cut,
+        chunks=int(chunks[1]) if chunks else 1,
+        ranks_setting="" if chunks else "num_model_chunks",
         schedule=names[style[1]] if style else None,
         num_microbatches=int(number[1]) if number else None,
     )

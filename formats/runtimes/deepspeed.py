@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ...core.errors import InvalidInput
+from ...core.graph.graph import Parameter
 from ...core.plan.plan import Plan
+from ...core.units import list_some
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
+    Rejection,
     Target,
     TargetRules,
     list_devices,
+    warn_of_chain,
     write_header,
 )
 from .block_counts import parse_counts
@@ -22,11 +27,13 @@ TITLE = "DeepSpeed"
 CHECKED = "deepspeed 0.19.8, its own PipelineModule on two processes"
 
 _CLASS = '''\
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import PipelineModule{imports}
 
 PARTS = {parts}
 NUM_LAYERS = {num_layers}
-
+REPLICAS = {replicas}
+GRADIENT_ACCUMULATION_STEPS = {steps}
+{tied}
 
 class PlannedPipelineModule(PipelineModule):
     """A PipelineModule cut at PARTS; it takes the arguments of PipelineModule."""
@@ -35,8 +42,8 @@ class PlannedPipelineModule(PipelineModule):
         if len(layers) != NUM_LAYERS:
             raise ValueError(f"the plan is for {{NUM_LAYERS}} layers, not {{len(layers)}}")
         kwargs.setdefault("num_stages", len(PARTS) - 1)
-        kwargs.setdefault("activation_checkpoint_interval", {interval})
-        super().__init__(layers, *args, **kwargs)
+        kwargs.setdefault("activation_checkpoint_interval", {interval}){reentrant}
+        super().__init__({layers}, *args, **kwargs)
 
     def _partition_layers(self, method="uniform"):
         self.parts = list(PARTS)
@@ -44,31 +51,113 @@ class PlannedPipelineModule(PipelineModule):
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
 '''
 
+# The default recomputes in a backward of its own, which has no gradient to start from where the
+# first stage takes integers, such as tokens.
+_IMPORT = "\nfrom deepspeed.runtime.activation_checkpointing import checkpointing"
+_NOT_REENTRANT = """
+        kwargs.setdefault("activation_checkpoint_func", checkpointing.non_reentrant_checkpoint)"""
+
+# DeepSpeed keeps the weights of one key equal and sums their gradients, whatever modules hold them.
+# Within a stage it would replace the second module of a key by the first, so there the modules
+# share their parameter as they are.
+_TIED = '''
+TIED = {tied}
+"""Weights that several stages share: the layers that use them, with the weight's name in each."""
+
+
+class GivenLayer(TiedLayerSpec):
+    """A module that is there already, as a layer whose weight other stages share."""
+
+    def __init__(self, key, module, weight):
+        super().__init__(key, type(module), tied_weight_attr=weight)
+        self.module = module
+
+    def build(self, log=False):
+        return self.module
+
+
+def tie(layers):
+    """Return the layers with the shared weights of each stage declared."""
+    layers = list(layers)
+    for key, uses in TIED.items():
+        declared = set()
+        for index, weight in uses.items():
+            if isinstance(layers[index], TiedLayerSpec):
+                continue
+            if not hasattr(layers[index], "parameters"):
+                raise ValueError(f"layer {{index}} shares {{key}}; give its module")
+            stage = sum(part <= index for part in PARTS)
+            if stage not in declared:
+                layers[index] = GivenLayer(key, layers[index], weight)
+            declared.add(stage)
+    return layers
+'''
+
 
 def write(plan: Plan) -> Export:
     """Write ``PlannedPipelineModule``, whose layers are those of the plan, in order."""
-    parts = list(accumulate(plan.balance, initial=0))
     # DeepSpeed recomputes runs of that many layers; one run a stage is what the plan counts on.
     interval = max(plan.balance) if plan.stages[0].recompute == "always" else 0
     size = plan.microbatch_size
     batch = f', "train_micro_batch_size_per_gpu": {size}' if size else ""
-    # Each replica takes its share of the micro-batches.
-    steps = plan.num_microbatches // plan.stages[0].replicas
+    tied = {
+        re.sub(r"\W", "_", entry.names[0]): find_uses(entry, plan.layer_names)
+        for entry in plan.shared_weights
+    }
     header = write_header(
         plan,
         TITLE,
         CHECKED,
         "Use: engine = deepspeed.initialize(model=PlannedPipelineModule(layers, loss_fn=loss), "
-        f'config={{"gradient_accumulation_steps": {steps}{batch}, ...}})[0]; '
-        "engine.train_batch(iterator)",
+        'config={"gradient_accumulation_steps": GRADIENT_ACCUMULATION_STEPS'
+        f"{batch}, ...}})[0]; engine.train_batch(iterator)",
         'DeepSpeed clips gradients to a norm of 1 unless the config says "gradient_clipping": 0.0.',
         f"layers has {len(plan.layer_names)} entries, modules or LayerSpecs, one for each of:",
         *(f"  {index}: {name}" for index, name in enumerate(plan.layer_names)),
+        *warn_of_chain(plan),
         f"{list_devices(plan)}.",
     )
-    return Export(
-        header + _CLASS.format(parts=parts, num_layers=len(plan.layer_names), interval=interval)
+    text = _CLASS.format(
+        parts=list(accumulate(plan.balance, initial=0)),
+        num_layers=len(plan.layer_names),
+        replicas=plan.stages[0].replicas,
+        # Each replica takes its share of the micro-batches.
+        steps=plan.num_microbatches // plan.stages[0].replicas,
+        interval=interval,
+        reentrant=_NOT_REENTRANT if interval else "",
+        imports=", TiedLayerSpec" * bool(tied) + _IMPORT * bool(interval),
+        tied=_TIED.format(tied=tied) if tied else "",
+        layers="tie(layers)" if tied else "layers",
     )
+    return Export(header + text)
+
+
+def find_uses(weight: Parameter, layer_names: Sequence[str]) -> dict[int, str]:
+    """Return the name of a weight in the module of each layer that uses it; empty if not known."""
+    uses = {}
+    for index in weight.layers:
+        module = layer_names[index].partition("@")[0]
+        own = [name for name in weight.names if name.startswith(f"{module}.")]
+        if not own:
+            return {}
+        uses[index] = own[0].removeprefix(f"{module}.")
+    return uses
+
+
+def check_tied(plan: Plan) -> tuple[Rejection, ...]:
+    """Refuse shared weights that DeepSpeed cannot be told of: it has one key for a layer."""
+    uses = [find_uses(entry, plan.layer_names) for entry in plan.shared_weights]
+    layers = [index for each in uses for index in each]
+    names = [entry.names[0] for entry in plan.shared_weights] or ["a weight"]
+    if plan.shared_weights and all(uses) and len(layers) == len(set(layers)):
+        return ()
+    if not plan.shared_weights and not plan.tied_sync_time_s:
+        return ()
+    reason = (
+        f"stages share {list_some(names, 3)}, and {TITLE} is told of one weight for each layer, "
+        "by its name in the layer's module, which this plan does not have"
+    )
+    return (Rejection("tied weights", reason, "--tied together"),)
 
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
@@ -78,15 +167,20 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         InvalidInput: There are no parts, they do not begin with 0, or they fall.
     """
     found = re.search(r"(?:PARTS|parts)\s*=\s*(\[[^\]]*\])", text)
-    parts = parse_counts(found[1] if found else text)
+    parts = parse_counts(found[1] if found else text, "PARTS = [0, 3, 8]")
     counts = [last - first for first, last in pairwise(parts)]
     if parts[0] != 0 or len(parts) < 2 or min(counts) < 0:
         raise InvalidInput(f"parts begin with 0 and rise, such as [0, 3, 8]; found {list(parts)}")
     interval = re.search(r'"activation_checkpoint_interval", (\d+)', text)
+    constants = dict(re.findall(r"^(REPLICAS|GRADIENT_ACCUMULATION_STEPS) = (\d{1,6})", text, re.M))
+    replicas = int(constants.get("REPLICAS", 1))
+    steps = constants.get("GRADIENT_ACCUMULATION_STEPS")
     return ImportedCut(
         layers.from_counts(counts),
         len(layers.names),
+        replicas=(replicas,) * len(counts) if replicas > 1 else (),
         schedule="1f1b",
+        num_microbatches=int(steps) * replicas if steps else None,
         recompute=("always" if int(interval[1]) else "never") if interval else None,
     )
 
@@ -101,8 +195,10 @@ TARGET = Target(
         schedules=("1f1b",),
         replicas="equal",
         recompute=("always",),
+        chain=True,
         tied_weights=True,
     ),
     write=write,
     read=read,
+    check=check_tied,
 )

@@ -17,7 +17,7 @@ from ..target import (
     list_devices,
     write_header,
 )
-from .block_counts import parse_counts
+from .block_counts import MOST_SHOWN
 
 TITLE = "llama.cpp"
 CHECKED = (
@@ -36,7 +36,8 @@ def write(plan: Plan) -> Export:
     """
     counts = list(count_blocks(plan))
     counts[-1] += 1
-    sequences = (plan.microbatch_size or 1) * plan.num_microbatches
+    size, number = plan.microbatch_size or 1, plan.num_microbatches
+    sequences = size * number
     length = plan.inputs[0].shape[1] if plan.inputs and len(plan.inputs[0].shape) > 1 else 0
     margins = [
         f"Stage {index} leaves {format_bytes(max(0, limit - stage.memory.total_bytes))} of "
@@ -51,6 +52,8 @@ def write(plan: Plan) -> Export:
         "Name the devices in the order of the stages with --device. The last share includes the "
         "output layer; the input embedding stays on the CPU.",
         f"{list_devices(plan)}.",
+        f"-np is the plan's {number} micro-batches of {size} each, the sequences served at once"
+        + (f"; -c is {length} tokens for each of them." if length else "."),
         *margins,
     )
     context = f" -c {length * sequences}" if length else ""
@@ -76,13 +79,15 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
                 f"-ngl {layers_on_gpu[1]} leaves layers on the CPU, which is no stage here; only "
                 "-ngl all is read"
             )
-    if found:
-        parts = [part for part in re.split("[,/]", found[1]) if part]
-        if not all(re.fullmatch(r"\d{1,9}(\.\d{1,9})?", part) for part in parts):
-            raise InvalidInput(f"the shares of --tensor-split are no numbers: {found[1]}")
-        shares = [float(part) for part in parts]
-    else:
-        shares = [float(count) for count in parse_counts(text)]
+    lines = (line.partition("#")[0] for line in text.splitlines())
+    given = found[1] if found else " ".join(lines).strip("[](){}\"' ")
+    parts = [part.strip() for part in re.split("[,/]", given)]
+    if not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
+        raise InvalidInput(
+            f"expected shares such as --tensor-split 17,20,4 or 0.5,0.5; found "
+            f"{given[:MOST_SHOWN]!r}"
+        )
+    shares = [float(part) for part in parts]
     if sum(shares) <= 0:
         raise InvalidInput("the shares of --tensor-split add up to nothing")
     num_blocks = layers.stack.num_blocks

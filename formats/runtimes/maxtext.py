@@ -13,6 +13,7 @@ from ..target import (
     Target,
     TargetRules,
     count_blocks,
+    count_ranks,
     list_devices,
     write_header,
 )
@@ -24,7 +25,7 @@ CHECKED = "the settings of src/maxtext/configs/base.yml at e591f30c, not run"
 def write(plan: Plan) -> Export:
     """Write ``num_layers_per_pipeline_stage`` and its fellows."""
     counts = count_blocks(plan)
-    places = len(counts) // plan.chunks
+    places = count_ranks(plan)
     settings = {
         "ici_pipeline_parallelism": places,
         "num_layers_per_pipeline_stage": counts[0],

@@ -20,12 +20,18 @@ from ..target import (
     ModelLayers,
     Target,
     TargetRules,
+    count_ranks,
     list_devices,
+    parse_literal,
     write_header,
 )
 
 TITLE = "Megatron-Core"
 CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
+
+PREDICTION_NOTE = (
+    "multi-token-prediction layers (m) are in no profile: their time and memory are left out"
+)
 
 MAX_LETTERS = 100_000
 """Letters of a layout with its repetitions written out."""
@@ -36,7 +42,7 @@ _LETTERS = re.compile(r"[EtmL|]*")
 def write(plan: Plan) -> Export:
     """Write flags of ``pretrain_gpt.py``, and the form that NeMo and Megatron-Bridge take."""
     layout = format_layout(list_letters(plan))
-    places = plan.num_stages // plan.chunks
+    places = count_ranks(plan)
     flags = [
         f"--pipeline-model-parallel-size {places}",
         f"--pipeline-model-parallel-layout '{layout}'",
@@ -107,25 +113,23 @@ def parse_layout(text: str) -> list[str]:
 
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
-    """Read a layout, alone, behind its flag or as NeMo's setting.
+    """Read a layout, alone, behind its flag or as NeMo's setting, or Megatron's list of lists.
+
+    Multi-token-prediction layers are in no profile: they are checked by Megatron's rules and left
+    out, with a note.
 
     Raises:
-        InvalidInput: It is no layout, breaks Megatron's rules for ``E`` and ``L``, or has
-            multi-token-prediction layers, of which profiles know nothing.
+        InvalidInput: It is no layout, or breaks Megatron's rules for ``E``, ``L`` and ``m``.
     """
-    stages = parse_layout(_find_layout(text))
+    content = _drop_comments(text)
+    rows = parse_literal(content, "[[")
+    stages = parse_layout(_find_layout(content)) if rows is None else _read_rows(rows)
     flat = "".join(stages)
     ends = stages[0][:1], stages[-1][-1:]
     if flat.count("E") != 1 or flat.count("L") != 1 or ends != ("E", "L"):
         raise InvalidInput(
             "a layout's first stage begins with its only E, its last one ends with its only L"
         )
-    if "m" in flat:
-        raise InvalidInput(
-            "the layout has multi-token-prediction layers (m), which are in no profile; leave "
-            "them out to check the rest"
-        )
-    content = _drop_comments(text)
     size = re.search(
         r"(?<!virtual[-_])pipeline[-_]model[-_]parallel[-_]size[\s=:]+(\d{1,5})", content
     )
@@ -133,15 +137,40 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     if places < 1 or len(stages) % places:
         raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
     chunks = len(stages) // places
+    _check_prediction(stages, places, flat)
     counts = [stage.count("t") for stage in stages]
     # A stage of E alone holds what precedes the blocks, one of L alone what follows.
     return ImportedCut(
         layers.from_block_counts(counts),
         len(layers.names),
-        schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
+        schedule="interleaved_1f1b" if chunks > 1 else "1f1b" if size else None,
         chunks=chunks,
+        ranks_setting="" if size else "--pipeline-model-parallel-size",
         num_microbatches=_count_microbatches(content),
+        notes=(PREDICTION_NOTE,) if "m" in flat else (),
     )
+
+
+def _read_rows(rows: object) -> list[str]:
+    """Return the letters of each stage of a list of lists of names of layers."""
+    names = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise InvalidInput(f"expected a list of lists of {', '.join(names)}")
+    found = [[names.get(str(name).strip().lower()) for name in row] for row in rows]
+    if any(letter is None for row in found for letter in row):
+        raise InvalidInput(f"a layout's lists name {', '.join(names)} alone")
+    return ["".join(map(str, row)) for row in found]
+
+
+def _check_prediction(stages: list[str], places: int, flat: str) -> None:
+    """Check the place of multi-token-prediction layers as megatron-core does."""
+    held = [index for index, stage in enumerate(stages) if "m" in stage]
+    is_last = all(index >= len(stages) - places and index % places for index in held)
+    if held and ("t" in flat[flat.index("m") :] or len(held) > 1 or not is_last):
+        raise InvalidInput(
+            "multi-token-prediction layers (m) follow all t, in one stage, which is of its rank's "
+            "last chunk and not on the first rank"
+        )
 
 
 def _count_microbatches(content: str) -> int | None:
@@ -157,8 +186,7 @@ def _drop_comments(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
-def _find_layout(text: str) -> str:
-    content = _drop_comments(text)
+def _find_layout(content: str) -> str:
     found = re.search(
         r"pipeline[-_]model[-_]parallel[-_]layout[\"']?[\s=:]+[\"']?([EtmL|*()\d,]+)", content
     )
@@ -173,7 +201,7 @@ TARGET = Target(
     rules=TargetRules(
         unit="block",
         schedules=("1f1b", "interleaved_1f1b"),
-        edges_alone=True,
+        cuts_around_blocks=True,
         replicas="equal",
         tied_weights=True,
     ),

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ...core.profile.profile import Profile
 from ..expressible import check_expressible
 from ..target import Export, ImportedCut, ModelLayers, Target
 from . import (
@@ -52,8 +53,8 @@ def find_target(name: str) -> Target:
     target = TARGETS.get(name)
     if target is None:
         close = get_close_matches(name, TARGETS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InvalidInput(f"no target is called {name!r}; {hint}There are {', '.join(TARGETS)}")
+        hint = f"did you mean {close[0]!r}? There" if close else "there"
+        raise InvalidInput(f"no target is called {name!r}; {hint} are {', '.join(TARGETS)}")
     return target
 
 
@@ -74,12 +75,13 @@ def export(plan: Plan, target: str) -> Export:
     return found.write(plan)
 
 
-def import_cut(text: str, target: str, layer_names: tuple[str, ...]) -> ImportedCut:
-    """Read a cut in the form of another runtime, for a model with these layers.
+def import_cut(text: str, target: str, model: Profile | ModelLayers) -> ImportedCut:
+    """Read a cut in the form of another runtime, for a model.
 
     Raises:
         InvalidInput: There is no such target, or the text is not in its form.
     """
     if len(text) > MAX_TEXT:
         raise InvalidInput(f"the text has {len(text)} characters, at most {MAX_TEXT} are read")
-    return find_target(target).read(text, ModelLayers(layer_names))
+    layers = model if isinstance(model, ModelLayers) else ModelLayers.of(model)
+    return find_target(target).read(text, layers)

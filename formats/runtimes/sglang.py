@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...core.plan.plan import Plan
-from ..target import Export, Target, TargetRules, count_blocks, list_devices, write_header
-from .block_counts import read_counts
+from ..target import Export, Target, TargetRules
+from .block_counts import read_counts, write_variable
 
 TITLE = "SGLang"
 CHECKED = "the rule of srt/distributed/utils.py (get_pp_indices) of SGLang 0.5.23, rewritten"
+VARIABLE = "SGLANG_PP_LAYER_PARTITION"
+COMMAND = "python -m sglang.launch_server --model-path MODEL --pp-size"
 
 
 def write(plan: Plan) -> Export:
     """Write ``SGLANG_PP_LAYER_PARTITION``; the first rank also has the embedding."""
-    counts = count_blocks(plan)
-    use = (
-        "Set it in the environment of: python -m sglang.launch_server --model-path MODEL "
-        f"--pp-size {len(counts)}",
-        f"{list_devices(plan)}.",
-    )
-    header = write_header(plan, TITLE, CHECKED, *use)
-    return Export(f"{header}export SGLANG_PP_LAYER_PARTITION={','.join(map(str, counts))}\n")
+    return write_variable(plan, TITLE, CHECKED, VARIABLE, COMMAND)
 
 
 def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
@@ -35,6 +32,6 @@ TARGET = Target(
     file_name="sglang-partition.sh",
     rules=TargetRules(inference=True, unit="block"),
     write=write,
-    read=read_counts,
+    read=partial(read_counts, example=f"{VARIABLE}=17,20,3"),
     default_split=split_by_default,
 )

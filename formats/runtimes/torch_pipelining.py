@@ -17,7 +17,7 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Refusal,
+    Rejection,
     Target,
     TargetRules,
     find_skipping_value,
@@ -80,7 +80,7 @@ _FOLDED_STAGE = (
 )
 
 
-def check_folded(plan: Plan) -> tuple[Refusal, ...]:
+def check_folded(plan: Plan) -> tuple[Rejection, ...]:
     """Refuse values that skip a stage under a V-shaped schedule."""
     if plan.schedule not in FOLDED:
         return ()
@@ -88,7 +88,7 @@ def check_folded(plan: Plan) -> tuple[Refusal, ...]:
     if not passed:
         return ()
     reason = f"{passed!r} crosses two cuts, which torch cannot carry under {plan.schedule}"
-    return (Refusal("values that skip a stage", reason, "--schedule 1f1b"),)
+    return (Rejection("values that skip a stage", reason, "--schedule 1f1b"),)
 
 
 def write(plan: Plan) -> Export:
@@ -237,6 +237,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         len(layers.names),
         schedule=find_schedule(text, chunks),
         chunks=chunks,
+        ranks_setting="" if first_rank else "STAGES_OF_RANK",
         num_microbatches=int(number[1]) if number else None,
     )
 

@@ -12,6 +12,7 @@ from ..target import (
     Target,
     TargetRules,
     list_devices,
+    warn_of_chain,
     write_header,
 )
 from .block_counts import parse_counts
@@ -30,6 +31,7 @@ def write(plan: Plan) -> Export:
         "checkpoint=checkpoint)",
         f"for a Sequential of {len(plan.layer_names)} modules: {plan.layer_names[0]} to "
         f"{plan.layer_names[-1]}.",
+        *warn_of_chain(plan),
         f"{list_devices(plan)}.",
     )
     text = (
@@ -42,7 +44,7 @@ def write(plan: Plan) -> Export:
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``balance``, ``chunks`` and ``checkpoint``, or a balance alone."""
     balance = re.search(r"balance\s*=\s*(\[[^\]]*\])", text)
-    counts = parse_counts(balance[1] if balance else text)
+    counts = parse_counts(balance[1] if balance else text, "balance = [3, 5]")
     chunks = re.search(r"chunks\s*=\s*(\d{1,6})", text)
     mode = re.search(r"checkpoint\s*=\s*[\"'](never|always|except_last)[\"']", text)
     return ImportedCut(
@@ -59,7 +61,9 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="torchgpipe_balance.py",
-    rules=TargetRules(unit="layer", schedules=("gpipe",), recompute=("always", "except_last")),
+    rules=TargetRules(
+        unit="layer", chain=True, schedules=("gpipe",), recompute=("always", "except_last")
+    ),
     write=write,
     read=read,
 )

@@ -17,6 +17,7 @@ from ..target import (
     ModelLayers,
     Target,
     TargetRules,
+    count_ranks,
     list_devices,
     parse_literal,
     write_header,
@@ -36,7 +37,7 @@ def write(plan: Plan) -> Export:
     """Write ``module_fqns_per_model_part`` as TOML and as flags, and the schedule as CSV."""
     parts = list_parts(plan)
     schedule = SCHEDULE_CLASSES[plan.schedule].removeprefix("Schedule")
-    places = plan.num_stages // plan.chunks
+    places = count_ranks(plan)
     header = write_header(
         plan,
         TITLE,
@@ -125,6 +126,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         len(layers.names),
         schedule=schedule,
         chunks=len(parts) // places,
+        ranks_setting="" if "pipeline_parallel_degree" in settings else "pipeline_parallel_degree",
         num_microbatches=count,
     )
 
@@ -175,7 +177,7 @@ TARGET = Target(
     rules=TargetRules(
         schedules=tuple(SCHEDULE_CLASSES),
         unit="block",
-        edges_alone=True,
+        cuts_around_blocks=True,
         own_depths=True,
     ),
     write=write,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...core.plan.plan import Plan
-from ..target import Export, Target, TargetRules, count_blocks, list_devices, write_header
-from .block_counts import read_counts
+from ..target import Export, Target, TargetRules
+from .block_counts import read_counts, write_variable
 
 TITLE = "vLLM"
 CHECKED = "the rule of vllm/distributed/utils.py (get_pp_indices) of vLLM 0.33.0, rewritten"
+VARIABLE = "VLLM_PP_LAYER_PARTITION"
+COMMAND = "vllm serve MODEL --pipeline-parallel-size"
 
 
 def write(plan: Plan) -> Export:
     """Write ``VLLM_PP_LAYER_PARTITION``; the last rank also has norm and head."""
-    counts = count_blocks(plan)
-    use = (
-        f"Set it in the environment of: vllm serve MODEL --pipeline-parallel-size {len(counts)}",
-        f"{list_devices(plan)}.",
-    )
-    header = write_header(plan, TITLE, CHECKED, *use)
-    return Export(f"{header}export VLLM_PP_LAYER_PARTITION={','.join(map(str, counts))}\n")
+    return write_variable(plan, TITLE, CHECKED, VARIABLE, COMMAND)
 
 
 def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
@@ -39,6 +37,6 @@ TARGET = Target(
     file_name="vllm-partition.sh",
     rules=TargetRules(inference=True, unit="block"),
     write=write,
-    read=read_counts,
+    read=partial(read_counts, example=f"{VARIABLE}=17,20,3"),
     default_split=split_by_default,
 )

@@ -26,6 +26,9 @@ from ..problem.problem import PlanningRequest
 from .chain_partition import balance
 from .published_rules import pipedream_plan, torchgpipe_balance
 
+FORBIDDEN = "the options forbid it"
+"""Reason of a baseline that options rule out."""
+
 MAX_PIPEDREAM_SIZE = 2_000
 """Positions times devices up to which PipeDream's plan is a candidate: 30 ms."""
 
@@ -352,7 +355,7 @@ def _wrong_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> Iterator[str
         if cut not in allowed:
             name = profile.layers[cut - 1].layer.name
             boundary = profile.boundaries[cut - 1]
-            reason = "the options forbid it"
+            reason = FORBIDDEN
             if not boundary.legal:
                 reason = boundary.reason or "the profile forbids it"
             yield f"no cut may be made behind layer {name!r}: {reason}"

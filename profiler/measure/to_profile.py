@@ -78,7 +78,7 @@ def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Prove
 
 def graph_fields(graph: Graph) -> dict[str, Any]:
     """Return the fields that a profile takes over from the graph of its model."""
-    names = ("model", "inputs", "boundaries", "edges", "parameters", "fixed_mode")
+    names = ("model", "inputs", "boundaries", "edges", "parameters", "fixed_mode", "chain_break")
     return {name: getattr(graph, name) for name in names}
 
 

@@ -11,6 +11,7 @@ from stagewright.core.profile.block_stack import find_stack
 from stagewright.core.profile.forward_only import for_inference
 from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
+from stagewright.formats.target import ModelLayers
 from stagewright.planner.price_split import plan_from_balance
 from tests.builders import chain_profile
 
@@ -54,7 +55,7 @@ def keeps_rules(cuts, rules):
     if rules.unit != "block":
         return True
     between, edges = {3, 4, 6}, {1, 7}
-    if not set(cuts) <= (between | edges if rules.edges_alone else between):
+    if not set(cuts) <= (between | edges if rules.cuts_around_blocks else between):
         return False
     blocks = [
         sum(first <= start < last for start in (1, 3, 4, 6))
@@ -85,7 +86,7 @@ def test_no_cut_within_the_rules_has_a_shorter_step(name):
         assert found.plan.proof.simulated_lower_bound_s <= best * (1 + 1e-9)
         assert found.price >= -1e-12
         text = export(found.plan, name).text
-        assert import_cut(text, name, NAMES).balance == found.plan.balance
+        assert import_cut(text, name, ModelLayers(NAMES)).balance == found.plan.balance
 
 
 @pytest.mark.parametrize("name", [name for name, t in TARGETS.items() if t.default_split])
@@ -100,7 +101,7 @@ def test_a_plan_is_never_slower_than_the_target_s_own_split(name):
         stack = find_stack(NAMES)
         for stages in (2, 3):
             counts = target.default_split(stack.num_blocks, stages)
-            cut = import_cut(",".join(map(str, counts)), name, NAMES)
+            cut = import_cut(",".join(map(str, counts)), name, ModelLayers(NAMES))
             costs = for_inference(profile) if target.rules.inference else profile
             split = plan_from_balance(costs, "3xcpu", options, cut.balance)
             assert plan.step_time_s <= split.step_time_s * (1 + 1e-9)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from tests.nccl.host_group import HOST_BACKEND
+from tests.nccl.launch_log import LOG
 from tests.nccl.launches import HostRead
-from tests.nccl.process_group import LOG
 
 LOOKED_AT = {
     "__get__", "__len__", "dim", "size", "numel", "is_floating_point", "is_complex", "element_size",
     "detach", "reshape", "view", "contiguous", "split", "chunk", "tensor_split", "unbind", "narrow",
-    "__getitem__", "is_pinned", "pin_memory", "stride", "is_contiguous", "cpu", "numpy",
+    "__getitem__", "expand", "cat", "is_pinned", "pin_memory", "stride", "is_contiguous", "cpu",
+    "numpy",
 }  # fmt: skip
 """What the host may do to them."""
 
@@ -32,9 +35,14 @@ class HostTensor(torch.Tensor):
             if not (kwargs or {}).get("non_blocking"):
                 LOG.add(HostRead("a blocking copy"))
             return args[0].as_subclass(torch.Tensor).clone()
-        if name not in LOOKED_AT | {"to", "as_subclass"}:
+        if name not in LOOKED_AT | {"to", "as_subclass"} and not _is_sent_by_gloo(name, kwargs):
             raise RuntimeError(f"{name} on a device, of a tensor that was not moved to it")
         return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def _is_sent_by_gloo(name: str, options: Any) -> bool:
+    """Return True for messages of a group that carries what is in a host's memory."""
+    return name == "send" and dist.get_backend(options["group"]) == HOST_BACKEND
 
 
 def on_host(value: Any) -> Any:

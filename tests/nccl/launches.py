@@ -1,8 +1,8 @@
 """Replay of what every rank launched, in the order in which NCCL and CUDA streams would run it.
 
-A rank's host goes through its entries one by one and rarely waits; its streams follow at their own
-pace. Whether the ranks of a program can block each other for ever depends only on the order of
-these entries, so it is found after a run, whatever its timing was.
+Each thread of a rank's host goes through its entries one by one and rarely waits; the streams
+follow at their own pace. Whether the ranks of a program can block each other for ever depends only
+on the order of these entries, so it is found after a run, whatever its timing was.
 """
 
 from __future__ import annotations
@@ -68,13 +68,33 @@ class Connect:
 
 
 @dataclass(frozen=True)
+class HostMeeting:
+    """The host waits until all ranks of an operation over gloo have come to it."""
+
+    what: Queue
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class FirstUse:
     """The host launches a kernel for the first time."""
 
     what: str
 
 
-Entry = Launch | StreamWait | HostRead | DeviceSynchronise | Connect | FirstUse
+@dataclass(frozen=True)
+class InThread:
+    """What follows in the log was done by this thread of the host; at first it is the main one."""
+
+    name: str
+
+
+MAIN = "MainThread"
+"""Python's name of a process's main thread."""
+
+Act = Launch | StreamWait | HostRead | DeviceSynchronise | Connect | HostMeeting | FirstUse
+
+Entry = Act | InThread
 
 
 @dataclass(frozen=True)
@@ -114,27 +134,63 @@ class _Operation:
 
 
 @dataclass
+class _Thread:
+    """One thread of a host; a launch has its number."""
+
+    name: str
+    acts: list[tuple[Act, int]] = field(default_factory=list)
+    position: int = 0
+
+    @property
+    def next_act(self) -> Act | None:
+        """Return what it has to do next; `None` at its end."""
+        return self.acts[self.position][0] if self.position < len(self.acts) else None
+
+
+def _split_threads(log: Sequence[Entry]) -> list[_Thread]:
+    """Return the threads of a log, each with what it did in its own order; the main one first.
+
+    Nothing orders two threads, so a deadlock that their order in the log would avoid is found, too.
+    """
+    threads = {MAIN: _Thread(MAIN)}
+    thread, launches = threads[MAIN], 0
+    for entry in log:
+        if isinstance(entry, InThread):
+            thread = threads.setdefault(entry.name, _Thread(entry.name))
+        else:
+            thread.acts.append((entry, launches))
+            launches += isinstance(entry, Launch)
+    return list(threads.values())
+
+
+@dataclass
 class _Rank:
     rank: int
     log: Sequence[Entry]
     cuda: Cuda
-    position: int = 0
-    launched: list[_Operation] = field(default_factory=list)
+    threads: list[_Thread] = field(default_factory=list)
+    launched: dict[int, _Operation] = field(default_factory=dict)
     compute: list[int] = field(default_factory=list)
     """Numbers of the operations that the compute stream waits for, in its order."""
     computed: int = 0
     queues: dict[Queue, deque[_Operation]] = field(default_factory=dict)
-    connects: dict[Connect, int] = field(default_factory=dict)
+    meetings: dict[Act, tuple[_Thread, int]] = field(default_factory=dict)
+    """Where which thread meets other ranks' hosts."""
     connection: deque[_Operation | int] = field(default_factory=deque)
     """What has not started, in the order of the only connection; a number is an item of compute."""
 
     def __post_init__(self) -> None:
-        places = enumerate(self.log)
-        self.connects = {entry: at for at, entry in places if isinstance(entry, Connect)}
+        self.threads = _split_threads(self.log)
+        self.meetings = {
+            act: (thread, at)
+            for thread in self.threads
+            for at, (act, _) in enumerate(thread.acts)
+            if isinstance(act, Connect | HostMeeting)
+        }
 
     @property
     def is_done(self) -> bool:
-        return self.position == len(self.log) and self.is_idle
+        return self.is_idle and all(thread.next_act is None for thread in self.threads)
 
     @property
     def is_idle(self) -> bool:
@@ -143,46 +199,54 @@ class _Rank:
     def advance(self, ranks: Sequence[_Rank]) -> bool:
         """Go as far as possible; return True if anything moved."""
         moved = False
-        while self._step_host(ranks) or self._step_compute() or self._step_queues(ranks):
+        while (
+            any([self._step_host(thread, ranks) for thread in self.threads])
+            or self._step_compute()
+            or self._step_queues(ranks)
+        ):
             moved = True
         return moved
 
-    def _step_host(self, ranks: Sequence[_Rank]) -> bool:
-        if self.position == len(self.log) or self.host_blocker(ranks) is not None:
+    def _step_host(self, thread: _Thread, ranks: Sequence[_Rank]) -> bool:
+        if thread.next_act is None or self.blocker(thread, ranks) is not None:
             return False
-        entry = self.log[self.position]
-        self.position += 1
-        if isinstance(entry, Launch):
-            operation = _Operation(entry, len(self.launched), len(self.compute))
-            self.launched.append(operation)
+        act, number = thread.acts[thread.position]
+        thread.position += 1
+        if isinstance(act, Launch):
+            operation = _Operation(act, number, len(self.compute))
+            self.launched[number] = operation
             self.connection.append(operation)
-            self.queues.setdefault(entry.queue, deque()).append(operation)
-        elif isinstance(entry, StreamWait):
+            self.queues.setdefault(act.queue, deque()).append(operation)
+        elif isinstance(act, StreamWait):
             self.connection.append(len(self.compute))
-            self.compute.append(entry.launch)
+            self.compute.append(act.launch)
         return True
 
-    def host_blocker(self, ranks: Sequence[_Rank]) -> str | None:
-        """Return what the host's next entry has to wait for; `None` if it can go on."""
-        entry = self.log[self.position]
-        if isinstance(entry, HostRead):
-            wanted = len(self.compute) if entry.waits is None else entry.waits
-            return entry.what if self.computed < wanted else None
-        synchronises = isinstance(entry, DeviceSynchronise) or (
-            isinstance(entry, FirstUse) and self.cuda.loads_lazily
+    def blocker(self, thread: _Thread, ranks: Sequence[_Rank]) -> str | None:
+        """Return what a thread's next act has to wait for; `None` if it can go on."""
+        act = thread.next_act
+        if isinstance(act, HostRead):
+            wanted = len(self.compute) if act.waits is None else act.waits
+            return act.what if self.computed < wanted else None
+        if isinstance(act, StreamWait) and act.launch not in self.launched:
+            return "an operation that another thread launches"
+        synchronises = isinstance(act, DeviceSynchronise) or (
+            isinstance(act, FirstUse) and self.cuda.loads_lazily
         )
         if synchronises and not self.is_idle:
-            return entry.what
-        if isinstance(entry, Connect) and not all(
-            ranks[member].has_reached(entry) for member in entry.ranks
-        ):
-            return f"connecting {' '.join(entry.communicator)}"
+            return act.what
+        if isinstance(act, Connect) and _missing(act, ranks) is not None:
+            return f"connecting {' '.join(act.communicator)}"
+        if isinstance(act, HostMeeting) and _missing(act, ranks) is not None:
+            return " ".join(act.what)
         return None
 
-    def has_reached(self, connect: Connect) -> bool:
-        """Return True if the host is at this connection or past it."""
-        at = self.connects.get(connect)
-        return at is not None and at <= self.position
+    def has_reached(self, meeting: Connect | HostMeeting) -> bool:
+        """Return True if the host is at this meeting or past it."""
+        if meeting not in self.meetings:
+            return False
+        thread, at = self.meetings[meeting]
+        return at <= thread.position
 
     def _step_compute(self) -> bool:
         if self.computed == len(self.compute):
@@ -245,16 +309,27 @@ def _describe_cycle(ranks: Sequence[_Rank]) -> Iterator[str]:
         yield from lines[seen.index(rank) :]
 
 
+def _missing(meeting: Connect | HostMeeting, ranks: Sequence[_Rank]) -> int | None:
+    """Return the first rank that has not come to a meeting."""
+    return next((rank for rank in meeting.ranks if not ranks[rank].has_reached(meeting)), None)
+
+
 def _find_wait(rank: _Rank, ranks: Sequence[_Rank]) -> tuple[str, int | None]:
     """Return what a rank waits for, in words, and the rank that it waits for."""
     host = "the host has launched everything"
-    if rank.position < len(rank.log):
-        blocker = rank.host_blocker(ranks)
+    stuck_threads = [thread for thread in rank.threads if thread.next_act is not None]
+    # Those that wait for other threads, here or in other ranks, come last: they are no cause.
+    stuck_threads.sort(key=lambda thread: isinstance(thread.next_act, HostMeeting))
+    stuck_threads.sort(key=lambda thread: isinstance(thread.next_act, StreamWait))
+    if stuck_threads:
+        thread = stuck_threads[0]
+        blocker = rank.blocker(thread, ranks)
         assert blocker is not None
-        host = f"the host waits ({blocker})"
-        entry = rank.log[rank.position]
-        if isinstance(entry, Connect):
-            missing = next(r for r in entry.ranks if not ranks[r].has_reached(entry))
+        waits = "waits" if thread.name == MAIN else f"waits in thread {thread.name!r}"
+        host = f"the host {waits} ({blocker})"
+        act = thread.next_act
+        if isinstance(act, Connect | HostMeeting):
+            missing = _missing(act, ranks)
             return f"{host} for rank {missing}", missing
     stuck = _blocking_operation(rank)
     launch = stuck.launch

@@ -20,22 +20,23 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.runtime.engine import p2p
 from stagewright.runtime.ranks import device_placement, process_groups
+from tests.nccl.host_group import HOST_BACKEND, GlooWrapper, HostGroup
+from tests.nccl.host_tensor import HostTensor
+from tests.nccl.launch_log import LOG
 from tests.nccl.launches import (
+    MAIN,
     USUAL,
-    Connect,
     Cuda,
     DeviceSynchronise,
     Entry,
-    FirstUse,
+    HostMeeting,
     HostRead,
     Launch,
     Queue,
-    StreamWait,
     find_deadlock,
 )
 
@@ -51,49 +52,6 @@ def is_bound() -> bool:
     A group's communicator is then made with it, and all its messages share one stream.
     """
     return BOUND in os.environ
-
-
-class LaunchLog:
-    """What this rank's host did, in its order."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin anew; nothing may be under way."""
-        self._connected: set[Queue] = set()
-        self.entries: list[Entry] = []
-        self.launched = self.waits = 0
-
-    def connect(self, communicator: Queue, ranks: Sequence[int]) -> None:
-        """Record the first use of a communicator, at which its members wait for each other."""
-        with self._lock:
-            if communicator not in self._connected:
-                self._connected.add(communicator)
-                self.entries.append(Connect(communicator, tuple(ranks)))
-
-    def launch(self, entry: Launch) -> int:
-        """Record a launch; return its number."""
-        with self._lock:
-            self.entries.append(entry)
-            self.launched += 1
-            return self.launched - 1
-
-    def wait(self, launched: int) -> None:
-        """Record that the compute stream waits for an operation."""
-        with self._lock:
-            self.entries.append(StreamWait(launched))
-            self.waits += 1
-
-    def add(self, entry: Entry) -> None:
-        """Record what the host waits for."""
-        with self._lock:
-            self.entries.append(entry)
-
-
-LOG = LaunchLog()
-"""The log of this process."""
 
 
 class LaunchedWork(dist._Work):
@@ -128,30 +86,15 @@ class LaunchedWork(dist._Work):
         return self._inner.result()
 
 
-class MannersGroup(dist.ProcessGroup):
-    """See the module; ``bound`` is a group whose ranks were bound to devices."""
+class MannersGroup(GlooWrapper):
+    """Process group that logs what is launched, and on which stream; see the module."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._inner = dist.ProcessGroupGloo(store, rank, size, timeout)
-        # What torch's C++ starts itself (DDP's buckets, FSDP's shards) goes past the log: torch
-        # orders those on streams of its own.
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._inner)
+        super().__init__(store, rank, size, timeout)
         self._aborted = threading.Event()
-        self._name = "0"
 
     def getBackendName(self) -> str:
         return BACKEND
-
-    @property
-    def group_name(self) -> str:
-        # torch sets no names on groups that are whole backends of their own, and forgets them when
-        # it destroys a group.
-        self._name = distributed_c10d._world.pg_names.get(self, self._name)
-        return self._name
-
-    def _get_backend(self, device: torch.device) -> Any:
-        return self._inner
 
     def abort(self) -> None:
         """End what waits for lost ranks, as aborting a communicator does."""
@@ -159,11 +102,6 @@ class MannersGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         self.abort()
-
-    def _ranks(self) -> list[int]:
-        if dist.group.WORLD is self or dist.group.WORLD is None:
-            return list(range(self.size()))
-        return dist.get_process_group_ranks(self)
 
     def _message(self, tensors: Sequence[torch.Tensor], peer: int, *, sends: bool) -> int:
         ranks = self._ranks()
@@ -282,45 +220,59 @@ for _name in (
 
 
 def register() -> None:
-    """Make the backend known to ``torch.distributed``."""
-    if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, MannersGroup, devices=["cpu"])
+    """Make the backends known to ``torch.distributed``."""
+    for name, group in ((BACKEND, MannersGroup), (HOST_BACKEND, HostGroup)):
+        if not hasattr(dist.Backend, name.upper()):
+            dist.Backend.register_backend(name, group, devices=["cpu"])
 
 
 class _HostReads(TorchDispatchMode):
     """Records reads of values by the host, and the first use of each operation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._used: set[str] = set()
-
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function._schema.name not in self._used:
-            self._used.add(function._schema.name)
-            LOG.add(FirstUse(f"loading {function._schema.name}"))
-        if function._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
-            LOG.add(HostRead(function._schema.name))
+        name = function._schema.name
+        if LOG.is_entered():
+            LOG.load(name)
+            if name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
+                LOG.add(HostRead(name))
         return function(*args, **(kwargs or {}))
+
+
+def _reading(method: Callable[..., Any], words: str) -> Callable[..., Any]:
+    """Return a method of tensors whose call is recorded as a read by the host."""
+
+    @functools.wraps(method)
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is not HostTensor:
+            LOG.add(HostRead(words))
+        return method(self, *args, **kwargs)
+
+    return read
 
 
 @contextlib.contextmanager
 def recorded_host() -> Iterator[None]:
-    """Record what makes the host wait for a device: reads of values."""
-    tolist = torch.Tensor.tolist
+    """Record what makes the host wait for a device: reads of values, in threads started here too.
 
-    @functools.wraps(tolist)
-    def read(self: torch.Tensor) -> Any:
-        LOG.add(HostRead("tolist"))
-        return tolist(self)
+    Modes of torch are each thread's own.
+    """
+    run = threading.Thread.run
 
-    torch.Tensor.tolist = read  # type: ignore[method-assign]
-    try:
+    def run_recorded(self: threading.Thread) -> None:
+        LOG.enter_thread(self.name)
         with _HostReads():
-            yield
-    finally:
-        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
+            run(self)
+
+    LOG.enter_thread(MAIN)
+    with contextlib.ExitStack() as stack:
+        for name, words in (("tolist", "tolist"), ("cpu", "a copy to the host")):
+            read = _reading(getattr(torch.Tensor, name), words)
+            stack.enter_context(mock.patch.object(torch.Tensor, name, read))
+        stack.enter_context(mock.patch.object(threading.Thread, "run", run_recorded))
+        stack.enter_context(_HostReads())
+        yield
 
 
 class RecordedEvent:
@@ -362,19 +314,22 @@ def queueing_device() -> Iterator[None]:
 def manners() -> Iterator[None]:
     """Make every process group one with NCCL's manners."""
     register()
-    start = dist.init_process_group
+    start, create = dist.init_process_group, dist.new_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         start(BACKEND, *args, **kwargs)
 
-    dist.init_process_group = init_process_group
-    try:
-        with recorded_host(), queueing_device(), contextlib.ExitStack() as stack:
-            for module in (process_groups, p2p):
-                stack.enter_context(mock.patch.object(module, "is_bound_to_devices", is_bound))
-            yield
-    finally:
-        dist.init_process_group = start
+    @functools.wraps(create)
+    def new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+        chosen = HOST_BACKEND if backend == "gloo" else backend
+        return create(*args, backend=chosen, **kwargs)
+
+    with recorded_host(), queueing_device(), contextlib.ExitStack() as stack:
+        for made in (init_process_group, new_group):
+            stack.enter_context(mock.patch.object(dist, made.__name__, made))
+        for module in (process_groups, p2p):
+            stack.enter_context(mock.patch.object(module, "is_bound_to_devices", is_bound))
+        yield
 
 
 @contextlib.contextmanager
@@ -405,7 +360,11 @@ def find_deadlocks(folder: Path, cuda: Cuda = USUAL) -> list[str]:
     assert starts, "no rank left a log"
     # Or a program that was never emulated would pass.
     for start, logs in starts.items():
-        silent = [rank for rank, log in logs.items() if not any(isinstance(e, Launch) for e in log)]
+        silent = [rank for rank, log in logs.items() if not any(map(_communicates, log))]
         assert not silent, f"ranks {silent} launched nothing in start {start}"
     found = [find_deadlock([logs[rank] for rank in sorted(logs)], cuda) for logs in starts.values()]
     return [words for words in found if words is not None]
+
+
+def _communicates(entry: Entry) -> bool:
+    return isinstance(entry, Launch | HostMeeting)

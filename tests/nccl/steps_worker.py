@@ -14,8 +14,8 @@ from stagewright.core.profile.profile import Profile
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.nccl.host_tensor import on_host
-from tests.nccl.launches import Connect, DeviceSynchronise, Entry, HostRead
-from tests.nccl.process_group import LOG
+from tests.nccl.launch_log import LOG
+from tests.nccl.launches import Connect, DeviceSynchronise, Entry, HostRead, Launch
 from tests.runtime.equality_worker import plan_of
 from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import Case, make_batch, make_case, traced_profile
@@ -45,22 +45,37 @@ def take_steps(variants: list[dict[str, Any]], cases: dict[str, tuple[Case, Prof
         )
         batch, target = make_batch(case, plan)
         values = on_host(list(batch.values()) if isinstance(batch, dict) else list(batch))
-        found, start = [], len(LOG.entries)
+        found, summed, start = [], [], len(LOG.entries)
         for _ in range(STEPS):
             began = len(LOG.entries)
             pipeline.step(*values, target=on_host(target))
-            found.append([words for entry in LOG.entries[began:] if (words := wait_in(entry))])
+            done = LOG.entries[began:]
+            found.append([words for entry in done if (words := wait_in(entry))])
+            summed.append([words for entry in done if (words := collective_in(entry))])
         pipeline.barrier()
         connected = sum(isinstance(entry, Connect) for entry in LOG.entries[start:])
         print_line(
-            {"variant": index, "rank": pipeline.rank, "waits": found, "connected": connected}
-        )
+            {
+                "variant": index, "rank": pipeline.rank, "waits": found, "collectives": summed,
+                "connected": connected, "weights": sizes_of(pipeline.module),
+            }
+        )  # fmt: skip
         pipeline.close()
 
 
 def wait_in(entry: Entry) -> str | None:
     """What the host waits for, if it does."""
     return entry.what if isinstance(entry, HostRead | DeviceSynchronise) else None
+
+
+def collective_in(entry: Entry) -> str | None:
+    """Return the words of a collective that several ranks launch together."""
+    return entry.what if isinstance(entry, Launch) and entry.sender is None else None
+
+
+def sizes_of(module: torch.nn.Module) -> dict[str, int]:
+    """Return the number of elements of every weight."""
+    return {name: weight.numel() for name, weight in module.named_parameters()}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from tests.nccl.launches import (
     Cuda,
     DeviceSynchronise,
     FirstUse,
+    HostMeeting,
     HostRead,
+    InThread,
     Launch,
     StreamWait,
     find_deadlock,
@@ -103,3 +105,41 @@ def test_on_one_connection_a_second_receive_holds_up_the_work_behind_it():
     assert find_deadlock([[*two, message(0, UP)], theirs]) is None
     assert find_deadlock([[*two, message(0, UP)], theirs], single) is not None
     assert find_deadlock([[message(0, UP), *two], theirs], single) is None
+
+
+def gloo(sender, receiver, number=1):
+    return HostMeeting((f"gloo message {sender} to {receiver}", f"number {number}"), (0, 1))
+
+
+def test_hosts_that_wait_for_a_message_over_gloo_and_for_a_device_are_shown_as_a_circle():
+    """Rank 0 sends after it has read a value, for which rank 1 sends after that message."""
+    theirs = [gloo(0, 1), message(1, DOWN)]
+    assert not find_deadlock([[message(1, DOWN), StreamWait(0), gloo(0, 1), READ], theirs])
+    found = find_deadlock([[message(1, DOWN), StreamWait(0), READ, gloo(0, 1)], theirs])
+    assert found == (
+        "ranks wait for each other in a circle:\n"
+        "rank 0: the host waits (a value); message from 1, on down pair 0-1, waits for rank 1\n"
+        "rank 1: the host waits (gloo message 0 to 1 number 1) for rank 0"
+    )
+
+
+def test_messages_over_gloo_come_in_one_order():
+    first, second = gloo(0, 1, 1), gloo(1, 0, 1)
+    assert find_deadlock([[first, second], [first, second]]) is None
+    assert "circle" in find_deadlock([[first, second], [second, first]])
+
+
+def test_threads_of_a_host_do_not_wait_for_each_other():
+    """One thread sends, another receives; in one thread their order would block."""
+    first, second = gloo(0, 1), gloo(1, 0)
+    logs = [[InThread("out"), first, InThread("in"), second], [InThread("in"), second, first]]
+    assert "thread 'in'" in find_deadlock([logs[0], [InThread("in"), second, gloo(0, 1, 2)]])
+    assert find_deadlock(logs) is None
+
+
+def test_a_stream_cannot_wait_for_what_another_thread_has_yet_to_launch():
+    main = [InThread("MainThread"), Connect(("all",), (0, 1)), message(0, UP)]
+    stage = [InThread("stage"), StreamWait(0), READ]
+    theirs = [Connect(("all",), (0, 1)), message(0, UP)]
+    assert find_deadlock([[*stage, *main], theirs]) is None
+    assert "rank 0: the host waits (connecting all)" in find_deadlock([[*stage, *main], []])

@@ -13,6 +13,9 @@ from tests.runtime.forked import MANNERS, run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 
+TIED = 5
+"""Of the variants: its first and last rank hold one weight."""
+
 VARIANTS = [
     {"model": "mlp", "schedule": "1f1b", "stages": 3},
     {"model": "mlp", "schedule": "interleaved_1f1b", "stages": 6, "chunks": 2},
@@ -22,12 +25,14 @@ VARIANTS = [
         "model": "resnet", "schedule": "gpipe", "stages": 2, "replicas": [1, 2],
         "statistics": "deferred",
     },
+    {"model": "gpt2", "schedule": "1f1b", "stages": 3},
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(forking_executable, tmp_path_factory):
     """The logs of three ranks that took a few steps of every variant, and what they printed."""
+    pytest.importorskip("transformers")
     found = tmp_path_factory.mktemp("steps")
     with mock.patch.dict(os.environ, {MANNERS: str(found)}):
         printed = run_worker(
@@ -44,6 +49,16 @@ def test_the_host_reads_once_a_step_and_waits_for_no_copy(folder: Path, variant)
     here = {line["rank"]: line["waits"] for line in told if line["variant"] == variant}
     assert len(here) == 3
     assert list(here.values()) == [[["tolist"]] * 3] * 3
+
+
+def test_a_tied_weight_is_summed_once_a_step(folder):
+    """Whatever the number of micro-batches; one more element counts who has a gradient."""
+    told = [json.loads(line) for line in (folder / "printed").read_text().splitlines()]
+    by_rank = {line["rank"]: line for line in told if line["variant"] == TIED}
+    size = by_rank[0]["weights"]["transformer.wte.weight"]
+    assert size == by_rank[2]["weights"]["lm_head.weight"]
+    for rank in (0, 2):
+        assert by_rank[rank]["collectives"] == [[f"allreduce of {size + 1} elements"]] * 3
 
 
 def test_nothing_is_connected_in_a_step(folder):

@@ -454,6 +454,38 @@ def test_weights_that_live_elsewhere_are_copied_once_a_forward(monkeypatch, mode
         torch.testing.assert_close(one.grad, other.grad)
 
 
+class Tied(nn.Module):
+    """Its first and its last layer share a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(self.embedding(x).tanh())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tied_weight_goes_to_its_other_device_once_a_step(monkeypatch, mode):
+    """``meta`` plays the second device."""
+    model, x = Tied(), torch.randint(0, 8, (8, 3))
+    case = Case("tied", make_case("mlp").spec, model, x[:2], None)
+    plan = recomputing(make_plan(case, 2), mode, mode)
+    pipeline, copied, to = Pipeline(model, plan), [], torch.Tensor.to
+
+    def count(tensor, *args, **kwargs):
+        if tensor is model.head.weight:
+            copied.append(args)
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", count)
+    pipeline._devices = [torch.device("cpu"), torch.device("meta")]
+    for step in (1, 2):
+        assert pipeline(x).is_meta
+        assert copied == [(torch.device("meta"),)] * step
+
+
 def test_a_copy_made_in_a_run_without_a_graph_has_one_for_the_recomputation():
     stage = nn.Linear(2, 2)
     copies = pipeline_module._TiedCopies(stage, torch.device("meta"))

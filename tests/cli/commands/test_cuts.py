@@ -68,7 +68,7 @@ def test_files_that_a_form_reads_are_written_beside_it(call, profile, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--to", "vllm"), "vLLM only runs inference (plan for_inference(profile))"),
+        (("--to", "vllm"), "vLLM only runs inference (plan with --for vllm, which reduces"),
         ((), "name a runtime for the plan with --to: torch, torchtitan, megatron"),
         (("--to", "megatrn"), "did you mean 'megatron'?"),
     ],
@@ -96,12 +96,12 @@ def test_lost_layers_are_named(call, profile):
     words = ("--from", "vllm", "--model", profile, "-d", "2xcpu")
     code, out, _ = call("check", "4,3", *words)
     assert code == 3
-    assert "lost: layer.7 in no stage" in out
+    assert "missing: layer.7 in no stage" in out
     code, out, _ = call("check", "4,3", *words, "--json")
-    assert json.loads(out)["lost"] == ["layer.7"]
+    assert json.loads(out)["missing"] == ["layer.7"]
     code, _, err = call("import", "4,3", *words)
     assert code == 2
-    assert "run 'stagewright check'" in err
+    assert "missing: layer.7 in no stage" in err
 
 
 def test_doubled_layers_are_named(call, profile):
@@ -110,7 +110,7 @@ def test_doubled_layers_are_named(call, profile):
     words = ("--from", "torchtitan", "--model", profile, "-d", "2xcpu")
     code, out, _ = call("check", parts, *words)
     assert code == 3
-    assert "doubled: layer.3 in several stages" in out
+    assert "duplicated: layer.3 in several stages" in out
 
 
 def test_memory_that_does_not_suffice_is_said_with_both_numbers(call, profile, tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 folder, rank, world = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 os.environ.update(
@@ -28,12 +29,12 @@ deepspeed.init_distributed(
     rank=int(rank),
     world_size=int(world),
 )
-scope: dict[str, type[torch.nn.Module]] = {}
+scope: dict[str, Any] = {}
 exec((folder / "planned_pipeline_module.py").read_text(), scope)
-build, sample, target = MODELS["cnn"]
 settings = json.loads((folder / "settings.json").read_text())
+build, sample, target = MODELS[settings["model"]]
 module = scope["PlannedPipelineModule"](list(build().float()), loss_fn=loss_fn)
-steps = settings["gradient_accumulation_steps"]
+steps = scope["GRADIENT_ACCUMULATION_STEPS"]
 engine, *_ = deepspeed.initialize(
     model=module,
     optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
@@ -45,7 +46,8 @@ engine, *_ = deepspeed.initialize(
         "zero_allow_untested_optimizer": True,
     },
 )
-inputs, targets = sample(BATCH).float(), target(BATCH).float()
+inputs, targets = sample(BATCH), target(BATCH).float()
+inputs = inputs.float() if inputs.is_floating_point() else inputs
 
 
 def micro_batches():

@@ -39,7 +39,7 @@ def draw_plan(draw: random.Random, rules: TargetRules) -> Plan:
     """Return a plan of a random model, cut at random where the rules allow."""
     names, starts, end = draw_layers(draw, whole=rules.unit == "layer")
     legal = [*starts[1:]]
-    if rules.edges_alone:
+    if rules.cuts_around_blocks:
         legal = [*starts, end]
     if rules.unit == "layer":
         legal = list(range(1, len(names)))

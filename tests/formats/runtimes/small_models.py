@@ -52,6 +52,16 @@ def build_cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 36, 5)).double()
 
 
+def build_tied() -> nn.Module:
+    """Embedding, a projection in the middle and the head, all of one weight."""
+    torch.manual_seed(7)
+    embedding, middle = nn.Embedding(17, 8), nn.Linear(8, 17)
+    head = nn.Linear(8, 17)
+    middle.weight = head.weight = embedding.weight
+    body = (nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8))
+    return nn.Sequential(embedding, *body, middle, nn.Linear(17, 8), head).double()
+
+
 def tokens(batch: int) -> torch.Tensor:
     return torch.randint(17, (batch, 5), generator=torch.Generator().manual_seed(3))
 
@@ -75,5 +85,9 @@ def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-MODELS = {"gpt": (build_gpt, tokens, next_tokens), "cnn": (build_cnn, images, labels)}
+MODELS = {
+    "gpt": (build_gpt, tokens, next_tokens),
+    "cnn": (build_cnn, images, labels),
+    "tied": (build_tied, tokens, next_tokens),
+}
 """Model, sample and target by name."""

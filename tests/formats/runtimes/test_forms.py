@@ -5,7 +5,8 @@ import pytest
 from stagewright.core.errors import InvalidInput
 from stagewright.formats.expressible import Inexpressible
 from stagewright.formats.runtimes.registry import export, import_cut
-from tests.formats.runtimes.test_refusals import NAMES, change, every_stage, make_plan
+from stagewright.formats.target import ModelLayers
+from tests.formats.runtimes.test_rejections import NAMES, change, every_stage, make_plan
 
 TITAN_COUNT = """[parallelism]
 num_pp_microbatches = "x"
@@ -13,7 +14,7 @@ module_fqns_per_model_part = [["layers.0"]]
 """
 PIPEDREAM_GAP = """{"_layers": [["embed"], ["norm"]], "module_to_stage_map": [0, 2, 2],
 "stage_to_rank_map": {"0": [0], "2": [1]}}"""
-EIGHT = ("embed", *(f"layers.{index}" for index in range(8)), "norm", "head")
+EIGHT = ModelLayers(("embed", *(f"layers.{index}" for index in range(8)), "norm", "head"))
 
 
 def test_virtual_stages_of_megatron():
@@ -43,7 +44,7 @@ def test_cuts_keep_the_schedule_of_their_runtime():
     assert import_cut(equal, "maxtext", EIGHT).schedule == "gpipe"
     repeated = "ici_pipeline_parallelism: 2\nnum_layers_per_pipeline_stage: 2\n"
     cut = import_cut(repeated + "num_pipeline_repeats: -1", "maxtext", EIGHT)
-    assert (cut.schedule, cut.chunks, cut.lost) == ("looped_bfs", 2, ())
+    assert (cut.schedule, cut.chunks, cut.missing) == ("looped_bfs", 2, ())
     plugin = 'pp_style="zbv", num_model_chunks=2, num_layers_per_stage=[2, 2, 2, 2]'
     assert import_cut(plugin, "colossalai", EIGHT).schedule == "zbv"
     parts = '[["tok_embeddings", "layers.0"], ["layers.1", "norm", "lm_head"]]'
@@ -51,7 +52,9 @@ def test_cuts_keep_the_schedule_of_their_runtime():
         f'[parallelism]\npipeline_parallel_schedule = "gpipe"\nmodule_fqns_per_model_part = {parts}'
     )
     assert (
-        import_cut(titan, "torchtitan", ("e", "layers.0", "layers.1", "norm", "h")).schedule
+        import_cut(
+            titan, "torchtitan", ModelLayers(("e", "layers.0", "layers.1", "norm", "h"))
+        ).schedule
         == "gpipe"
     )
     assert import_cut("balance = [5, 6]", "torchgpipe", EIGHT).recompute == "except_last"
@@ -107,7 +110,7 @@ def test_names_of_a_numbered_sequential():
 def test_replicas_take_their_share_and_sharded_ones_are_refused():
     two = every_stage({"replicas": 2, "devices": ("a", "b")})
     plan = change(make_plan("deepspeed"), two, num_microbatches=8)
-    assert '"gradient_accumulation_steps": 4' in export(plan, "deepspeed").text
+    assert "GRADIENT_ACCUMULATION_STEPS = 4" in export(plan, "deepspeed").text
     sharded = change(make_plan("megatron"), every_stage({"strategy": "fully_shard"}))
     with pytest.raises(Inexpressible, match="sharded replicas"):
         export(sharded, "megatron")

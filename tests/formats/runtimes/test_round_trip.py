@@ -6,6 +6,7 @@ import pytest
 
 from stagewright.core.errors import InvalidInput
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
+from stagewright.formats.target import ModelLayers
 from tests.formats.runtimes.random_plans import draw_plan
 
 NUM_PLANS = 1000
@@ -21,7 +22,7 @@ def test_an_imported_export_is_the_plan(name):
         several += plan.num_stages > 2
         text = export(plan, name).text
         assert plan.content_id() in text
-        cut = import_cut(text, name, plan.layer_names)
+        cut = import_cut(text, name, ModelLayers.of(plan))
         assert cut.balance == plan.balance, text
         assert cut.replicas in ((), tuple(stage.replicas for stage in plan.stages))
         assert cut.num_microbatches in (None, plan.num_microbatches)
@@ -51,18 +52,18 @@ def test_an_imported_export_is_the_plan(name):
     ],
 )
 def test_other_text_is_refused(name, text):
-    layers = ("embed", *(f"layers.{index}" for index in range(8)), "norm", "lm_head")
+    layers = ModelLayers(("embed", *(f"layers.{index}" for index in range(8)), "norm", "lm_head"))
     with pytest.raises(InvalidInput):
         import_cut(text, name, layers)
 
 
 def test_an_unknown_target_is_refused_with_a_suggestion():
     with pytest.raises(InvalidInput, match="did you mean 'megatron'"):
-        import_cut("x", "megatrn", ("layers.0",))
+        import_cut("x", "megatrn", ModelLayers(("layers.0",)))
 
 
 def test_text_without_end_is_not_read():
     with pytest.raises(InvalidInput, match="characters"):
-        import_cut("1," * 2**20, "vllm", ("layers.0", "layers.1"))
+        import_cut("1," * 2**20, "vllm", ModelLayers(("layers.0", "layers.1")))
     with pytest.raises(InvalidInput, match="letters"):
-        import_cut("E((t*99999)*99999)*99999L", "megatron", ("layers.0", "layers.1"))
+        import_cut("E((t*99999)*99999)*99999L", "megatron", ModelLayers(("layers.0", "layers.1")))

@@ -10,7 +10,7 @@ import pytest
 
 from stagewright.core.profile.block_stack import find_stack
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
-from stagewright.formats.target import count_blocks
+from stagewright.formats.target import ModelLayers, count_blocks
 from tests.formats.runtimes.random_plans import draw_plan
 
 NUM_PLANS = 1000
@@ -129,7 +129,7 @@ def test_llama_cpp_shares_of_any_proportion_are_read_by_its_rule():
         num_blocks = draw.randint(2, 80)
         shares = [draw.randint(1, 24) for _ in range(draw.randint(1, 6))]
         names = ("embed", *(f"layers.{index}" for index in range(num_blocks)), "head")
-        cut = import_cut(f"-ts {','.join(map(str, shares))}", "llama.cpp", names)
+        cut = import_cut(f"-ts {','.join(map(str, shares))}", "llama.cpp", ModelLayers(names))
         placed = place_units(shares, num_blocks).tolist()
         used = sorted(set(placed))
         assert [sum("layers" in names[layer] for layer in stage) for stage in cut.stages] == [

@@ -14,8 +14,8 @@ from tests.formats.runtimes.small_models import BATCH, MODELS, loss_fn
 from tests.formats.runtimes.test_own_parsers import ROOT, RUNTIMES, needs_runtimes
 
 
-def make_plan(schedule, num_stages=2, **options):
-    build, sample, _ = MODELS["cnn"]
+def make_plan(schedule, num_stages=2, model="cnn", **options):
+    build, sample, _ = MODELS[model]
     chosen = stagewright.PlanOptions(
         num_microbatches=4, schedule=schedule, num_stages=num_stages, **options
     )
@@ -24,58 +24,73 @@ def make_plan(schedule, num_stages=2, **options):
     )
 
 
-def unsplit_losses(dtype=torch.float64):
-    build, sample, target = MODELS["cnn"]
+def unsplit_losses(dtype=torch.float64, model="cnn"):
+    build, sample, target = MODELS[model]
+    inputs = sample(BATCH)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     model = build().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = loss_fn(model(sample(BATCH).to(dtype)), target(BATCH).to(dtype))
+        loss = loss_fn(model(inputs), target(BATCH).to(dtype))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-@needs_runtimes
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["never", "always"])
-def test_deepspeed_trains_the_stages(recompute, tmp_path):
-    plan = make_plan("1f1b", recompute=recompute)
-    exported = export(plan, "deepspeed")
-    (tmp_path / "planned_pipeline_module.py").write_text(exported.text)
-    settings = {"gradient_accumulation_steps": plan.num_microbatches}
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
+def train_deepspeed(plan, model, folder):
+    """Train an exported class in a process for each stage; return the losses that ranks report."""
+    (folder / "planned_pipeline_module.py").write_text(export(plan, "deepspeed").text)
+    (folder / "settings.json").write_text(json.dumps({"model": model}))
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT}:{RUNTIMES}",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
-        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
     }
-    worker = [sys.executable, "-m", "tests.formats.runtimes.deepspeed_worker", str(tmp_path)]
-    logs = [(tmp_path / f"rank{rank}.log").open("w+") for rank in range(2)]
+    run_ranks("deepspeed_worker", folder, plan.num_stages, environment)
+    files = [folder / f"losses{rank}.json" for rank in range(plan.num_stages)]
+    return [json.loads(file.read_text()) for file in files]
+
+
+def run_ranks(worker, folder, ranks, environment):
+    """Run a worker of this folder in each rank; end all if one fails."""
+    command = [sys.executable, "-m", f"tests.formats.runtimes.{worker}", str(folder)]
+    logs = [(folder / f"rank{rank}.log").open("w+") for rank in range(ranks)]
     started = [
         subprocess.Popen(
-            [*worker, str(rank), "2"], env=environment, stdout=log, stderr=subprocess.STDOUT
+            [*command, str(rank), str(ranks)], env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         for rank, log in enumerate(logs)
     ]
     try:
         codes = [process.wait(timeout=400) for process in started]
-        texts = [(tmp_path / f"rank{rank}.log").read_text()[-3000:] for rank in range(2)]
-        assert codes == [0, 0], texts
+        texts = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(ranks)]
+        assert codes == [0] * ranks, texts
     finally:
         for process, log in zip(started, logs, strict=True):
             process.kill()
             process.wait()
             log.close()
-    for rank in range(2):
-        losses = json.loads((tmp_path / f"losses{rank}.json").read_text())
+
+
+@needs_runtimes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "num_stages", "recompute"),
+    [("cnn", 2, "never"), ("cnn", 2, "always"), ("tied", 3, "never"), ("tied", 2, "always")],
+)
+def test_deepspeed_trains_the_stages(model, num_stages, recompute, tmp_path):
+    """Of a tied weight, each stage trained a copy of its own, without a word."""
+    plan = make_plan("1f1b", num_stages, model, recompute=recompute)
+    assert bool(plan.shared_weights) == (model == "tied")
+    for losses in train_deepspeed(plan, model, tmp_path):
         # DeepSpeed sums gradients in float32 only.
-        assert losses == pytest.approx(unsplit_losses(torch.float32), rel=1e-5)
+        assert losses == pytest.approx(unsplit_losses(torch.float32, model), rel=1e-5)
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])

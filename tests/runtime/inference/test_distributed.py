@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from examples.inference import main
-from tests.runtime.forked import run_worker
+from tests.runtime.forked import run_as_on_nccl
 from tests.runtime.inference_worker import write_profile
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
@@ -24,7 +24,7 @@ SCENARIOS = [
 @pytest.fixture(scope="module")
 def said(forking_executable):
     """What all ranks of all scenarios said."""
-    output = run_worker(
+    output = run_as_on_nccl(
         forking_executable, "tests.runtime.inference_worker", json.dumps(SCENARIOS), timeout_s=160
     )
     found = [

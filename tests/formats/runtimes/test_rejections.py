@@ -39,12 +39,12 @@ def refused(plan, name):
     with pytest.raises(Inexpressible) as error:
         export(plan, name)
     assert f"--for {name}" in str(error.value)
-    assert all(refusal.reason and refusal.remedy for refusal in error.value.refusals)
+    assert all(rejection.reason and rejection.remedy for rejection in error.value.rejections)
     flags = {
-        word for each in error.value.refusals for word in re.findall(r"--[a-z-]+", each.remedy)
+        word for each in error.value.rejections for word in re.findall(r"--[a-z-]+", each.remedy)
     }
     assert flags <= {*FLAGS.values(), "--for"}, "a remedy names a flag that there is"
-    return {refusal.feature: refusal for refusal in error.value.refusals}
+    return {rejection.feature: rejection for rejection in error.value.rejections}
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -61,9 +61,9 @@ def test_schedules_of_others(name):
     for schedule in known:
         plan = make_plan(name, schedule=schedule)
         if schedule not in rules.schedules and not rules.inference:
-            refusal = refused(plan, name)["schedule"]
-            assert schedule in refusal.reason
-            assert rules.schedules[0] in refusal.remedy
+            rejection = refused(plan, name)["schedule"]
+            assert schedule in rejection.reason
+            assert rules.schedules[0] in rejection.remedy
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -137,9 +137,9 @@ def test_cuts_inside_blocks_and_modules(name):
     pieces = ("embed", "layers.0.mlp", "layers.1.attention", "layers.1.mlp", "layers.2", "head")
     plan = make_plan(name, (0, 3, 6), pieces)
     if TARGETS[name].rules.unit == "block":
-        refusal = refused(plan, name)["cut inside a block"]
-        assert "'layers.1'" in refusal.reason
-        assert refusal.remedy == "--no-cut-after layers.1.attention"
+        rejection = refused(plan, name)["cut inside a block"]
+        assert "'layers.1'" in rejection.reason
+        assert rejection.remedy == "--no-cut-after layers.1.attention"
     called_again = ("embed", "layers.0", "layers.1", "layers.0@1", "layers.1@1", "head")
     plan = make_plan(name, (0, 3, 6), called_again)
     if TARGETS[name].rules.unit == "module":
@@ -155,7 +155,7 @@ def test_cuts_outside_the_blocks(name):
     ):
         plan = make_plan(name, cuts)
         rules = TARGETS[name].rules
-        if rules.unit == "block" and not (rules.edges_alone and cuts != (0, 5, 10, 11)):
+        if rules.unit == "block" and not (rules.cuts_around_blocks and cuts != (0, 5, 10, 11)):
             assert word in refused(plan, name)["cut outside the blocks"].reason
 
 
