@@ -52,8 +52,6 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         decision = replace(decision, costed=request.cost_model.evaluate(assignment))
     costed, profile, options = decision.costed, request.profile, request.options
     cost_model, cuts = request.cost_model, costed.assignment.cuts
-    bound = min(decision.lower_bound, costed.value)
-    is_proven = costed.value - bound <= ROUNDING * costed.value
     return Plan(
         model=profile.model,
         spec=profile.spec,
@@ -71,14 +69,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         forward_channels=costed.forward_channels,
         backward_channels=costed.backward_channels,
         direct_sends=costed.direct_sends,
-        proof=Proof(
-            objective=OBJECTIVE_NAMES[_name(request)],
-            value=costed.value,
-            lower_bound=bound,
-            best_value=min(decision.best_value, costed.value),
-            status="optimal" if is_proven else "feasible",
-            simulated_lower_bound_s=min(decision.simulated_bound_s, costed.step_time_s),
-        ),
+        proof=_build_proof(request, decision),
         baselines=tuple(
             _build_baseline(request, name, other, costed.assignment)
             for name, other in list_baselines(request, costed.assignment)
@@ -99,6 +90,20 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
             *_sent(request, costed, is_reordered=bool(order)),
             *_idle(request, costed.assignment),
         ),
+    )
+
+
+def _build_proof(request: PlanningRequest, decision: Decision) -> Proof:
+    costed = decision.costed
+    bound = min(decision.lower_bound, costed.value)
+    is_proven = costed.value - bound <= ROUNDING * costed.value
+    return Proof(
+        objective=OBJECTIVE_NAMES[_name(request)],
+        value=costed.value,
+        lower_bound=bound,
+        best_value=min(decision.best_value, costed.value),
+        status="optimal" if is_proven else "feasible",
+        simulated_lower_bound_s=min(decision.simulated_bound_s, costed.step_time_s),
     )
 
 

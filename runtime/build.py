@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -45,9 +45,7 @@ def build(
     batch_statistics: BatchStatistics = "microbatch",
     aux_losses: AuxLosses | None = None,
     strategy: Strategy | Mapping[int, Strategy] | None = None,
-    max_norm: float | None = None,
-    accumulate: int = 1,
-    loss_scale: LossScale | Literal["auto"] | None = "auto",
+    **loop: Unpack[_Loop],
 ) -> Training:
     """Build a planned model for training: across processes under torchrun, or in one process.
 
@@ -66,8 +64,11 @@ def build(
         precision: Recipe of precision, by default the plan's: the model is converted to its type of
             weights in place, gradients are summed in its type, and `Training.optimizer` keeps
             master weights. `None` leaves the model as it is; so do plans of earlier releases.
-        keyed_dropout, batch_statistics, aux_losses, strategy: See `DistributedPipeline`.
-        max_norm, accumulate, loss_scale: See `Training`.
+        keyed_dropout: See `DistributedPipeline`.
+        batch_statistics: See `DistributedPipeline`.
+        aux_losses: See `DistributedPipeline`.
+        strategy: See `DistributedPipeline`; replicas need processes.
+        **loop: ``max_norm``, ``accumulate`` and ``loss_scale``; see `Training`.
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks.
@@ -80,7 +81,6 @@ def build(
         sample=sample, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics,
         aux_losses=aux_losses,
     )  # fmt: skip
-    loop = _Loop(max_norm=max_norm, accumulate=accumulate, loss_scale=loss_scale)
     convert_model(model, recipe, strategy)
     if not dist.is_initialized():
         _check_single_process(strategy)
@@ -92,7 +92,7 @@ def build(
     return Training(pipeline, recipe=recipe, **loop)
 
 
-class _Loop(TypedDict):
+class _Loop(TypedDict, total=False):
     """Arguments of `Training` for both kinds of pipeline."""
 
     max_norm: float | None

@@ -128,6 +128,8 @@ def price(split: PricedSplit, with_timeline: bool) -> Simulation:
         return Simulation(status="infeasible", infeasible=to_infeasible_answer(error))
     timeline = plan_timeline(plan) if with_timeline else None
     if is_sized or order:
+        named = {name: getattr(plan.options, name) for name in ("precision", "reserves")}
+        options = options.model_copy(update=named)
         plan = plan.model_copy(update={"options": options, "layer_order": order})
     return Simulation(status="simulated", plan=plan, timeline=timeline)
 

@@ -307,32 +307,32 @@ class Plan(Document):
     """Stages in pipeline order, with the evidence for them.
 
     Attributes:
-            balance: Layers per stage, as torchgpipe writes it.
-            step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
-                weights; not the optimizer's update), by the simulator.
-            bubble_fraction: Idle share of all devices' time in that step.
-            forward_channels: For each boundary the shared connection its activations leave by, -1 for
-                one of their own; empty where none is shared.
-            backward_channels: Likewise for the gradients on their way back.
-            direct_sends: What passes by stages that have no use for it, by ``source`` and ``target``;
-                empty where every value is relayed. Stages' own sends are to their neighbours.
-            tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
-            chunks: Stages on each device; more than one only for schedules made for it.
-            layer_order: The profile's layer at each position, where branches were reordered; empty
-                for the profile's own order. Stages count positions.
-            boundaries: What crosses each cut, per micro-batch; one per gap between stages.
-            profile_id: Content id of the profile planned from.
-            cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
-            inputs: The model's flat inputs at micro-batch size.
-            input_structure: How the model is called with them.
-            spec: The family and configuration of the model, if it was built from one.
-            fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
-                chain_break: See `Graph`.
-            shared_weights: Trained parameters that layers of several stages use.
-                bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
-                `None` in plans that name no recipe.
-                estimated: Whether the profile was estimated rather than measured.
-            error_band: Relative error of such estimates, itself measured; `None` if not known.
+        balance: Layers per stage, as torchgpipe writes it.
+        step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
+            weights; not the optimizer's update), by the simulator.
+        bubble_fraction: Idle share of all devices' time in that step.
+        forward_channels: For each boundary the shared connection its activations leave by, -1 for
+            one of their own; empty where none is shared.
+        backward_channels: Likewise for the gradients on their way back.
+        direct_sends: What passes by stages that have no use for it, by ``source`` and ``target``;
+            empty where every value is relayed. Stages' own sends are to their neighbours.
+        tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
+        chunks: Stages on each device; more than one only for schedules made for it.
+        layer_order: The profile's layer at each position, where branches were reordered; empty
+            for the profile's own order. Stages count positions.
+        boundaries: What crosses each cut, per micro-batch; one per gap between stages.
+        profile_id: Content id of the profile planned from.
+        cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
+        inputs: The model's flat inputs at micro-batch size.
+        input_structure: How the model is called with them.
+        spec: The family and configuration of the model, if it was built from one.
+        fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+        chain_break: See `Graph`.
+        shared_weights: Trained parameters that layers of several stages use.
+        bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
+            `None` in plans that name no recipe.
+        estimated: Whether the profile was estimated rather than measured.
+        error_band: Relative error of such estimates, itself measured; `None` if not known.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.plan/1"

@@ -62,7 +62,12 @@ VALUES = {
 
 def is_kept(made, options):
     """What `validate` does not say of a plan: that it is of the objective, schedule and sizes."""
-    taken = {"num_microbatches": made.options.num_microbatches}
+    # What a plan names where it was left open, or chooses.
+    taken = {
+        name: getattr(made.options, name)
+        for name in ("num_microbatches", "precision", "reserves")
+        if name == "num_microbatches" or getattr(options, name) is None
+    }
     if options.regular_within is not None:  # whichever plan was taken, it has its rule
         taken |= {"regular": made.options.regular, "regular_within": None}
     assert made.options == options.model_copy(update=taken)

@@ -140,8 +140,9 @@ def in_half_precision(dtype: torch.dtype) -> dict[str, Any]:
     plan = make_plan(case, 2, profile=profile)
     whole = is_on_meta("mlp")
     training = build(
-        plan, is_on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), autocast=dtype
-    )
+        plan, is_on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), autocast=dtype,
+        precision=None,
+    )  # fmt: skip
     materialise_whole(whole, Weights(seed=1), CPU)
     ours = torch.optim.SGD(training.parameters(), lr=0.1)
     theirs = torch.optim.SGD(whole.parameters(), lr=0.1)
@@ -182,7 +183,7 @@ def replicated(strategy: Any) -> dict[str, Any]:
     whole = is_on_meta("mlp")
     training = build(
         plan, is_on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), strategy=strategy,
-        autocast=torch.float16, max_norm=LARGEST_NORM,
+        autocast=torch.float16, precision=None, max_norm=LARGEST_NORM,
     )  # fmt: skip
     materialise_whole(whole, Weights(seed=1), CPU)
     ours = torch.optim.SGD(training.parameters(), lr=0.1)

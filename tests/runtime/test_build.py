@@ -133,7 +133,7 @@ def test_the_same_loop_in_one_process():
 def test_one_process_skips_what_overflows_and_a_checkpoint_keeps_the_scale():
     case = make_case("mlp")
     plan = make_plan(case, 2)
-    training = build(plan, case.model, loss_fn=case.loss_fn, autocast=torch.float16)
+    training = build(plan, case.model, loss_fn=case.loss_fn, autocast=torch.float16, precision=None)
     optimizer = torch.optim.SGD(training.parameters(), lr=0.1)
     batch, target = make_batch(case, plan)
     training.step(*batch, target=target)

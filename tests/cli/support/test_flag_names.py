@@ -3,6 +3,7 @@
 import pytest
 
 from stagewright.cli.support.flag_names import in_flags, plan_text
+from stagewright.core.cluster.reserves import MemoryReserves
 from stagewright.core.plan.plan import Pin, Plan, PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.view.option_flags import FLAGS, flags_of, flags_of_options
@@ -68,4 +69,5 @@ def test_flags_of_options_ask_for_them_again(run, profile_file, options):
         for name, value in (("stage", pin.stage), ("kind", pin.kind))
         if value is not None
     )
-    assert Plan.from_json(ran.stdout).options == options.model_copy(update={"pins": pins})
+    named = {"pins": pins, "precision": "fp32", "reserves": MemoryReserves()}
+    assert Plan.from_json(ran.stdout).options == options.model_copy(update=named)

@@ -28,6 +28,7 @@ def test_the_whole_table():
         "   2.0 KiB  layer.2  layer.2",
         "",
         "step time 422 ms (1f1b, 4 micro-batches, MEASURED profile), bubble 28.9%",
+        "precision fp32 with sgd: 8 bytes a parameter (weights 4, gradients 4)",
         "equal layer counts [2, 1]: 422 ms; this plan takes the same time",
         "even times [2, 1]: 422 ms; this plan takes the same time",
         "proof: optimal",
