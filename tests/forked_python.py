@@ -169,9 +169,9 @@ def _manners() -> AbstractContextManager[None]:
     """Run a rank of torchrun as on NCCL if the environment asks for it."""
     if not {"NCCL_MANNERS", "RANK"} <= os.environ.keys():
         return nullcontext()
-    from tests.nccl.process_group import manners  # imports torch
+    from tests.nccl.process_group import emulated  # imports torch
 
-    return manners()
+    return emulated(Path(os.environ["NCCL_MANNERS"]))
 
 
 def _prepare() -> None:

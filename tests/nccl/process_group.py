@@ -324,8 +324,11 @@ def manners() -> Iterator[None]:
         chosen = HOST_BACKEND if backend == "gloo" else backend
         return create(*args, backend=chosen, **kwargs)
 
+    def batch_isend_irecv(operations: Any) -> Any:
+        raise NotImplementedError("the emulation launches one by one what NCCL would as a group")
+
     with recorded_host(), queueing_device(), contextlib.ExitStack() as stack:
-        for made in (init_process_group, new_group):
+        for made in (init_process_group, new_group, batch_isend_irecv):
             stack.enter_context(mock.patch.object(dist, made.__name__, made))
         for module in (process_groups, p2p):
             stack.enter_context(mock.patch.object(module, "is_bound_to_devices", is_bound))
@@ -334,15 +337,15 @@ def manners() -> Iterator[None]:
 
 @contextlib.contextmanager
 def emulated(folder: Path) -> Iterator[None]:
-    """Run as on NCCL, and write this rank's log at the end.
+    """Run as on NCCL, and write this rank's log at the end, unless an error is the end.
 
-    The file's name begins with the port that the ranks of one start share.
+    The file's name begins with what the ranks of one start share: the port, and how often torchrun
+    has started them again.
     """
-    try:
-        with manners():
-            yield
-    finally:
-        write_log(folder, os.environ["MASTER_PORT"], int(os.environ["RANK"]))
+    with manners():
+        yield
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    write_log(folder, f"{os.environ['MASTER_PORT']}.{attempt}", int(os.environ["RANK"]))
 
 
 def write_log(folder: Path, start: str, rank: int) -> None:

@@ -59,6 +59,12 @@ ON_THREE = [
     {"model": "unet", "schedule": "1f1b", "stages": 2, "replicas": [1, 2], "recompute": "always"},
     {"model": "resnet", "schedule": "gpipe", "stages": 2, "replicas": [2, 1], "microbatches": 5},
 ]
+ON_THREE_BOUND = [
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "traced": True},
+    {"model": "mlp", "schedule": "interleaved_1f1b", "stages": 6, "chunks": 2},
+    {"model": "unet", "schedule": "zero_bubble", "stages": 3},
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [1, 2]},
+]
 ON_FOUR = [
     {"model": "mlp", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1], "traced": True},
     {"model": "gpt2", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1]},
@@ -69,6 +75,7 @@ CASES = {
     "2 ranks": (2, ON_TWO, False),
     "2 bound ranks": (2, ON_TWO, True),
     "3 ranks": (3, ON_THREE, False),
+    "3 bound ranks": (3, ON_THREE_BOUND, True),
     "4 ranks": (4, ON_FOUR, False),
 }
 

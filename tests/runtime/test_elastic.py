@@ -17,6 +17,7 @@ from stagewright.core.errors import Infeasible, InvalidInput, RankFailed
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.runtime import elastic
+from tests.nccl.process_group import find_deadlocks
 from tests.runtime.forked import MANNERS
 
 STEPS, SAVE_EVERY, KILLED_AT = 120, 20, 30
@@ -72,6 +73,8 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
         assert not job.processes()
         assert not [pid for _, _, pid, _ in job.starts() if Path(f"/proc/{pid}").exists()]
         job.kill()
+    if manners == "as on NCCL":  # the ranks that went on
+        assert find_deadlocks(tmp_path) == []
     resumed = {step for _, _, _, step in job.starts()[2:]}
     assert len(resumed) == 1
     assert min(resumed) >= KILLED_AT // SAVE_EVERY * SAVE_EVERY
