@@ -231,7 +231,8 @@ class Target:
         read: Reads its form back for a model; raises `InvalidInput` for other text.
         check: Refuses what the rules do not cover, such as a bug of that version.
         default_split: Numbers of blocks that the runtime itself would choose for a number of
-            blocks and stages; `None` if it has no default.
+            blocks and stages, empty where it refuses them; `None` if it has no default, or one
+            that needs more than these numbers.
     """
 
     name: str

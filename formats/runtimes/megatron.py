@@ -25,6 +25,7 @@ from ..target import (
     parse_literal,
     write_header,
 )
+from .block_counts import split_equally
 
 TITLE = "Megatron-Core"
 CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
@@ -207,4 +208,5 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    default_split=split_equally,
 )

@@ -101,9 +101,12 @@ def test_a_plan_is_never_slower_than_the_target_s_own_split(name):
         stack = find_stack(NAMES)
         for stages in (2, 3):
             counts = target.default_split(stack.num_blocks, stages)
-            cut = import_cut(",".join(map(str, counts)), name, ModelLayers(NAMES))
+            if not counts:  # four blocks are not three equal stages
+                assert target.rules.equal_blocks or name == "megatron"
+                continue
+            balance = tuple(map(len, ModelLayers(NAMES).from_block_counts(counts)))
             costs = for_inference(profile) if target.rules.inference else profile
-            split = plan_from_balance(costs, "3xcpu", options, cut.balance)
+            split = plan_from_balance(costs, "3xcpu", options, balance)
             assert plan.step_time_s <= split.step_time_s * (1 + 1e-9)
 
 

@@ -40,6 +40,14 @@ def ask_torchtitan(case: dict[str, Any]) -> list[list[str]]:
     return [[m.name for m in part.modules() if isinstance(m, Numbered)] for part in parts]
 
 
+def ask_torchtitan_default(case: dict[str, Any]) -> list[int]:
+    """Return the numbers of decoder layers of torchtitan's own split, with its default weights."""
+    from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
+
+    parts = _generate_llm_fqn_per_model_part(case["num_stages"], case["num_blocks"], 1, 1)
+    return [sum(name.startswith("layers.") for name in part) for part in parts]
+
+
 def ask_deepspeed(case: dict[str, Any]) -> list[list[int]]:
     """Return the bounds of each stage that the exported class gives DeepSpeed's own method."""
     scope: dict[str, Any] = {}
@@ -75,6 +83,7 @@ class OneStage:
 QUESTIONS = {
     "megatron": ask_megatron,
     "torchtitan": ask_torchtitan,
+    "torchtitan's default": ask_torchtitan_default,
     "deepspeed": ask_deepspeed,
 }
 
