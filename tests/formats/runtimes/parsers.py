@@ -26,6 +26,18 @@ def ask_megatron(case: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def ask_megatron_accepts(case: dict[str, Any]) -> bool:
+    """Return whether Megatron's validation accepts a layout with as many layers as it has."""
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    try:
+        layout = PipelineParallelLayerLayout(case["layout"], case["ranks"])
+        layout.validate_layer_layout(case["layout"].count("t"), case["layout"].count("m"))
+    except AssertionError:
+        return False
+    return True
+
+
 def ask_torchtitan(case: dict[str, Any]) -> list[list[str]]:
     """Return the layers that torchtitan's _split_module leaves in each model part."""
     from torchtitan.distributed.pipeline_parallel import _split_module
@@ -82,6 +94,7 @@ class OneStage:
 
 QUESTIONS = {
     "megatron": ask_megatron,
+    "megatron accepts": ask_megatron_accepts,
     "torchtitan": ask_torchtitan,
     "torchtitan's default": ask_torchtitan_default,
     "deepspeed": ask_deepspeed,
