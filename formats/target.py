@@ -144,12 +144,12 @@ class ImportedCut:
     def describe_faults(self, names: Sequence[str]) -> list[str]:
         """Name the layers of the model that are in no stage, and those in several."""
         faults = (
-            ("missing", self.missing, "in no stage; the model would run without"),
-            ("duplicated", self.duplicated, "in several stages"),
+            ("missing from every stage", self.missing),
+            ("duplicated in several stages", self.duplicated),
         )
         return [
-            f"{word}: {list_some([names[layer] for layer in layers], MOST_NAMED)} {what}"
-            for word, layers, what in faults
+            f"{what}: {list_some([names[layer] for layer in layers], MOST_NAMED)}"
+            for what, layers in faults
             if layers
         ]
 
