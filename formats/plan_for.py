@@ -119,6 +119,8 @@ def _choose_options(
     ruled = apply_rules(target, profile, first.model_copy(update={"auto": auto}))
     choice = choose_options(profile, cluster, ruled, schedules=schedules)
     chosen: dict[str, object] = {name: getattr(choice.options, name) for name in auto}
+    if "schedule" in auto and chosen["schedule"] not in schedules:
+        chosen["schedule"] = first.schedule  # nothing was found to fit, so nothing was chosen
     return ChosenOptions(first.model_copy(update={**chosen, "auto": ()}), choice.reasons)
 
 

@@ -144,12 +144,12 @@ class ImportedCut:
     def describe_faults(self, names: Sequence[str]) -> list[str]:
         """Name the layers of the model that are in no stage, and those in several."""
         faults = (
-            ("missing", self.missing, "in no stage; the model would run without"),
-            ("duplicated", self.duplicated, "in several stages"),
+            ("missing from every stage", self.missing),
+            ("duplicated in several stages", self.duplicated),
         )
         return [
-            f"{word}: {list_some([names[layer] for layer in layers], MOST_NAMED)} {what}"
-            for word, layers, what in faults
+            f"{what}: {list_some([names[layer] for layer in layers], MOST_NAMED)}"
+            for what, layers in faults
             if layers
         ]
 
@@ -231,7 +231,8 @@ class Target:
         read: Reads its form back for a model; raises `InvalidInput` for other text.
         check: Refuses what the rules do not cover, such as a bug of that version.
         default_split: Numbers of blocks that the runtime itself would choose for a number of
-            blocks and stages; `None` if it has no default.
+            blocks and stages, empty where it refuses them; `None` if it has no default, or one
+            that needs more than these numbers.
     """
 
     name: str

@@ -9,8 +9,8 @@ from ..program.program import Program, is_inside, path_of
 from .forward_observation import INPUT, ForwardObservation
 
 
-def find_chain_break(program: Program, layers: Layers, seen: ForwardObservation) -> str:
-    """Return where a model is no chain of its layers' modules; empty if it is one.
+def find_chain_break(program: Program, layers: Layers, seen: ForwardObservation) -> str | None:
+    """Return where a model is no chain of its layers' modules; empty if it is one, `None` unknown.
 
     It is one if each layer is a single call whose only argument is the very tensor that the layer
     before returned. That is seen in the model's own forward, not in the graph: a default argument
@@ -20,6 +20,8 @@ def find_chain_break(program: Program, layers: Layers, seen: ForwardObservation)
         return ""
     if len(program.inputs) != 1:
         return f"the model takes {len(program.inputs)} inputs"
+    if not seen.calls:  # its forward could not be run, such as one that reads data on meta
+        return _name_operation(program, layers) or None
     model = program.model
     paths = {id(module): path for path, module in model.named_modules()}
     calls: Counter[str] = Counter()

@@ -33,7 +33,7 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Write to this file instead of stdout.")
+        Path | None, Option("--output", "-o", help="Write to this file, or into this folder.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -52,9 +52,9 @@ def command(
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
 
-    check_writable(output)
     document = read_document(file, Plan, Profile)
     if isinstance(document, Profile):
+        check_writable(output)
         if to not in (None, CSV):
             raise InvalidInput(f"{file} is a profile, which is exported to csv; plan it first")
         _write_profile(document, output, as_json=as_json)
@@ -82,6 +82,7 @@ def _write_plan(plan: Plan, to: str | None, output: Path | None, *, as_json: boo
         raise InvalidInput(f"name a runtime for the plan with --to: {', '.join(TARGETS)}")
     exported, name = export(plan, to), find_target(to).file_name
     if output is not None:
+        output = output / name if output.is_dir() else output
         if output.name in exported.attachments:
             raise InvalidInput(f"the main file reads {output.name!r}; give it another name: {name}")
         # What the file reads lies beside it, under the names that it uses.

@@ -116,5 +116,7 @@ def read_text(text: str) -> str:
     try:
         is_file = len(text) < MAX_PATH and (is_named or path.is_file())
         return path.read_text() if is_file else text
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None

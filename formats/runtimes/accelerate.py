@@ -48,7 +48,8 @@ def write(plan: Plan) -> Export:
         "Use: AutoModelForCausalLM.from_pretrained(MODEL, device_map=device_map), or "
         "accelerate.dispatch_model(model, device_map).",
         "Pipelined: accelerate.prepare_pippy(model, split_points=split_points, "
-        "num_chunks=num_chunks, example_args=...).",
+        "num_chunks=num_chunks, example_args=...), for batches of num_chunks samples; it pads "
+        "others.",
         f"{list_devices(plan)}.",
     )
     return Export(

@@ -53,3 +53,8 @@ def split_evenly(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     """Return equal counts, the first stages with one more if they cannot be equal."""
     share, rest = divmod(num_blocks, num_stages)
     return tuple(share + (index < rest) for index in range(num_stages))
+
+
+def split_equally(num_blocks: int, num_stages: int) -> tuple[int, ...]:
+    """Return equal counts; none if there are no equal ones, which the runtime then refuses."""
+    return () if num_blocks % num_stages else (num_blocks // num_stages,) * num_stages

@@ -17,6 +17,7 @@ from ..target import (
     list_devices,
     write_header,
 )
+from .block_counts import split_equally
 
 TITLE = "MaxText"
 CHECKED = "the settings of src/maxtext/configs/base.yml at e591f30c, not run"
@@ -91,4 +92,5 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    default_split=split_equally,
 )

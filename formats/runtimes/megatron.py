@@ -25,6 +25,7 @@ from ..target import (
     parse_literal,
     write_header,
 )
+from .block_counts import split_equally
 
 TITLE = "Megatron-Core"
 CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
@@ -165,11 +166,11 @@ def _read_rows(rows: object) -> list[str]:
 def _check_prediction(stages: list[str], places: int, flat: str) -> None:
     """Check the place of multi-token-prediction layers as megatron-core does."""
     held = [index for index, stage in enumerate(stages) if "m" in stage]
-    is_last = all(index >= len(stages) - places and index % places for index in held)
+    is_last = all(index >= len(stages) - places for index in held)
     if held and ("t" in flat[flat.index("m") :] or len(held) > 1 or not is_last):
         raise InvalidInput(
             "multi-token-prediction layers (m) follow all t, in one stage, which is of its rank's "
-            "last chunk and not on the first rank"
+            "last chunk"
         )
 
 
@@ -207,4 +208,5 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    default_split=split_equally,
 )

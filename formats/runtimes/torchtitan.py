@@ -22,6 +22,7 @@ from ..target import (
     parse_literal,
     write_header,
 )
+from .block_counts import split_evenly
 from .torch_pipelining import SCHEDULE_CLASSES, find_schedule, write_compute_csv
 
 TITLE = "torchtitan"
@@ -92,6 +93,15 @@ def list_parts(plan: Plan) -> list[list[str]]:
             ]
         )
     return parts
+
+
+def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
+    """Return torchtitan's own split, in which embedding and head count as a block each."""
+    if num_stages == 1:
+        return (num_blocks,)
+    # _generate_llm_fqn_per_model_part of 0.3.0, with its default weights.
+    first, *middle, last = split_evenly(num_blocks + 2, num_stages)
+    return (first - 1, *middle, last - 1)
 
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
@@ -182,4 +192,5 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    default_split=split_by_default,
 )

@@ -235,7 +235,7 @@ def check_asked(
         wanted = options.num_stages or options.max_stages
         raise Infeasible(
             f"{stack_of(profile).num_blocks} blocks cannot be cut into stages of equally many with "
-            f"{wanted} stages on {len(devices.cluster.devices)} devices; ask for another number",
+            f"{wanted} stages on {len(devices.cluster.devices)} devices; set another num_stages",
             constraint="stages",
             required=wanted,
             available=most,

@@ -26,6 +26,18 @@ def ask_megatron(case: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def ask_megatron_accepts(case: dict[str, Any]) -> bool:
+    """Return whether Megatron's validation accepts a layout with as many layers as it has."""
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    try:
+        layout = PipelineParallelLayerLayout(case["layout"], case["ranks"])
+        layout.validate_layer_layout(case["layout"].count("t"), case["layout"].count("m"))
+    except AssertionError:
+        return False
+    return True
+
+
 def ask_torchtitan(case: dict[str, Any]) -> list[list[str]]:
     """Return the layers that torchtitan's _split_module leaves in each model part."""
     from torchtitan.distributed.pipeline_parallel import _split_module
@@ -38,6 +50,14 @@ def ask_torchtitan(case: dict[str, Any]) -> list[list[str]]:
     model.add_module(prefix, nn.ModuleList(blocks))
     parts = (_split_module(model, part) for part in case["parts"])
     return [[m.name for m in part.modules() if isinstance(m, Numbered)] for part in parts]
+
+
+def ask_torchtitan_default(case: dict[str, Any]) -> list[int]:
+    """Return the numbers of decoder layers of torchtitan's own split, with its default weights."""
+    from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
+
+    parts = _generate_llm_fqn_per_model_part(case["num_stages"], case["num_blocks"], 1, 1)
+    return [sum(name.startswith("layers.") for name in part) for part in parts]
 
 
 def ask_deepspeed(case: dict[str, Any]) -> list[list[int]]:
@@ -74,7 +94,9 @@ class OneStage:
 
 QUESTIONS = {
     "megatron": ask_megatron,
+    "megatron accepts": ask_megatron_accepts,
     "torchtitan": ask_torchtitan,
+    "torchtitan's default": ask_torchtitan_default,
     "deepspeed": ask_deepspeed,
 }
 

@@ -1,11 +1,17 @@
 """Forms that people write by hand; each was once misread, or ended in an error of Python."""
 
+import json
+import random
+
 import pytest
 
 from stagewright.core.errors import InvalidInput
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.formats.check_cut import merge_options
 from stagewright.formats.expressible import Inexpressible
 from stagewright.formats.runtimes.registry import export, import_cut
 from stagewright.formats.target import ModelLayers
+from tests.formats.runtimes.test_own_parsers import ask, needs_runtimes
 from tests.formats.runtimes.test_rejections import NAMES, change, every_stage, make_plan
 
 TITAN_COUNT = """[parallelism]
@@ -117,3 +123,92 @@ def test_replicas_take_their_share_and_sharded_ones_are_refused():
     for name in ("torchtitan", "colossalai", "maxtext"):
         with pytest.raises(Inexpressible, match="one device a stage"):
             export(change(make_plan(name, names=NAMES), two, num_microbatches=8), name)
+
+
+def test_megatron_takes_lists_of_names():
+    rows = [["embedding", "decoder", "decoder", "decoder"], ["decoder"] * 5 + ["loss"]]
+    for text in (json.dumps(rows), f"pipeline_model_parallel_layout = {rows!r}  # by hand"):
+        cut = import_cut(text, "megatron", EIGHT)
+        assert cut.balance == (4, 7)
+    with pytest.raises(InvalidInput, match="name embedding, decoder, mtp, loss alone"):
+        import_cut('[["embedding", "encoder"], ["loss"]]', "megatron", EIGHT)
+
+
+def test_layers_that_predict_further_tokens_are_left_out_with_a_note():
+    cut = import_cut("Et*4|t*4mL", "megatron", EIGHT)
+    assert (cut.balance, cut.missing) == ((5, 6), ())
+    assert "multi-token-prediction layers (m) are in no profile" in cut.notes[0]
+
+
+def is_read(text, layers):
+    try:
+        import_cut(text, "megatron", layers)
+    except InvalidInput:
+        return False
+    return True
+
+
+@needs_runtimes
+def test_places_of_m_are_those_of_megatron():
+    """By megatron-core's own validation, of layouts at random."""
+    draw, cases = random.Random(5), []
+    while len(cases) < 300:
+        ranks, stages = draw.choice([1, 2, 3]), draw.choice([2, 3, 4, 6])
+        if stages % ranks:
+            continue
+        parts = ["t" * draw.randint(0, 2) for _ in range(stages)]
+        parts[draw.randrange(stages)] += "m" * draw.randint(0, 2)
+        if draw.random() < 0.3:
+            parts[draw.randrange(stages)] += "m"
+        layout = "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])
+        cases.append({"layout": layout, "ranks": ranks})
+    answers = ask("megatron accepts", cases)
+    for case, accepted in zip(cases, answers, strict=True):
+        blocks = max(1, case["layout"].count("t"))
+        layers = ModelLayers(("e", *(f"layers.{index}" for index in range(blocks)), "h"))
+        text = f"--pipeline-model-parallel-size {case['ranks']} "
+        text += f"--pipeline-model-parallel-layout {case['layout']}"
+        assert is_read(text, layers) == accepted, case
+    assert 30 < sum(answers) < 270
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("vllm", "VLLM_PP_LAYER_PARTITION=17,20,3"),
+        ("sglang", "SGLANG_PP_LAYER_PARTITION=17,20,3"),
+        ("tensorrt-llm", "pp_partition: [17, 20, 3]"),
+        ("colossalai", "num_layers_per_stage=[17, 20, 3]"),
+        ("deepspeed", "PARTS = [0, 3, 8]"),
+        ("torchgpipe", "balance = [3, 5]"),
+        ("llama.cpp", "--tensor-split 17,20,4 or 0.5,0.5"),
+    ],
+)
+def test_errors_show_the_target_s_own_form(name, form):
+    with pytest.raises(InvalidInput) as error:
+        import_cut("nothing of the kind", name, EIGHT)
+    assert f"such as {form}" in str(error.value)
+
+
+def test_shares_of_llama_cpp_without_a_flag_may_be_fractions():
+    assert import_cut("0.5,0.5", "llama.cpp", EIGHT).balance == (6, 5)
+    assert import_cut("3/1", "llama.cpp", EIGHT).balance == (8, 3)
+
+
+def test_stages_are_dealt_to_the_devices_where_the_form_does_not_say_how():
+    options = PlanOptions()
+    cut = import_cut("Et|t|t|t|t|t|t|tL", "megatron", EIGHT)
+    assert merge_options(cut, options, 8).schedule == "1f1b"
+    dealt = merge_options(cut, options, 4)
+    assert (dealt.schedule, dealt.chunks) == ("interleaved_1f1b", 2)
+    with pytest.raises(InvalidInput, match=r"8 stages .* 3 devices; give --pipeline-model-par"):
+        merge_options(cut, options, 3)
+    flags = "--pipeline-model-parallel-size 8 --pipeline-model-parallel-layout"
+    said = import_cut(f"{flags} Et|t|t|t|t|t|t|tL", "megatron", EIGHT)
+    assert merge_options(said, options, 4).schedule == "1f1b"
+    parts = [[f"layers.{index}"] for index in range(8)]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    assert merge_options(import_cut(repr(parts), "torchtitan", EIGHT), options, 4).chunks == 2
+    points = repr([f"layers.{index}" for index in range(1, 8)])
+    assert merge_options(import_cut(points, "torch", EIGHT), options, 2).chunks == 4

@@ -90,6 +90,18 @@ def test_torchtitan_leaves_each_part_the_layers_of_its_stage():
 
 
 @needs_runtimes
+def test_torchtitan_splits_by_default_as_we_say():
+    cases = [
+        {"num_blocks": blocks, "num_stages": stages}
+        for blocks in (4, 7, 16, 32, 61)
+        for stages in (1, 2, 3, 4, 5)
+    ]
+    split = TARGETS["torchtitan"].default_split
+    expected = [list(split(case["num_blocks"], case["num_stages"])) for case in cases]
+    assert ask("torchtitan's default", cases) == expected
+
+
+@needs_runtimes
 def test_deepspeed_sets_the_bounds_of_each_stage():
     plans = draw_plans("deepspeed")
     cases = [

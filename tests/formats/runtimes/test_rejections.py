@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import DirectSend
 from stagewright.formats.expressible import Inexpressible, check_expressible
 from stagewright.formats.runtimes.registry import TARGETS, export
@@ -35,10 +36,19 @@ def every_stage(update):
     return {index: dict(update) for index in range(4)}
 
 
-def refused(plan, name):
+def select(has):
+    """Return the names of the targets whose rules are such."""
+    return [name for name, target in TARGETS.items() if has(target.rules)]
+
+
+BLOCKS = select(lambda rules: rules.unit == "block")
+
+
+def rejected(plan, name):
     with pytest.raises(Inexpressible) as error:
         export(plan, name)
-    assert f"--for {name}" in str(error.value)
+    is_of_model = any(each.is_of_model for each in error.value.rejections)
+    assert (f"rules: --for {name}" in str(error.value)) != is_of_model
     assert all(rejection.reason and rejection.remedy for rejection in error.value.rejections)
     flags = {
         word for each in error.value.rejections for word in re.findall(r"--[a-z-]+", each.remedy)
@@ -54,16 +64,17 @@ def test_what_a_target_can_express_is_not_refused(name):
         check_expressible(draw_plan(draw, TARGETS[name].rules), TARGETS[name])
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_schedules_of_others(name):
-    rules = TARGETS[name].rules
-    known = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zbv", "dualpipev")
-    for schedule in known:
-        plan = make_plan(name, schedule=schedule)
-        if schedule not in rules.schedules and not rules.inference:
-            rejection = refused(plan, name)["schedule"]
-            assert schedule in rejection.reason
-            assert rules.schedules[0] in rejection.remedy
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zbv", "dualpipev")
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [(n, each) for n in TRAINS for each in SCHEDULES if each not in TARGETS[n].rules.schedules],
+)
+def test_schedules_of_others(name, schedule):
+    rejection = rejected(make_plan(name, schedule=schedule), name)["schedule"]
+    assert schedule in rejection.reason
+    assert TARGETS[name].rules.schedules[0] in rejection.remedy
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -71,22 +82,25 @@ def test_training_and_inference_are_told_apart(name):
     plan = make_plan(name)
     backward = 0.0 if name in TRAINS else 1.0
     other = change(plan, every_stage({"backward_time_s": backward}))
-    assert ("inference" if name in TRAINS else "training") in refused(other, name)
+    assert ("inference" if name in TRAINS else "training") in rejected(other, name)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+TWO, ONE = {"replicas": 2, "devices": ("a", "b")}, {"replicas": 1, "devices": ("a",)}
+
+
+@pytest.mark.parametrize("name", select(lambda rules: rules.replicas == "none"))
 def test_replicas(name):
-    rules = TARGETS[name].rules
-    two = {"replicas": 2, "devices": ("a", "b")}
-    one = {"replicas": 1, "devices": ("a",)}
+    uneven = change(make_plan(name), {0: TWO, 1: ONE, 2: ONE, 3: ONE})
+    assert "--max-replicas 1" in rejected(uneven, name)["replicas"].remedy
+
+
+@pytest.mark.parametrize("name", select(lambda rules: rules.replicas == "equal"))
+def test_unequal_replicas(name):
     plan = make_plan(name)
-    uneven = change(plan, {0: two, 1: one, 2: one, 3: one})
-    even = change(plan, every_stage(two), num_microbatches=7)
-    if rules.replicas == "none":
-        assert "--max-replicas 1" in refused(uneven, name)["replicas"].remedy
-    elif rules.replicas == "equal":
-        assert "[2, 1, 1, 1]" in refused(uneven, name)["unequal replicas"].reason
-        assert "multiple of 2" in refused(even, name)["unequal shares"].remedy
+    uneven = change(plan, {0: TWO, 1: ONE, 2: ONE, 3: ONE})
+    assert "[2, 1, 1, 1]" in rejected(uneven, name)["unequal replicas"].reason
+    even = change(plan, every_stage(TWO), num_microbatches=7)
+    assert "multiple of 2" in rejected(even, name)["unequal shares"].remedy
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -96,80 +110,126 @@ def test_recomputation(name):
     plan = change(make_plan(name), never)
     some = change(plan, {1: {"recompute": "always"}})
     expected = "recomputation of some stages" if rules.recompute else "recomputation"
-    assert "never" in refused(some, name)[expected].remedy
+    assert "never" in rejected(some, name)[expected].remedy
     for mode in ("always", "except_last"):
         if mode not in rules.recompute:
             every = change(plan, every_stage({"recompute": mode}))
-            assert "recomputation" in refused(every, name)
+            assert "recomputation" in rejected(every, name)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_order_of_layers(name):
     plan = make_plan(name, layer_order=tuple(reversed(range(11))))
-    assert refused(plan, name)["order of layers"].remedy == "--order given"
+    assert rejected(plan, name)["order of layers"].remedy == "--order given"
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", select(lambda rules: not rules.direct_sends))
 def test_direct_sends(name):
     send = DirectSend(source=0, target=2, tensors=("skip",))
     plan = make_plan(name, direct_sends=(send,))
-    if not TARGETS[name].rules.direct_sends:
-        assert "'skip'" in refused(plan, name)["direct sends"].reason
+    assert "'skip'" in rejected(plan, name)["direct sends"].reason
 
 
-@pytest.mark.parametrize("name", TRAINS)
+@pytest.mark.parametrize("name", select(lambda rules: not (rules.tied_weights or rules.inference)))
 def test_weights_of_two_stages(name):
-    plan = make_plan(name, tied_sync_time_s=1e-3)
-    if not TARGETS[name].rules.tied_weights:
-        assert refused(plan, name)["tied weights"].remedy == "--tied together"
+    """Where links take no time, neither do the sums of gradients, so the weights are named."""
+    weight = Parameter(names=("embed.weight", "lm_head.weight"), size_bytes=4, layers=(0, 10))
+    for plan in (make_plan(name, tied_sync_time_s=1e-3), make_plan(name, shared_weights=(weight,))):
+        assert rejected(plan, name)["tied weights"].remedy == "--tied together"
+    assert "embed.weight" in rejected(plan, name)["tied weights"].reason
 
 
-@pytest.mark.parametrize("name", TRAINS)
+def test_weights_that_deepspeed_cannot_be_told_of():
+    weight = Parameter(names=("embed.weight", "lm_head.weight"), size_bytes=4, layers=(0, 10))
+    assert (
+        "{0: 'weight', 10: 'weight'}"
+        in export(make_plan("deepspeed", shared_weights=(weight,)), "deepspeed").text
+    )
+    second = Parameter(names=("embed.bias", "norm.bias"), size_bytes=4, layers=(0, 9))
+    elsewhere = weight.model_copy(update={"names": ("embed.weight",)})
+    for shared in ((weight, second), (elsewhere,)):
+        plan = make_plan("deepspeed", shared_weights=shared)
+        assert rejected(plan, "deepspeed")["tied weights"].remedy == "--tied together"
+    older = make_plan("deepspeed", tied_sync_time_s=1e-3)
+    assert "share a weight" in rejected(older, "deepspeed")["tied weights"].reason
+
+
+@pytest.mark.parametrize("name", select(lambda rules: rules.chain))
+def test_models_that_are_no_chain_of_modules(name):
+    broken = make_plan(name, chain_break="operation 'relu' belongs to no layer's module")
+    with pytest.raises(Inexpressible) as error:
+        export(broken, name)
+    assert "no chain of modules: operation 'relu'" in str(error.value)
+    assert f"--for {name}" not in str(error.value), "no options help"
+    unknown = "does not say whether each layer is just its module"
+    assert unknown in export(make_plan(name), name).text
+    assert unknown not in export(make_plan(name, chain_break=""), name).text
+
+
+@pytest.mark.parametrize(
+    "name", select(lambda rules: "1f1b" in rules.schedules and not rules.own_depths)
+)
 def test_more_micro_batches_in_flight_than_1f1b_has(name):
     plan = make_plan(name, schedule="1f1b")
     deeper = change(plan, {1: {"in_flight": plan.stages[1].in_flight + 1}})
-    if "1f1b" in TARGETS[name].rules.schedules and not TARGETS[name].rules.own_depths:
-        assert "--extra-in-flight 0" in refused(deeper, name)["micro-batches in flight"].remedy
+    assert "--extra-in-flight 0" in rejected(deeper, name)["micro-batches in flight"].remedy
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_cuts_inside_blocks_and_modules(name):
+@pytest.mark.parametrize("name", BLOCKS)
+def test_cuts_inside_blocks(name):
     pieces = ("embed", "layers.0.mlp", "layers.1.attention", "layers.1.mlp", "layers.2", "head")
-    plan = make_plan(name, (0, 3, 6), pieces)
-    if TARGETS[name].rules.unit == "block":
-        rejection = refused(plan, name)["cut inside a block"]
-        assert "'layers.1'" in rejection.reason
-        assert rejection.remedy == "--no-cut-after layers.1.attention"
+    rejection = rejected(make_plan(name, (0, 3, 6), pieces), name)["cut inside a block"]
+    assert "'layers.1'" in rejection.reason
+    assert rejection.remedy == "--no-cut-after layers.1.attention"
+
+
+@pytest.mark.parametrize("name", select(lambda rules: rules.unit == "module"))
+def test_cuts_inside_modules(name):
     called_again = ("embed", "layers.0", "layers.1", "layers.0@1", "layers.1@1", "head")
     plan = make_plan(name, (0, 3, 6), called_again)
-    if TARGETS[name].rules.unit == "module":
-        assert "'layers.0@1'" in refused(plan, name)["cut inside a module"].reason
+    assert "'layers.0@1'" in rejected(plan, name)["cut inside a module"].reason
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_cuts_outside_the_blocks(name):
-    for cuts, word in (
-        (((0, 1, 5, 11)), "before"),
-        ((0, 5, 9, 11), "behind"),
-        ((0, 5, 10, 11), "behind"),
-    ):
-        plan = make_plan(name, cuts)
-        rules = TARGETS[name].rules
-        if rules.unit == "block" and not (rules.cuts_around_blocks and cuts != (0, 5, 10, 11)):
-            assert word in refused(plan, name)["cut outside the blocks"].reason
+    cases = [((0, 5, 10, 11), "behind")]
+    if not TARGETS[name].rules.cuts_around_blocks:
+        cases += [((0, 1, 5, 11), "before"), ((0, 5, 9, 11), "behind")]
+    for cuts, word in cases:
+        assert word in rejected(make_plan(name, cuts), name)["cut outside the blocks"].reason
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_models_without_one_stack_of_blocks(name):
     stacks = ("encoder.0", "encoder.1", "decoder.0", "decoder.1")
-    plan = make_plan(name, (0, 2, 4), stacks)
-    if TARGETS[name].rules.unit == "block":
-        assert "2 stacks" in refused(plan, name)["no blocks"].reason
+    assert "2 stacks" in rejected(make_plan(name, (0, 2, 4), stacks), name)["no blocks"].reason
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_numbered_modules_that_do_not_repeat(name):
+    """A Sequential of convolutions and activations counted as a stack of decoder blocks."""
+    names = tuple(map(str, range(6)))
+    kinds = ("Conv2d", "ReLU") * 3
+    plan = make_plan(name, (0, 2, 6), names)
+    typed = {0: {"layer_types": kinds[:2]}, 1: {"layer_types": kinds[2:]}}
+    reason = rejected(change(plan, typed), name)["no blocks"].reason
+    assert "no repeated blocks: '0' is Conv2d, '1' ReLU" in reason
+    # Blocks that hold modules may differ, as those of a hybrid model do.
+    inside = {
+        index: {**update, "module_fqns": tuple(f"{each}.inner" for each in names[2 * index :])}
+        for index, update in typed.items()
+    }
+    inside[0]["module_fqns"] = ("0.inner", "1.inner")
+    hybrid = change(plan, inside)
+    if TARGETS[name].rules.equal_blocks:
+        assert set(rejected(hybrid, name)) == {"unequal stages"}
+    else:
+        assert export(hybrid, name).text
 
 
 def test_unequal_stages_of_maxtext():
     plan = make_plan("maxtext", (0, 2, 5, 7, 11))
-    assert "[1, 3, 2, 2]" in refused(plan, "maxtext")["unequal stages"].reason
+    assert "[1, 3, 2, 2]" in rejected(plan, "maxtext")["unequal stages"].reason
 
 
 def test_values_that_skip_a_stage_under_a_v_in_torch():
@@ -178,4 +238,4 @@ def test_values_that_skip_a_stage_under_a_v_in_torch():
     plan = make_plan("torch", schedule="zbv")
     same = tuple(boundary(after, forward_bytes=4) for after in range(3))
     skipping = plan.model_copy(update={"boundaries": same})
-    assert "'hidden'" in refused(skipping, "torch")["values that skip a stage"].reason
+    assert "'hidden'" in rejected(skipping, "torch")["values that skip a stage"].reason

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import stagewright
+from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import export
 from tests.formats.runtimes.small_models import BATCH, MODELS, loss_fn
 from tests.formats.runtimes.test_own_parsers import ROOT, RUNTIMES, needs_runtimes
@@ -156,6 +157,22 @@ def test_accelerate_dispatches_a_model_whose_forward_is_the_unsplit_one(tmp_path
             model, places, main_device="cpu", offload_dir=str(tmp_path)
         )
         assert torch.equal(dispatched(tokens, use_cache=False).logits, expected)
+
+
+def test_accelerate_pipelines_a_model_at_the_split_points(tmp_path):
+    """prepare_pippy on two processes gives the unsplit model's outputs."""
+    build, sample, _ = MODELS["gpt"]
+    # Accelerate pads batches that have other than num_chunks samples, wrongly.
+    profile = stagewright.profile(build(), sample(1))
+    options = stagewright.PlanOptions(num_microbatches=BATCH, num_stages=2)
+    plan = plan_for("accelerate", profile, "2xcpu", options).plan
+    (tmp_path / "device_map.py").write_text(export(plan, "accelerate").text)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run_ranks("pippy_worker", tmp_path, 2, environment)
+    with torch.no_grad():
+        expected = build().eval()(sample(BATCH))
+    found = torch.load(tmp_path / "output.pt")
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @needs_runtimes
