@@ -73,7 +73,8 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "cancelled"
     if isinstance(error, UsageError):
-        return str(error.format_message())
+        # Typer's words for a number out of range.
+        return str(error.format_message()).replace("Input should be", "it should be")
     if extra := find_missing_extra(error):
         return f"this command requires {extra.missing}; run: {extra.install}"
     if exit_code(error) is not ExitCode.BUG:

@@ -30,27 +30,28 @@ KINDS = {
 def describe_violation(item: Mapping[str, Any]) -> str:
     """Describe an entry of ``ValidationError.errors()``."""
     kind, given = str(item["type"]), item.get("input")
+    shown = _show(given) if "input" in item else "it"  # left out where it may be a secret
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
         return "is not known here"
     if kind == "literal_error":
-        return _none_of(given, str(item["ctx"]["expected"]))
+        return _none_of(given, shown, str(item["ctx"]["expected"]))
     if kind in BOUNDS:
         words, name = BOUNDS[kind]
-        return f"{_show(given)} is {words} {item['ctx'][name]}"
+        return f"{shown} is {words} {item['ctx'][name]}"
     wanted = KINDS.get(kind.rpartition("_")[0])
     if wanted is not None and kind.endswith(("_type", "_parsing")):
-        return f"{_show(given)} is not {wanted}"
+        return f"{shown} is not {wanted}"
     # A validator's own message; pydantic puts a prefix before that of every ValueError.
     return str(item["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
 
 
-def _none_of(given: object, expected: str) -> str:
+def _none_of(given: object, shown: str, expected: str) -> str:
     choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
     near = get_close_matches(str(given), choices, n=1, cutoff=0.5)
     nearest = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{_show(given)} is none of {expected}{nearest}"
+    return f"{shown} is none of {expected}{nearest}"
 
 
 def _show(given: object) -> str:

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from ...core.errors import InvalidInput
+from ...core.validation_words import describe_violation
 from .names import SettingName, setting_names, suggest_setting
 from .settings import PREFIX, ServerSettings
 
@@ -196,7 +197,7 @@ def _validate(
     if first["type"] == "missing":
         beside = min(_named(given, found[given][1]) for given in found if given[:1] == path[:1])
         raise InvalidInput(f"{known[path].variable} is missing beside {beside}") from None
-    message = first["msg"].removeprefix("Value error, ")
+    message = describe_violation(first)
     if first["type"] in ("string_too_short", "too_short"):
         message = "is empty"
     name = _named(path, found[path][1]) if path in found else ".".join(path)
