@@ -145,10 +145,18 @@ def observe_forward(
         try:
             seen, _ = _watched_forward(model, structure, flat)
         except InvalidInput as error:
+            reason = str(error)
+            if any(tensor.is_meta for tensor in flat):
+                # torch's own error speaks of meta tensors, of which a user has seen none. Models of
+                # transformers lead to it: they look for packed sequences in the positions.
+                reason = (
+                    f"the forward of {type(model).__name__} reads values, and it ran without any; "
+                    "a measured profile looks for them"
+                )
             return ForwardObservation(
                 remarks=[
                     "state that the model keeps, hooks and weights used from elsewhere were not "
-                    f"looked for, since {error}"
+                    f"looked for, since {reason}"
                 ]
             )
         report_state_changes(seen)

@@ -8,12 +8,15 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.tensors import Sample, SampleTensor
 from ...core.requests.requests import MeasureRequest, ProfilingOptions
-from ..support.named_models import read_family
+from ..support.named_models import find_config, read_family, read_model
 from ..support.read_documents import build_record, read_json, read_json_file, schema_version
 
 
 def read_request(path: Path) -> MeasureRequest:
-    """Read a request, or a captured graph to be measured, from a JSON file."""
+    """Read a request, a captured graph to be measured or a ``config.json`` from a JSON file."""
+    if find_config(str(path)) is not None:
+        spec, sample = read_model(str(path), None, 1, None)
+        return MeasureRequest(model=spec, sample=sample)
     text = read_json_file(path)
     try:
         is_graph = (schema_version(text) or "").startswith("stagewright.graph/")

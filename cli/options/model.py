@@ -17,14 +17,14 @@ Model = Annotated[
     str | None,
     Argument(
         metavar="[MODEL]",
-        help="package.module:function that returns the model, or a JSON file with a request or a "
-        "captured graph.",
+        help="package.module:function that returns the model, or a JSON file with a request, a "
+        "captured graph or a Hugging Face configuration (or the folder of its config.json).",
     ),
 ]
 SampleObject = Annotated[
     str | None, Option(help="package.module:function that returns the inputs of one micro-batch.")
 ]
-FAMILIES = "mlp, resnet, unet, gpt2, llama, qwen2, mixtral, bert, t5 or vit"
+FAMILIES = "mlp, resnet, unet, gpt2, llama, qwen2, mixtral, causal_lm, bert, t5 or vit"
 Family = Annotated[str | None, Option(help=f"Build a model of this family instead: {FAMILIES}.")]
 Config = Annotated[str | None, Option(help="The family's configuration, as JSON.")]
 Inputs = Annotated[
@@ -53,7 +53,7 @@ def read_named_request(
         return build_family_request(
             family, "{}" if config is None else config, inputs or [], target
         )
-    if model is not None and model.endswith(".json"):
+    if model is not None and (model.endswith(".json") or Path(model).is_dir()):
         refuse_options("a request file", {**in_code, "--target": target, **as_data})
         return read_request(Path(model))
     refuse_options("a model built by your own code", as_data)

@@ -61,7 +61,14 @@ def find_config(text: str) -> dict[str, object] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # whoever reads it as a profile says what is wrong with it
-    return found if isinstance(found, dict) and "model_type" in found else None
+    if isinstance(found, dict) and "model_type" in found:
+        return found
+    if path.name == "config.json":
+        raise InvalidInput(
+            f"{path} has no model_type, so it is no model's; add it, such as "
+            '"model_type": "qwen3", or name a profile'
+        )
+    return None
 
 
 def is_stored_id(name: str) -> bool:
@@ -108,6 +115,11 @@ def read_model(
         except InvalidInput as error:
             raise InvalidInput(f"{name}: {error}", field=error.field) from None
         return spec, default_sample(spec, microbatch, sequence)
+    if config is None and _is_file(name):
+        raise InvalidInput(
+            f"{name} is not a Hugging Face config, which is a JSON object with a model_type; give "
+            "one, its folder or a model's name"
+        )
     if config is None:
         found = find_preset(name)
         return found.spec, default_sample(found.spec, microbatch, sequence or found.sequence_length)

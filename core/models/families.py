@@ -2,15 +2,17 @@
 
 Configurations are checked here, without torch; `profiler.models.families` builds the modules. Those
 of the package ``transformers`` are named by its ``model_type``; their fields are those of its
-configuration classes that determine shapes, under the same names, with small defaults. Nothing here
-names a class, a path or code to load.
+configuration classes that determine shapes, under the same names, with small defaults. One family,
+``causal_lm``, is any of a list of language models, by the settings of its ``config.json``. Nothing
+here names a class, a path or code to load.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from ..document import Record
 
@@ -165,6 +167,81 @@ class ViTConfig(FamilyConfig):
     dropout: Probability = 0.0
 
 
+CausalModelType = Literal[
+    "qwen3", "apertus", "arcee", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5",
+    "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe",
+    "gpt_oss", "granite", "granitemoe", "helium", "llama", "ministral", "mistral", "mixtral",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe",
+    "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+]  # fmt: skip
+"""Causal language models of ``transformers`` that were captured, planned and compared with
+themselves unsplit (docs/evidence/transformers.md)."""
+
+MAX_SETTINGS, MAX_DEPTH, MAX_NUMBER, MAX_TEXT = 4096, 4, 2**31, 100
+
+
+def _walk(value: JsonValue, depth: int = 0) -> Iterator[JsonValue]:
+    """Yield a value and all that it holds."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
+    yield value
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _walk(one, depth + 1)
+
+
+def _check_settings(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the settings if they are few, short and small enough for any published model."""
+    for name, value in settings.items():
+        found = list(_walk(value))
+        if len(found) > MAX_SETTINGS:
+            raise ValueError(f"{name} has {len(found)} values; at most {MAX_SETTINGS} are read")
+        for one in found:
+            if isinstance(one, int | float) and not abs(one) <= MAX_NUMBER:
+                raise ValueError(
+                    f"{name} has a number beyond {MAX_NUMBER}, the largest that is read"
+                )
+            if isinstance(one, str) and len(one) > MAX_TEXT:
+                raise ValueError(f"{name} has {len(one)} letters; at most {MAX_TEXT} are read")
+    return settings
+
+
+SettingName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
+
+class CausalLMConfig(FamilyConfig):
+    """Causal language model of a type that ``transformers`` has, by its ``config.json``.
+
+    ``settings`` are other keys of that file, such as ``head_dim``, ``num_experts`` or
+    ``rope_parameters``; what neither says is as ``transformers`` sets it for the model type.
+    """
+
+    model_type: CausalModelType = "qwen3"
+    vocab_size: Vocabulary = 32000
+    hidden_size: Width = 512
+    intermediate_size: Width = 1376
+    num_hidden_layers: Depth = 8
+    num_attention_heads: Heads = 8
+    num_key_value_heads: Heads | None = 8
+    max_position_embeddings: Annotated[int, Field(ge=1, le=2**24)] = 2048
+    settings: Annotated[dict[SettingName, JsonValue], AfterValidator(_check_settings)] = Field(
+        default_factory=dict, max_length=64
+    )
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if groups is not None and heads % groups:
+            raise ValueError(
+                f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads "
+                f"({groups})"
+            )
+        twice = sorted(self.settings.keys() & type(self).model_fields.keys())
+        if twice:
+            raise ValueError(f"settings has {twice[0]}, which has a field of its own")
+        return self
+
+
 class MLPSpec(Record):
     family: Literal["mlp"]
     config: MLPConfig = MLPConfig()
@@ -215,6 +292,11 @@ class ViTSpec(Record):
     config: ViTConfig = ViTConfig()
 
 
+class CausalLMSpec(Record):
+    family: Literal["causal_lm"]
+    config: CausalLMConfig = CausalLMConfig()
+
+
 ModelSpec = Annotated[
     MLPSpec
     | ResNetSpec
@@ -223,6 +305,7 @@ ModelSpec = Annotated[
     | LlamaSpec
     | Qwen2Spec
     | MixtralSpec
+    | CausalLMSpec
     | BertSpec
     | T5Spec
     | ViTSpec,

@@ -6,6 +6,7 @@ from ..errors import InvalidInput
 from ..graph.tensors import Sample, SampleTensor
 from ..models.families import (
     BertSpec,
+    CausalLMSpec,
     GPT2Spec,
     LlamaSpec,
     MixtralSpec,
@@ -57,7 +58,7 @@ def get_max_sequence_length(spec: ModelSpec) -> int | None:
     """Return the most tokens that a sample may have; `None` if unlimited."""
     if isinstance(spec, GPT2Spec):
         return spec.config.n_positions
-    if isinstance(spec, LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec):
+    if isinstance(spec, LlamaSpec | Qwen2Spec | MixtralSpec | CausalLMSpec | BertSpec):
         return spec.config.max_position_embeddings
     return None
 

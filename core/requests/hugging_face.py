@@ -1,16 +1,19 @@
 """A Hugging Face ``config.json``, read as a model of one of this release's families.
 
 Every key is read, must have the value that the family is built with, or is known to change neither
-shapes nor time; any other is refused by name, unless it switches something off.
+shapes nor time; any other is refused by name, unless it switches something off. Of causal language
+models all keys are handed on, and what ``transformers`` does not know is refused when it builds
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import InvalidInput
+from ..models.families import CausalLMConfig, CausalModelType
 
 INSTEAD = (
     "capture the model where its code is ('stagewright capture', or the Python client) and send "
@@ -55,15 +58,6 @@ class Family:
     dropouts: tuple[str, ...] = ()
 
 
-_DECODER = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "max_position_embeddings"
-)
-_DECODER_DEFAULTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "num_key_value_heads": lambda config: config["num_attention_heads"],
-    "tie_word_embeddings": lambda _: False,
-}
-_DECODER_FIXED = {"hidden_act": "silu", "attention_dropout": 0.0}
 _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 FAMILIES: Mapping[str, Family] = {
@@ -72,14 +66,6 @@ FAMILIES: Mapping[str, Family] = {
         "vocab_size n_positions n_embd n_layer n_head",
         fixed={"activation_function": "gelu_new", "tie_word_embeddings": True},
         dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    ),
-    "llama": Family("LlamaForCausalLM", _DECODER, _DECODER_DEFAULTS, _DECODER_FIXED),
-    "qwen2": Family("Qwen2ForCausalLM", _DECODER, _DECODER_DEFAULTS, _DECODER_FIXED),
-    "mixtral": Family(
-        "MixtralForCausalLM",
-        _DECODER + " num_local_experts num_experts_per_tok",
-        _DECODER_DEFAULTS,
-        _DECODER_FIXED,
     ),
     "bert": Family(
         "BertForMaskedLM",
@@ -118,6 +104,32 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+CAUSAL_TYPES = frozenset(get_args(CausalModelType))
+
+TEXT_TYPES = {"gemma3": "gemma3_text"}
+"""Types of models of images and text, whose text part is read, with the type of that part."""
+
+NOT_IN_FILES: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262208, "num_attention_heads": 8, "max_position_embeddings": 131072,
+    },
+}  # fmt: skip
+"""Sizes that published files leave to the defaults of ``transformers``."""
+
+LEFT_OUT = IGNORED - {
+    "embd_pdrop", "layer_norm_eps", "max_window_layers", "resid_pdrop", "rms_norm_eps",
+    "rope_parameters", "rope_scaling", "rope_theta",
+} | {
+    "architectures", "attn_implementation", "auto_map", "aux_loss_alpha", "cache_implementation",
+    "ep_size", "experts_per_token", "initial_context_length", "model_type", "moe_layer_freq",
+    "num_mtp_layers", "num_nextn_predict_layers", "output_attentions", "output_hidden_states",
+    "output_router_logits", "quantization_config", "scoring_func", "seq_aux",
+}  # fmt: skip
+"""Keys of a causal language model's file that change nothing of what is built and planned: those of
+generation, of storage (weights are planned at the precision asked for, whatever those of a
+checkpoint are quantized to), and of other code than that of ``transformers``."""
+
+
 def read_hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``config.json`` as the JSON of a `ModelSpec`, which checks its values.
 
@@ -125,22 +137,26 @@ def read_hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
         InvalidInput: It describes a model that this release does not build.
     """
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in TEXT_TYPES and isinstance(config.get("text_config"), dict):
+        config = config["text_config"] | {"model_type": TEXT_TYPES[kind]}
+        kind = TEXT_TYPES[kind]
+    if isinstance(kind, str) and kind in CAUSAL_TYPES:
+        return _read_causal(kind, config)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        raise _refusal("model_type", f"is {_shown(kind)}; built are {', '.join(FAMILIES)}")
+        built = ", ".join([*FAMILIES, *TEXT_TYPES, *sorted(CAUSAL_TYPES)])
+        raise _refusal("model_type", f"is {_shown(kind)}; built are {built}")
     _check_architecture(config, family)
     values: dict[str, Any] = {}
     for name in family.sizes.split():
         if config.get(name) is None:
-            raise _refusal(name, f"is missing, and a {kind} cannot be built without")
+            raise _missing(name, kind)
         values[name] = config[name]
     for name, default in family.defaults.items():
         found = config.get(name)
         values[name] = default(config) if found is None else found
     for name, value in values.items():
-        # Pydantic would take true for 1, and "12" for 12.
-        if type(value) is not (bool if name == "tie_word_embeddings" else int):
-            raise _refusal(name, f"is {_shown(value)}, which is no number")
+        _whole(name, value)
     rates = [config[name] for name in family.dropouts if config.get(name) is not None]
     if rates:
         values["dropout"] = rates[0]
@@ -151,6 +167,41 @@ def read_hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"family": kind, "config": values}
 
 
+def _read_causal(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a causal language model's file: the sizes that all have, and all else as settings."""
+    found = config.get("architectures") or []
+    if not isinstance(found, list) or not all(str(one).endswith("ForCausalLM") for one in found):
+        raise _refusal("architectures", f"is {_shown(found)}; built are those ...ForCausalLM")
+    config = {**NOT_IN_FILES.get(kind, {}), **config}
+    values: dict[str, Any] = {"model_type": kind, "num_key_value_heads": None}
+    for name in CausalLMConfig.model_fields:
+        found = config.get(name)
+        if name in values or name == "settings":
+            continue
+        if found is None:
+            raise _missing(name, kind)
+        values[name] = _whole(name, found)
+    if "num_key_value_heads" in config:
+        # What null means is the same in every type; what absence means is not.
+        found = config["num_key_value_heads"]
+        values["num_key_value_heads"] = (
+            values["num_attention_heads"] if found is None else _whole("num_key_value_heads", found)
+        )
+    values["settings"] = {
+        name: value
+        for name, value in config.items()
+        if name not in values and name not in LEFT_OUT and not name.startswith("_")
+    }
+    return {"family": "causal_lm", "config": values}
+
+
+def _whole(name: str, value: object) -> int:
+    # Pydantic would take true for 1, and "12" for 12.
+    if type(value) is not int:
+        raise _refusal(name, f"is {_shown(value)}, which is no whole number", "correct it")
+    return value
+
+
 def _check_architecture(config: Mapping[str, Any], family: Family) -> None:
     found = config.get("architectures")
     if found and found != [family.architecture]:
@@ -159,33 +210,17 @@ def _check_architecture(config: Mapping[str, Any], family: Family) -> None:
 
 def _check_rest(config: Mapping[str, Any], family: Family, values: Mapping[str, Any]) -> None:
     """Refuse every key that says something else than what is built."""
-    fixed = {**family.fixed, **_derived(values)}
+    fixed = dict(family.fixed)
+    if "n_embd" in values:
+        fixed["n_inner"] = 4 * values["n_embd"]
     for name, value in config.items():
         if name in values or name in ("model_type", "architectures"):
             continue
         if name in fixed:
             if value is not None and value != fixed[name]:
                 raise _refusal(name, f"is {_shown(value)}; built is {_shown(fixed[name])}")
-        elif name == "layer_types":
-            if value is None:
-                continue
-            if not isinstance(value, list):
-                raise _refusal(name, f"is {_shown(value)}, which is no list")
-            if any(layer != "full_attention" for layer in value):
-                raise _refusal(name, "has layers other than 'full_attention'")
-        elif name == "sliding_window" and config.get("use_sliding_window") is False:
-            continue
         elif name not in IGNORED and value:
             raise _refusal(name, f"is {_shown(value)}, which this release does not build")
-
-
-def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that follow from the sizes; other values make other shapes."""
-    if "n_embd" in values:
-        return {"n_inner": 4 * values["n_embd"]}
-    if "num_key_value_heads" in values:
-        return {"head_dim": values["hidden_size"] // max(values["num_attention_heads"], 1)}
-    return {}
 
 
 def _labels(config: Mapping[str, Any]) -> Mapping[str, str]:
@@ -199,7 +234,11 @@ def _shown(value: object) -> str:
     return repr(value)[:80]
 
 
-def _refusal(name: str, why: str) -> InvalidInput:
+def _missing(name: str, kind: object) -> InvalidInput:
+    return _refusal(name, f"is missing, and a {kind} cannot be built without", "add it to the file")
+
+
+def _refusal(name: str, why: str, instead: str = INSTEAD) -> InvalidInput:
     return InvalidInput(
-        f"{name[:80]!r} of the Hugging Face config {why}; {INSTEAD}", field=f"/{name[:80]}"
+        f"{name[:80]!r} of the Hugging Face config {why}; {instead}", field=f"/{name[:80]}"
     )

@@ -36,8 +36,9 @@ def read_model(model: object) -> object:
         return _SPEC.validate_python(read_hugging_face_config(model))
     except ValidationError as error:
         first = error.errors()[0]
-        # The last part is a key, or "config" where several keys do not go together.
-        *_, name = first["loc"]
+        # The last part is a key, or "config" where several keys do not go together; "settings" is
+        # not in the file, and "[key]" stands for a key that is refused itself.
+        *_, name = (part for part in first["loc"] if part not in ("settings", "[key]"))
         place = "" if name == "config" else f"/{name}"
         message = f"Hugging Face config{place}: {first['msg'].removeprefix('Value error, ')}"
         raise InvalidInput(message, field=place) from None

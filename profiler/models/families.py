@@ -12,6 +12,7 @@ from torch.nn import functional
 from ...core.graph.tensors import Sample, SampleTensor, TensorSpec
 from ...core.models.families import (
     BertSpec,
+    CausalLMSpec,
     GPT2Spec,
     LlamaSpec,
     MixtralSpec,
@@ -48,7 +49,7 @@ def build_model(spec: ModelSpec) -> nn.Module:
 
 def build_loss(spec: ModelSpec) -> LossFunction:
     """Return a family's usual training loss, the mean over the micro-batch."""
-    if isinstance(spec, GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec):
+    if isinstance(spec, GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec | CausalLMSpec):
         return next_token_loss
     if isinstance(spec, BertSpec | T5Spec):
         return token_loss

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -10,6 +12,8 @@ from torch import nn
 from ...core.errors import InvalidInput
 from ...core.models.families import (
     BertSpec,
+    CausalLMConfig,
+    CausalLMSpec,
     GPT2Spec,
     LlamaConfig,
     LlamaSpec,
@@ -19,7 +23,9 @@ from ...core.models.families import (
     ViTSpec,
 )
 
-TransformersSpec = GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec | T5Spec | ViTSpec
+TransformersSpec = (
+    GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec | CausalLMSpec | BertSpec | T5Spec | ViTSpec
+)
 
 HIDDEN_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
@@ -49,6 +55,8 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
         model = transformers.MixtralForCausalLM(
             transformers.MixtralConfig(**_decoder(spec.config), sliding_window=None)
         )
+    elif isinstance(spec, CausalLMSpec):
+        model = _build_causal_lm(spec.config)
     elif isinstance(spec, BertSpec):
         settings = _config(spec, *HIDDEN_DROPOUTS) | {"pad_token_id": None}
         model = transformers.BertForMaskedLM(transformers.BertConfig(**settings))
@@ -68,7 +76,78 @@ def _config(spec: GPT2Spec | BertSpec | T5Spec | ViTSpec, *dropouts: str) -> dic
     return {**config.model_dump(exclude={"dropout"}), **dict.fromkeys(dropouts, config.dropout)}
 
 
-def _decoder(config: LlamaConfig) -> dict[str, Any]:
+def _decoder(config: LlamaConfig | CausalLMConfig, *left_out: str) -> dict[str, Any]:
     end = config.vocab_size - 1
     special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-    return {**config.model_dump(), **special, "use_cache": False}
+    return {**config.model_dump(exclude=set(left_out)), **special, "use_cache": False}
+
+
+OLDER_NAMES = (
+    "head_dim", "partial_rotary_factor", "rope_local_base_freq", "rope_scaling", "rope_theta",
+    "sliding_window_pattern",
+)  # fmt: skip
+"""Settings that ``transformers`` reads without declaring them, in files of earlier releases."""
+
+NOT_SET = (
+    "bos_token_id", "eos_token_id", "output_router_logits", "pad_token_id", "use_cache",
+)  # fmt: skip
+"""Declared settings that are chosen here: those of generation, and of outputs."""
+
+
+def _build_causal_lm(config: CausalLMConfig) -> nn.Module:
+    """Build the model that ``transformers`` has for a type and its settings."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+
+    kind = config.model_type
+    if kind not in CONFIG_MAPPING:
+        raise InvalidInput(
+            f"the transformers installed here has no {kind!r}; install a newer one",
+            field="/model/config/model_type",
+        )
+    known = {*_parameters(CONFIG_MAPPING[kind]), *CONFIG_MAPPING[kind].attribute_map}
+    known -= {*_parameters(PreTrainedConfig), *NOT_SET}
+    settings: dict[str, Any] = _decoder(config, "model_type", "settings")
+    if config.num_key_value_heads is None:
+        del settings["num_key_value_heads"]
+    for name, value in config.settings.items():
+        if name in known or (name in OLDER_NAMES and value is not None):
+            settings[name] = value
+    try:
+        made = CONFIG_MAPPING[kind](**settings)
+        _check_rest(made, config, known)
+        model: nn.Module = AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
+    except InvalidInput:
+        raise
+    except Exception as error:  # whatever a configuration leads transformers to
+        # A KeyError says what was looked for, such as an activation, and nothing else.
+        text = f"it knows no {error}" if isinstance(error, KeyError) else str(error)
+        raise InvalidInput(
+            f"transformers builds no {kind} of these settings: {' '.join(text.split())[:300]}",
+            field="/model/config",
+        ) from error
+    return model
+
+
+def _check_rest(made: Any, config: CausalLMConfig, known: set[str]) -> None:
+    """Refuse settings that were not handed on, and heads that only the forward would trip over."""
+    for name, value in config.settings.items():
+        # Files hold what follows from other settings, too; what is unknown and off changes nothing.
+        if name in (*known, *OLDER_NAMES) or not value or getattr(made, name, None) == value:
+            continue
+        near = get_close_matches(name, known, n=1)
+        raise InvalidInput(
+            f"{config.model_type} of transformers has no setting {name!r}"
+            + (f"; did you mean {near[0]!r}?" if near else ", or none for training; remove it"),
+            field=f"/model/config/settings/{name}",
+        )
+    heads, groups = made.num_attention_heads, made.num_key_value_heads
+    if heads % groups:
+        raise InvalidInput(
+            f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads, which "
+            f"transformers sets to {groups} where it is not given; give num_key_value_heads",
+            field="/model/config/num_key_value_heads",
+        )
+
+
+def _parameters(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters)

@@ -75,9 +75,9 @@ class _Moments:
         assert module.running_mean is not None
         assert module.running_var is not None
         module.num_batches_tracked += 1
-        factor = (
-            1 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
-        )
+        factor: float | Tensor | None = module.momentum
+        if factor is None:  # on its device: the host would wait to read it
+            factor = module.num_batches_tracked.to(module.running_mean.dtype).reciprocal()
         variance = self._squares / max(self._count - 1, 1)
         module.running_mean.lerp_(mean.to(module.running_mean.dtype), factor)
         module.running_var.lerp_(variance.to(module.running_var.dtype), factor)

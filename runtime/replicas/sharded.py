@@ -215,7 +215,10 @@ def has_gradient_anywhere(
     has_one: Sequence[bool], group: dist.ProcessGroup, device: torch.device
 ) -> list[bool]:
     """Return, for each weight in one order, whether any replica has a gradient; called on all."""
-    counts = torch.tensor(has_one, dtype=torch.float32, device=device)
+    # Filled on the device: the host would wait for a copy.
+    counts = torch.ones(len(has_one), device=device)
+    if not all(has_one):
+        counts[[at for at, each in enumerate(has_one) if not each]] = 0
     dist.all_reduce(counts, group=group)
     # Read only if this replica lacks one: `tolist` makes the host wait for the GPU.
     return list(has_one) if all(has_one) else [count > 0 for count in counts.tolist()]

@@ -90,7 +90,8 @@ def _forward(norm: Any, together: Collective, values: Tensor) -> Tensor:
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     dims = [dim for dim in range(values.dim()) if dim != 1]
     shape = [-1 if dim == 1 else 1 for dim in range(values.dim())]
-    here = wide.new_tensor([values.numel() // values.shape[1]])
+    # Filled on the device: the host would wait for a copy of the number.
+    here = wide.new_full((1,), values.numel() // values.shape[1])
     sums = _Sum.apply(torch.cat([wide.sum(dims), here]), together)  # type: ignore[no-untyped-call]
     count = sums[-1].detach()
     mean = sums[:-1] / count
@@ -114,7 +115,9 @@ def _move(norm: Any, mean: Tensor, variance: Tensor) -> None:
         return
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.data.add_(1)
-    factor = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
+    factor = norm.momentum
+    if factor is None:  # on its device: the host would wait to read it
+        factor = norm.num_batches_tracked.to(norm.running_mean.dtype).reciprocal()
     norm.running_mean.data.lerp_(mean.to(norm.running_mean.dtype), factor)
     norm.running_var.data.lerp_(variance.to(norm.running_var.dtype), factor)
 

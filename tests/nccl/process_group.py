@@ -252,6 +252,18 @@ def _reading(method: Callable[..., Any], words: str) -> Callable[..., Any]:
     return read
 
 
+def _making(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``torch.tensor``, which makes numbers on the host: to a device they are copied."""
+
+    @functools.wraps(function)
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None:
+            LOG.add(HostRead("a blocking copy"))
+        return function(*args, device=device, **kwargs)
+
+    return make
+
+
 @contextlib.contextmanager
 def recorded_host() -> Iterator[None]:
     """Record what makes the host wait for a device: reads of values, in threads started here too.
@@ -267,9 +279,12 @@ def recorded_host() -> Iterator[None]:
 
     LOG.enter_thread(MAIN)
     with contextlib.ExitStack() as stack:
-        for name, words in (("tolist", "tolist"), ("cpu", "a copy to the host")):
+        for name, words in (
+            ("tolist", "tolist"), ("cpu", "a copy to the host"), ("new_tensor", "a blocking copy"),
+        ):  # fmt: skip
             read = _reading(getattr(torch.Tensor, name), words)
             stack.enter_context(mock.patch.object(torch.Tensor, name, read))
+        stack.enter_context(mock.patch.object(torch, "tensor", _making(torch.tensor)))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_recorded))
         stack.enter_context(_HostReads())
         yield

@@ -39,7 +39,7 @@ def take_steps(variants: list[dict[str, Any]], cases: dict[str, tuple[Case, Prof
     for index, variant in enumerate(variants):
         case, profile = cases[variant["model"]]
         plan = plan_of(variant, profile, torch.float32)
-        options = {"batch_statistics": variant["statistics"]} if "statistics" in variant else {}
+        options = {key: variant[key] for key in ("batch_statistics", "strategy") if key in variant}
         pipeline = DistributedPipeline(
             copy.deepcopy(case.model), plan, loss_fn=case.loss_fn, **options
         )

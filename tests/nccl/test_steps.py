@@ -23,9 +23,21 @@ VARIANTS = [
     {"model": "resnet", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
     {
         "model": "resnet", "schedule": "gpipe", "stages": 2, "replicas": [1, 2],
-        "statistics": "deferred",
+        "batch_statistics": "deferred",
     },
     {"model": "gpt2", "schedule": "1f1b", "stages": 3},
+    {
+        "model": "resnet", "schedule": "gpipe", "stages": 2, "replicas": [1, 2],
+        "batch_statistics": "synchronised",
+    },
+    {
+        "model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [1, 2],
+        "strategy": "ddp",
+    },
+    {
+        "model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1],
+        "strategy": "fully_shard",
+    },
 ]  # fmt: skip
 
 

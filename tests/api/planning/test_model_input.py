@@ -108,7 +108,7 @@ def test_an_estimate_counts_in_the_requests_own_deadline(
         ("x" * 100_000, "/model", "unknown model"),
         ({**CONFIG, "n_inner": 17}, "/model/n_inner", "is 17; built is 64"),
         ({**CONFIG, "n_layer": 0}, "/model/n_layer", "greater than or equal to 1"),
-        ({"model_type": "mamba"}, "/model/model_type", "built are gpt2, llama"),
+        ({"model_type": "mamba"}, "/model/model_type", "built are gpt2, bert"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/profile-jobs"])

@@ -250,3 +250,8 @@ def test_what_could_not_be_observed_is_said():
     notes = trace(Small(), torch.full((2, 4), 200.0), check=False).graph.notes
     assert any("not looked for, since Small itself fails on this sample" in note for note in notes)
     assert not any("looked for" in note for note in trace(Small(), torch.zeros(2, 4)).graph.notes)
+    with torch.device("meta"):
+        notes = trace(Small(), torch.zeros(2, 4), check=False).graph.notes
+    (note,) = (note for note in notes if "looked for" in note)
+    assert "Small reads values, and it ran without any" in note
+    assert "item()" not in note, "nobody who asked for an estimate knows meta tensors"

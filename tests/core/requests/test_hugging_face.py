@@ -17,11 +17,6 @@ from stagewright.core.requests.model_input import expand_model, read_model
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 32},
-    "llama": {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2},
-    "qwen2": {"hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": True}
-    | {"num_key_value_heads": 4},
-    "mixtral": {"hidden_size": 64, "num_attention_heads": 4, "num_local_experts": 3}
-    | {"num_key_value_heads": 2},
     "bert": {"hidden_size": 48, "num_attention_heads": 4, "hidden_dropout_prob": 0.1},
     "t5": {"d_model": 48, "d_kv": 8, "d_ff": 96, "num_layers": 3, "num_heads": 4},
     "vit": {"hidden_size": 48, "num_attention_heads": 4, "image_size": 64},
@@ -73,15 +68,6 @@ def test_the_model_is_the_one_that_transformers_builds(family):
         ("gpt2", {"resid_pdrop": [0.1]}, "resid_pdrop"),
         ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "architectures"),
         ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config"),
-        ("llama", {"head_dim": 32}, "head_dim"),
-        ("llama", {"attention_bias": True}, "attention_bias"),
-        ("llama", {"hidden_act": "relu"}, "hidden_act"),
-        ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
-        ("qwen2", {"layer_types": 5}, "layer_types"),
-        ("qwen2", {"layer_types": True}, "layer_types"),
-        ("qwen2", {"layer_types": {"full_attention": 1}}, "layer_types"),
-        ("mixtral", {"sliding_window": 8}, "sliding_window"),
         ("t5", {"feed_forward_proj": "gated-gelu"}, "feed_forward_proj"),
         ("vit", {"qkv_bias": False}, "qkv_bias"),
         ("vit", {"id2label": 7}, "id2label"),
@@ -94,7 +80,8 @@ def test_what_would_be_another_model_is_refused_by_name(family, change, name):
     with pytest.raises(InvalidInput, match="Hugging Face config") as refused:
         read_model({**config_of(family), **change})
     assert refused.value.field == (f"/{name}" if name else "")
-    assert "stagewright capture" in str(refused.value) or name in ("", "n_layer")
+    instead = ("stagewright capture", "add it to the file", "correct it")
+    assert any(words in str(refused.value) for words in instead) or name in ("", "n_layer")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,8 +90,7 @@ def test_a_value_of_any_type_is_taken_or_refused(family):
     known = FAMILIES[family]
     sizes = {name: 8 for name in known.sizes.split()}
     names = {*sizes, *known.defaults, *known.fixed, *known.dropouts, *IGNORED}
-    names |= {"model_type", "architectures", "layer_types", "n_inner", "head_dim", "id2label"}
-    names |= {"sliding_window", "use_sliding_window", "unknown"}
+    names |= {"model_type", "architectures", "n_inner", "id2label", "unknown"}
     values = (5, -1, 0, 0.5, True, False, "x", "", [], [[]], [5], {}, {"x": {}}, None)
     for name in sorted(names):
         for value in (*values, float("inf"), float("nan"), 10**400, -(10**4000)):
@@ -114,11 +100,7 @@ def test_a_value_of_any_type_is_taken_or_refused(family):
 
 
 def test_keys_that_change_nothing_may_say_anything():
-    config = config_of("llama", rope_theta=5e5) | {
-        "torch_dtype": "bfloat16",
-        "eos_token_id": [1, 2],
-    }
-    config |= {"architectures": ["LlamaForCausalLM"], "use_cache": True, "unknown_feature": False}
-    del config["num_key_value_heads"]
+    config = config_of("gpt2") | {"torch_dtype": "bfloat16", "eos_token_id": [1, 2]}
+    config |= {"architectures": ["GPT2LMHeadModel"], "use_cache": True, "unknown_feature": False}
     spec = TypeAdapter(ModelSpec).validate_python(read_hugging_face_config(config))
-    assert spec.config.num_key_value_heads == spec.config.num_attention_heads == 8
+    assert spec.config.n_layer == 3
