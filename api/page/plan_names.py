@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...core.models.families import CausalLMSpec
 from ...core.plan.plan import Plan
 from ...core.profile.profile import Profile
 from ...core.requests.presets import PRESETS
@@ -19,14 +20,18 @@ def name_summary(summary: PlanSummary) -> str:
         if preset.spec.family == family and preset.num_parameters == summary.num_parameters
     ]
     # Several published models may have as many parameters, such as Llama 3 and 3.1.
-    model = fitting[0] if len(fitting) == 1 else family or summary.model or "Model"
+    # A family of many types says less than the class.
+    known = summary.model if family == "causal_lm" else family
+    model = fitting[0] if len(fitting) == 1 else known or summary.model or "Model"
     return _join(model, None, summary.devices)
 
 
 def name_plan(plan: Plan, profile: Profile, devices: str | None) -> str:
     """Name a plan whose profile is known: ``gpt2-xl, 1,024 tokens, 4 × 24GB``."""
     published = (name for name, preset in PRESETS.items() if preset.spec == profile.spec)
-    model = next(published, profile.spec.family if profile.spec else plan.model or "Model")
+    spec = profile.spec
+    known = spec.config.model_type if isinstance(spec, CausalLMSpec) else spec and spec.family
+    model = next(published, known or plan.model or "Model")
     return _join(model, _tokens(profile), devices)
 
 

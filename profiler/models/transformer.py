@@ -140,6 +140,13 @@ def _check_rest(made: Any, config: CausalLMConfig, known: set[str]) -> None:
             + (f"; did you mean {near[0]!r}?" if near else ", or none for training; remove it"),
             field=f"/model/config/settings/{name}",
         )
+    active = getattr(made, "num_experts_per_tok", None) or 0
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if active > getattr(made, name, active):
+            raise InvalidInput(
+                f"num_experts_per_tok ({active}) is more than {name} ({getattr(made, name)})",
+                field=f"/model/config/settings/{name}",
+            )
     heads, groups = made.num_attention_heads, made.num_key_value_heads
     if heads % groups:
         raise InvalidInput(

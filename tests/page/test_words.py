@@ -10,6 +10,7 @@ from stagewright.api.page.documents import example_values, file_values
 from stagewright.api.page.plan_names import name_plan, name_summary
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.models.families import CausalLMConfig, CausalLMSpec
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.presets import PRESETS
 from stagewright.core.service.documents import ComparedPlan, Comparison, PlanSummary
@@ -33,6 +34,15 @@ def test_two_published_models_of_one_size_are_not_guessed_between():
     assert size == PRESETS["llama-3.1-8b"].num_parameters
     found = name_summary(summary(family="llama", num_parameters=size, devices="8 x H100"))
     assert found == "llama, 8 × H100"
+
+
+def test_a_causal_language_model_is_named_by_its_class_or_type():
+    """Thirty-eight types share a family, whose name would say nothing of any."""
+    own = summary(family="causal_lm", num_parameters=7, model="Qwen3ForCausalLM", devices="2 x A40")
+    assert name_summary(own) == "Qwen3ForCausalLM, 2 × A40"
+    spec = CausalLMSpec(family="causal_lm", config=CausalLMConfig(model_type="gemma2"))
+    profile = Profile.model_validate(example_profile()).model_copy(update={"spec": spec})
+    assert name_plan(plan(profile, "2x24GB", num_microbatches=2), profile, None) == "gemma2"
 
 
 def test_a_plan_with_its_profile_names_tokens_too():

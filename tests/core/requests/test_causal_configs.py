@@ -169,6 +169,10 @@ def test_what_is_wrong_with_a_file_is_said_before_anything_is_built(change, fiel
     [
         ({"head_dims": 32}, "no setting 'head_dims'; did you mean 'head_dim'"),
         ({"model_type": "deepseek_v3", "qk_head_dim": 17}, "no setting 'qk_head_dim'"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 9},
+            r"num_experts_per_tok \(9\) is more than num_experts \(4\)",
+        ),
         ({"clip": 3.0}, "no setting 'clip'.*remove it"),
         ({"hidden_act": "nope"}, "it knows no 'nope'"),
         ({"head_dim": "16"}, "expected int, got str"),
