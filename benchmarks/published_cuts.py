@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tables import markdown_table, write_between_marks
 
+import stagewright
 from stagewright.cli.support.named_models import EstimateFlags
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.forward_only import for_inference
+from stagewright.core.profile.profile import Profile
 from stagewright.formats.check_cut import CutReport, check_cut
 from stagewright.formats.runtimes.registry import TARGETS, import_cut
 
@@ -68,6 +70,28 @@ def titan_parts(counts: list[int]) -> str:
     parts[-1] += ["norm", "lm_head"]
     return repr(parts).replace("'", '"')
 
+
+DEEPSEEK = {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+}
+"""DeepSeek-V3's published configuration; no family of ours, so it is captured from transformers."""
 
 TITAN = "torchtitan 0.3.0, what _generate_llm_fqn_per_model_part returned"
 
@@ -123,6 +147,27 @@ CUTS = (
         gpus=8,
         microbatches=48,
     ),
+    PublishedCut(
+        "Megatron-Bridge's recipe",
+        "NVIDIA-NeMo/Megatron-Bridge deepseek_v3.py at 355cef45: 16 ranks, 2-way tensor and 64-way "
+        "expert parallel; its m layer is left out",
+        "megatron",
+        "Et*4|(t*4|)*14tmL",
+        "deepseek-v3",
+        16,
+        gpus=64,
+        microbatches=64,
+    ),
+    PublishedCut(
+        "vLLM's own, documented",
+        "the table of vllm-project/vllm pull request 46217 (before): DeepSeek-V3.1 on 4 ranks",
+        "vllm",
+        "VLLM_PP_LAYER_PARTITION=15,15,16,15",
+        "deepseek-v3",
+        4,
+        gpus=32,
+        microbatches=8,
+    ),
     *(
         PublishedCut(
             f"{TARGETS[runtime].title}'s own",
@@ -143,16 +188,31 @@ CUTS = (
 )
 
 
+@cache
+def estimate_deepseek() -> Profile:
+    """Estimate DeepSeek-V3 from its code in transformers, without weights."""
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    with torch.device("meta"):
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK)).to(torch.bfloat16)
+        sample = {"input_ids": torch.zeros(1, 2048, dtype=torch.int64), "use_cache": False}
+    return stagewright.estimate(model, sample, device="H100")
+
+
 def judge(cut: PublishedCut) -> CutReport:
     """Price a cut and the best plan."""
     cluster = Cluster.parse(f"{cut.ranks}xH100")
-    estimated = EstimateFlags(sequence=2048).estimate(cut.model, cluster)
+    if cut.model == "deepseek-v3":
+        profile = estimate_deepseek()
+    else:
+        estimated = EstimateFlags(sequence=2048).estimate(cut.model, cluster)
+        cluster, profile = estimated.cluster, estimated.profile
     larger = tuple(
         device.model_copy(update={"memory_bytes": cut.gpus * GPU_GIB * 2**30})
-        for device in estimated.cluster.devices
+        for device in cluster.devices
     )
-    cluster = estimated.cluster.model_copy(update={"devices": larger})
-    profile = estimated.profile
+    cluster = cluster.model_copy(update={"devices": larger})
     if TARGETS[cut.runtime].rules.inference:
         profile = for_inference(profile)
     options = PlanOptions(num_microbatches=cut.microbatches)

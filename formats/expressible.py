@@ -17,6 +17,7 @@ from .target import (
     TargetRules,
     count_blocks,
     find_skipping_value,
+    find_tied,
 )
 
 MOST_SHOWN = 3
@@ -151,8 +152,9 @@ def _check_recompute(plan: Plan, target: Target) -> Iterator[Rejection]:
 def _check_tied_weights(plan: Plan, target: Target) -> Iterator[Rejection]:
     if target.rules.tied_weights or target.rules.inference:
         return
-    if plan.shared_weights or plan.tied_sync_time_s > 0:
-        names = [entry.names[0] for entry in plan.shared_weights] or ["a weight"]
+    tied = find_tied(plan)
+    if tied or plan.tied_sync_time_s > 0:
+        names = [entry.names[0] for entry in tied] or ["a weight"]
         yield Rejection(
             "tied weights",
             f"stages share {list_some(names, MOST_SHOWN)}, whose gradients they sum; "

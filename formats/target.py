@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from itertools import accumulate, chain, pairwise
 from typing import Any, Literal, Self
 
 from ..core.errors import InvalidInput
-from ..core.graph.graph import Boundary
+from ..core.graph.graph import Boundary, Parameter
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import ScheduleName
 from ..core.profile.block_stack import BlockStack, find_stack
@@ -254,6 +255,16 @@ def write_header(plan: Plan, title: str, checked_with: str, *use: str, comment: 
         *use,
     )
     return "".join(f"{comment} {line}".rstrip() + "\n" for line in lines)
+
+
+def find_tied(plan: Plan) -> list[Parameter]:
+    """Return the trained parameters that layers of several stages use."""
+    ends = list(accumulate(plan.balance))
+    return [
+        entry
+        for entry in plan.shared_weights
+        if entry.trainable and len({bisect_right(ends, layer) for layer in entry.layers}) > 1
+    ]
 
 
 def warn_of_chain(plan: Plan) -> tuple[str, ...]:

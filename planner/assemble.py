@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from ..core.cluster.reserves import ReservedMemory
-from ..core.graph.graph import Parameter
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
-from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
 from .cost.device_classes import reserved_memory
@@ -83,7 +79,11 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
         chain_break=profile.chain_break,
-        shared_weights=tuple(_find_shared(profile, cuts)),
+        shared_weights=tuple(
+            entry
+            for entry in profile.parameters
+            if entry.kind == "parameter" and len(entry.layers) > 1
+        ),
         notes=(
             *profile.notes,
             *notes,
@@ -153,14 +153,6 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
 def _reserved(request: PlanningRequest, chosen: Assignment, number: int) -> ReservedMemory:
     index = chosen.device_indices(request.devices, number)[0]
     return reserved_memory(request.cluster.devices[index].memory_bytes, request.options)
-
-
-def _find_shared(profile: Profile, cuts: Sequence[int]) -> Iterator[Parameter]:
-    """Yield the trained parameters that layers of several stages use."""
-    for entry in profile.parameters:
-        used = {bisect_right(cuts, layer) for layer in entry.layers}
-        if entry.trainable and len(used) > 1:
-            yield entry
 
 
 def _build_baseline(

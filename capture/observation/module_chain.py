@@ -49,6 +49,8 @@ def _name_operation(program: Program, layers: Layers) -> str:
     """Name an operation that is in no layer's module; return an empty text if there is none."""
     for node in program.graph.nodes:
         layer = layers.layer_of.get(node)
+        if "alias" in str(node.target):  # the value itself
+            continue
         if layer is not None and not is_inside(path_of(node), layers.paths[layer]):
             return (
                 f"operation {node.name!r}, counted in layer {layers.names[layer]!r}, belongs to no "

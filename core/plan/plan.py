@@ -328,7 +328,7 @@ class Plan(Document):
         spec: The family and configuration of the model, if it was built from one.
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
         chain_break: See `Graph`.
-        shared_weights: Trained parameters that layers of several stages use.
+        shared_weights: Parameters that several layers use.
         bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
             `None` in plans that name no recipe.
         estimated: Whether the profile was estimated rather than measured.

@@ -37,6 +37,10 @@ def write(plan: Plan) -> Export:
             if not re.match(rf"{re.escape(inside)}\d+(\.|$)", name):
                 device_map.setdefault(name, index)
         device_map.update((stack.name(block), index) for block in blocks)
+    for weight in plan.shared_weights:  # under all of its names, used or not
+        index = sum(cut <= weight.layers[0] for cut in cuts) - 1
+        for name in weight.names:
+            device_map.setdefault(name.rpartition(".")[0], index)
     points = [
         stack.name(stack.count(cut)) if cut in stack.starts else plan.layer_names[cut]
         for cut in cuts[1:-1]

@@ -17,6 +17,7 @@ from ..target import (
     Rejection,
     Target,
     TargetRules,
+    find_tied,
     list_devices,
     warn_of_chain,
     write_header,
@@ -102,7 +103,7 @@ def write(plan: Plan) -> Export:
     batch = f', "train_micro_batch_size_per_gpu": {size}' if size else ""
     tied = {
         re.sub(r"\W", "_", entry.names[0]): find_uses(entry, plan.layer_names)
-        for entry in plan.shared_weights
+        for entry in find_tied(plan)
     }
     header = write_header(
         plan,
@@ -146,12 +147,12 @@ def find_uses(weight: Parameter, layer_names: Sequence[str]) -> dict[int, str]:
 
 def check_tied(plan: Plan) -> tuple[Rejection, ...]:
     """Refuse shared weights that DeepSpeed cannot be told of: it has one key for a layer."""
-    uses = [find_uses(entry, plan.layer_names) for entry in plan.shared_weights]
+    tied = find_tied(plan)
+    uses = [find_uses(entry, plan.layer_names) for entry in tied]
     layers = [index for each in uses for index in each]
-    names = [entry.names[0] for entry in plan.shared_weights] or ["a weight"]
-    if plan.shared_weights and all(uses) and len(layers) == len(set(layers)):
-        return ()
-    if not plan.shared_weights and not plan.tied_sync_time_s:
+    names = [entry.names[0] for entry in tied] or ["a weight"]
+    # A plan of an earlier release has the time of their sums, but not the weights.
+    if all(uses) and len(layers) == len(set(layers)) and (tied or not plan.tied_sync_time_s):
         return ()
     reason = (
         f"stages share {list_some(names, 3)}, and {TITLE} is told of one weight for each layer, "

@@ -9,6 +9,7 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
+    Rejection,
     Target,
     TargetRules,
     list_devices,
@@ -41,6 +42,18 @@ def write(plan: Plan) -> Export:
     return Export(text)
 
 
+def check_duplicates(plan: Plan) -> tuple[Rejection, ...]:
+    """Refuse modules and weights in two places: GPipe raises for them, whatever the balance."""
+    again = next((name for name in plan.layer_names if "@" in name), None)
+    shared = [entry.names[0] for entry in plan.shared_weights]
+    if again is None and not shared:
+        return ()
+    what = repr(again or shared[0])
+    reason = f"two layers use {what}, and {TITLE} takes no module or weight twice"
+    remedy = "give each layer a module of its own, or use --for torch"
+    return (Rejection("shared modules", reason, remedy, is_of_model=True),)
+
+
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``balance``, ``chunks`` and ``checkpoint``, or a balance alone."""
     balance = re.search(r"balance\s*=\s*(\[[^\]]*\])", text)
@@ -66,4 +79,5 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    check=check_duplicates,
 )

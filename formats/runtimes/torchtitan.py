@@ -85,13 +85,8 @@ def list_parts(plan: Plan) -> list[list[str]]:
         )
         if not is_own:
             before, after = list(FIRST_NAMES) * bool(before), list(LAST_NAMES) * bool(after)
-        parts.append(
-            [
-                *before,
-                *(stack.name(block) if is_own else f"layers.{block}" for block in blocks),
-                *after,
-            ]
-        )
+        own = [stack.name(block) if is_own else f"layers.{block}" for block in blocks]
+        parts.append(list(dict.fromkeys((*before, *own, *after))))
     return parts
 
 
@@ -166,7 +161,9 @@ def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> 
         if block and int(block[1]) < stack.num_blocks:
             found += range(stack.cuts[int(block[1])], stack.cuts[int(block[1]) + 1])
         elif name in names:
-            found += [at for at, each in enumerate(names) if each.partition("@")[0] == name]
+            # A module that runs between blocks is part of them.
+            outside = (*range(stack.starts[0]), *range(stack.end, stack.num_layers))
+            found += [at for at in outside if names[at].partition("@")[0] == name]
         elif name in FIRST_NAMES:
             found += range(stack.starts[0])
         # The last layer is the head; whatever else follows the blocks is the norm's.

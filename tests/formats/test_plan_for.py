@@ -184,7 +184,7 @@ def test_a_model_without_blocks_is_refused_by_what_counts_them():
         plan_for(TARGETS["megatron"], profile, "2xcpu")
 
 
-@pytest.mark.parametrize("name", ["torch", "torchgpipe", "torchtitan"])
+@pytest.mark.parametrize("name", ["torch", "deepspeed", "torchtitan"])
 def test_calls_of_one_module_stay_together(name):
     """A plan between them was found, and only its export refused."""
     draw = random.Random(4)

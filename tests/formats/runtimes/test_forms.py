@@ -212,3 +212,10 @@ def test_stages_are_dealt_to_the_devices_where_the_form_does_not_say_how():
     assert merge_options(import_cut(repr(parts), "torchtitan", EIGHT), options, 4).chunks == 2
     points = repr([f"layers.{index}" for index in range(1, 8)])
     assert merge_options(import_cut(points, "torch", EIGHT), options, 2).chunks == 4
+
+
+def test_a_module_that_runs_between_blocks_is_in_one_part_of_torchtitan():
+    names = ("embed", "layers.0", "act", "layers.1", "act@1", "head")
+    plan = make_plan("torchtitan", (0, 6), names)
+    text = export(plan, "torchtitan").text
+    assert import_cut(text, "torchtitan", ModelLayers(names)).balance == (6,)

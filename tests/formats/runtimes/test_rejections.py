@@ -227,6 +227,32 @@ def test_numbered_modules_that_do_not_repeat(name):
         assert export(hybrid, name).text
 
 
+def test_what_torchgpipe_takes_only_once():
+    """Its GPipe raises for a module or a weight in two places, whatever the balance."""
+    import torchgpipe
+    from torch import nn
+
+    names = ("first", "act", "second", "act@1", "third")
+    shared = Parameter(names=("first.weight", "second.weight"), size_bytes=4, layers=(0, 1))
+    first, second, act = nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()
+    tied = nn.Linear(2, 2)
+    tied.weight = first.weight
+    for plan, layers in (
+        (make_plan("torchgpipe", (0, 4, 5), names), (first, act, second, act, nn.Linear(2, 2))),
+        (make_plan("torchgpipe", shared_weights=(shared,)), (first, tied)),
+    ):
+        assert "no module or weight twice" in rejected(plan, "torchgpipe")["shared modules"].reason
+        with pytest.raises(ValueError, match="duplicate"):
+            torchgpipe.GPipe(nn.Sequential(*layers), [len(layers)], devices=["cpu"])
+
+
+def test_accelerate_places_every_name_of_a_weight():
+    shared = Parameter(names=("embed.weight", "tied_head.weight"), size_bytes=4, layers=(0, 1))
+    scope = {}
+    exec(export(make_plan("accelerate", shared_weights=(shared,)), "accelerate").text, scope)
+    assert scope["device_map"]["tied_head"] == scope["device_map"]["embed"] == 0
+
+
 def test_unequal_stages_of_maxtext():
     plan = make_plan("maxtext", (0, 2, 5, 7, 11))
     assert "[1, 3, 2, 2]" in rejected(plan, "maxtext")["unequal stages"].reason
