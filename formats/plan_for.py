@@ -181,13 +181,6 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("schedule", f"has no schedule {options.schedule}; choose one of {known}")
     if options.max_replicas != 1 and rules.replicas == "none":
         raise refuse("max_replicas", "has one device a stage; leave max_replicas at 1")
-    if options.max_replicas != 1 and rules.replicas == "equal":
-        # The search cannot be told yet that all stages have equally many.
-        raise refuse(
-            "max_replicas",
-            "needs equally many replicas for every stage, which cannot be asked for; leave "
-            "max_replicas at 1, and have the runtime replicate the pipeline",
-        )
     if options.layer_order != "given":
         raise refuse("layer_order", "runs layers in the model's order; set layer_order to given")
     if options.skips != "relay" and not rules.direct_sends:
@@ -201,6 +194,8 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         update["recompute"] = "never"
     if not (rules.tied_weights or rules.inference):
         update["tied"] = "together"
+    if rules.replicas == "equal" and options.max_replicas != 1:
+        update |= {"regular": "grid", "regular_within": None}
     if rules.equal_blocks:
         update |= {"regular": "equal_blocks", "regular_within": None}
     forbidden = dict.fromkeys((*options.no_cut_after, *forbidden_cuts(profile, rules)))

@@ -211,3 +211,28 @@ def test_other_objectives_are_compared_by_themselves():
     found = plan_for(TARGETS["deepspeed"], profile, "3xcpu", options)
     assert found.plan.proof.value <= found.free.proof.value * (1 + 1e-9) * (1 + found.price)
     assert found.price == pytest.approx(found.plan.proof.value / found.free.proof.value - 1)
+
+
+@pytest.mark.parametrize("name", ["megatron", "deepspeed"])
+def test_replicas_are_equally_many_where_the_target_needs_it(name):
+    target, draw = TARGETS[name], random.Random(f"replicas {name}")
+    options = PlanOptions(schedule="1f1b", num_microbatches=8, max_replicas=2)
+    for _ in range(4):
+        profile = draw_profile(draw)
+        plan = plan_for(target, profile, "4xcpu", options).plan
+        assert len({stage.replicas for stage in plan.stages}) == 1
+        assert import_cut(export(plan, name).text, name, ModelLayers(NAMES)).balance == plan.balance
+        best = min(
+            plan_from_balance(
+                profile,
+                "4xcpu",
+                options,
+                [last - first for first, last in pairwise((0, *cuts, 9))],
+                replicas=[replicas] * (len(cuts) + 1),
+            ).step_time_s
+            for replicas in (1, 2)
+            for stages in range(1, 4 // replicas + 1)
+            for cuts in combinations(range(1, 9), stages - 1)
+            if keeps_rules(cuts, target.rules)
+        )
+        assert plan.step_time_s <= best * (1 + 1e-9)

@@ -131,7 +131,6 @@ def test_memory_that_does_not_suffice_is_said_with_both_numbers(call, profile, t
     [
         (("--for", "deepspeed", "--schedule", "zbv"), "DeepSpeed has no schedule zbv"),
         (("--for", "vllm", "--max-replicas", "2"), "vLLM has one device a stage"),
-        (("--for", "megatron", "--max-replicas", "any"), "equally many replicas for every stage"),
         (("--for", "torch", "--recompute", "always"), "cannot recompute whole stages"),
         (("--for", "nobody"), "no target is called 'nobody'"),
         (("--for", "vllm", "--server", "http://127.0.0.1:1"), "--for plans here"),
