@@ -235,7 +235,7 @@ def row(cut: PublishedCut) -> list[str]:
         str(priced.num_stages),
         f"{priced.bubble_fraction:.1%}",
         "fits" if report.plan is not None else "does not fit",
-        "" if slower is None else f"{max(slower, 0.0):.1%}",
+        "" if slower is None or report.plan is None else f"{slower:.1%}",
         counts,
         cut.source,
     ]

@@ -33,7 +33,7 @@ from ..support.output import (
     say_next,
     write_file,
 )
-from ..support.progress import planning_progress
+from ..support.progress import planning_progress, working
 from ..support.read_documents import build_record, read_devices, read_document
 from ..support.service import plan_on_service
 
@@ -198,11 +198,28 @@ def _make_plan(
 
     deadline_s, quiet = given["deadline"], given["as_json"]
     if given["target"] is not None:
-        from ..support.plan_for import make_plan_for
-
-        return make_plan_for(given["target"], profiles, cluster, options, deadline_s=deadline_s)
+        return _plan_for(given["target"], profiles, cluster, options, deadline_s)
     with planning_progress(options.objective, quiet=quiet) as progress:
         return plan(profiles, cluster, options, deadline_s=deadline_s, progress=progress)
+
+
+def _plan_for(
+    name: str,
+    profiles: Sequence[Profile],
+    cluster: Cluster,
+    options: PlanOptions,
+    deadline_s: float | None,
+) -> Plan:
+    from ...formats.plan_for import plan_for
+    from ...formats.runtimes.registry import find_target
+    from ...planner.plan import plan
+
+    target = find_target(name)
+    if len(profiles) > 1:
+        raise InvalidInput("--for takes one profile; choose the micro-batch size first")
+    search = partial(plan, deadline_s=deadline_s)
+    with working(f"planning under the rules of {target.title}"):
+        return plan_for(target, profiles[0], cluster, options, search=search).plan
 
 
 def _finish(context: Context, plan: Plan, output: Path | None, explain: str) -> None:
