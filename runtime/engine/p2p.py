@@ -17,6 +17,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ...core.plan.schedule import POSTED_AHEAD, Action, Schedule, Work
 from ..partition.routes import TensorRoute, TensorRoutes
+from ..ranks.device_placement import queues_work
 from ..ranks.process_groups import ProcessGroups, is_bound_to_devices
 
 RoutesOf = Callable[[int], Sequence[TensorRoute]]
@@ -217,7 +218,7 @@ class P2PChannels:
         self._sender = {each: rank for rank, messages in enumerate(expected) for each in messages}
         self._posted, self._unread = {}, {}
         # gloo does not say when a send is complete, and waiting for it could block.
-        self._acknowledged = acknowledged if self._device.type == "cpu" else {}
+        self._acknowledged = {} if queues_work(self._device) else acknowledged
         for message in reads:
             self._unread.setdefault(message.flow, deque()).append(message)
         for sender in self._expected:
