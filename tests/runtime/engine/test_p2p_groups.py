@@ -26,6 +26,7 @@ from stagewright.runtime.engine.p2p import (
     messages_sent_by,
 )
 from stagewright.runtime.partition.routes import TensorRoute, TensorRoutes
+from stagewright.runtime.ranks import device_placement
 from stagewright.runtime.ranks.process_groups import ProcessGroups
 from stagewright.schedules.make_schedule import make_schedule
 
@@ -284,3 +285,13 @@ def test_sends_are_let_go_when_an_answer_shows_that_they_were_read(
             kept[rank] = max(kept.get(rank, 0), len(channels[rank]._sending))
     # Nothing comes back before all forwards of GPipe's kind are done.
     assert max(kept.values()) <= (count if name in ("gpipe", "looped_bfs") else 11)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_sends_are_let_go_by_what_arrives_only_where_the_host_waits(monkeypatch, queues):
+    """The emulation of NCCL did it too; a rank behind one that hung did not end."""
+    if queues:
+        monkeypatch.setattr(device_placement, "QUEUEING", {"cuda", "cpu"})
+    channels, said = P2PChannels(0, {}, [0], torch.device("cpu")), {object(): []}
+    channels.begin([], [], said)
+    assert channels._acknowledged == ({} if queues else said)
