@@ -57,6 +57,7 @@ def build_tied() -> nn.Module:
     torch.manual_seed(7)
     embedding, middle = nn.Embedding(17, 8), nn.Linear(8, 17)
     head = nn.Linear(8, 17)
+    nn.init.normal_(embedding.weight, std=0.3)
     middle.weight = head.weight = embedding.weight
     body = (nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8))
     return nn.Sequential(embedding, *body, middle, nn.Linear(17, 8), head).double()
