@@ -225,7 +225,7 @@ class CausalLMConfig(FamilyConfig):
     num_key_value_heads: Heads | None = 8
     max_position_embeddings: Annotated[int, Field(ge=1, le=2**24)] = 2048
     settings: Annotated[dict[SettingName, JsonValue], AfterValidator(_check_settings)] = Field(
-        default_factory=dict, max_length=64
+        default={}, max_length=64
     )
 
     @model_validator(mode="after")

@@ -6,11 +6,14 @@ import re
 from typing import get_args
 
 from playwright.sync_api import expect
+from pydantic import TypeAdapter
 
 from stagewright.core.cluster.accelerators import CATALOGUE, find_by_memory
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.models.families import ModelSpec
 from stagewright.core.requests.default_samples import default_sample
+from stagewright.core.requests.model_input import read_model
+from stagewright.core.requests.presets import PRESETS
 
 SPECS = [kind(family=get_args(kind.model_fields["family"].annotation)[0])
          for kind in get_args(get_args(ModelSpec)[0])]  # fmt: skip
@@ -51,6 +54,23 @@ def test_a_sample_of_any_size_is_the_one_the_service_makes(signed_in):
     }"""
     found = page.evaluate(script, [case[:3] for case in cases])
     assert found == [case[3] for case in cases]
+
+
+def test_a_published_model_of_many_settings_is_asked_for_whole(signed_in):
+    page = opened(signed_in)
+    for name in ("gpt-oss-20b", "deepseek-v2-lite", "qwen3-0.6b"):
+        page.get_by_label("Find a published model").fill(name)
+        expect(page.locator("#preset")).to_have_value(name)
+        model = TypeAdapter(ModelSpec).validate_python(asked(page)["model"])
+        assert model == read_model(name) == PRESETS[name].spec
+    page.locator("#preset").select_option("")
+    page.locator("details summary", has_text="Configuration").click()
+    page.get_by_role("textbox", name="settings").fill('{"head_dim": 32}')
+    page.locator('[name="model_type"]').select_option('"gemma2"')
+    assert asked(page)["model"] == {
+        "family": "causal_lm",
+        "config": {"model_type": "gemma2", "settings": {"head_dim": 32}},
+    }
 
 
 def test_the_sizes_of_a_sample_and_the_device_are_asked_for_and_kept(signed_in):
