@@ -7,6 +7,8 @@ forward. Weights and inputs are float64, which tells rounding from errors, but f
 experts. Exits 1 if fewer than 38 are equal, or if a refusal names no line of code.
 
     python benchmarks/transformers_models.py --write docs/evidence/transformers.md
+
+With ``--files`` the models are a small config.json of each type that may be given as one.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tables import escaped, markdown_table, write_between_marks
+
+if TYPE_CHECKING:
+    from zoo.published import Published
 
 LEAST_EQUAL = 38
 TOLERANCE, SINGLE_TOLERANCE = 1e-9, 1e-4
@@ -66,13 +72,18 @@ class Row:
     reason: str = ""
 
 
+def models() -> Mapping[str, Published]:
+    """Return the models by name, whichever the command asks for."""
+    from zoo import config_files, published
+
+    return config_files.MODELS if "--files" in sys.argv else published.MODELS
+
+
 def judge(name: str) -> Row:
     """Return the row of a model; whatever goes wrong is in it."""
-    from zoo.published import MODELS
-
     from stagewright.core.errors import StagewrightError
 
-    row = Row(name, MODELS[name].kind)
+    row = Row(name, models()[name].kind)
     try:
         try_model(row)
     except StagewrightError as error:
@@ -86,14 +97,14 @@ def judge(name: str) -> Row:
 def try_model(row: Row) -> None:
     """Measure, plan and verify the row's model; leave the results in the row."""
     import torch
-    from zoo.published import MODELS, differ
+    from zoo.published import differ
 
     import stagewright
     from stagewright.core.plan.plan import PlanOptions
     from stagewright.core.requests.requests import ProfilingOptions
     from stagewright.runtime.verify import join_samples, make_dummy_target, mean_of_squares, verify
 
-    published = MODELS[row.name]
+    published = models()[row.name]
     torch.manual_seed(0)
     model = published.build().train()
     samples = [published.sample() for _ in range(MICROBATCHES)]
@@ -153,9 +164,7 @@ def work(name: str, answer: Connection) -> None:
 
 def collect(name: str, child: BaseProcess, receiver: Connection) -> Row:
     """Return what a child found, or how it ended."""
-    from zoo.published import MODELS
-
-    row = Row(name, MODELS[name].kind)
+    row = Row(name, models()[name].kind)
     if not receiver.poll(TIME_LIMIT_S):
         child.kill()
         row.reason = f"still running after {TIME_LIMIT_S:.0f} s"
@@ -204,18 +213,18 @@ def read_rows(path: Path | None) -> dict[str, Row]:
 
 def main() -> int:
     """Judge the models; print and write the table."""
-    from zoo.published import MODELS
-
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--json", action="store_true", help="one object a model")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="keep rows in FILE, and go on")
+    parser.add_argument("--files", action="store_true", help="models of a config.json")
     arguments = parser.parse_args()
-    names = arguments.only.split(",") if arguments.only else list(MODELS)
-    unknown = [name for name in names if name not in MODELS]
+    known_models = models()
+    names = arguments.only.split(",") if arguments.only else list(known_models)
+    unknown = [name for name in names if name not in known_models]
     if unknown:
-        raise SystemExit(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+        raise SystemExit(f"no model {', '.join(unknown)}; there are {', '.join(known_models)}")
     known = read_rows(arguments.rows)
     rows = [known[name] for name in names if name in known]
     for row in run([name for name in names if name not in known]):
@@ -229,7 +238,8 @@ def main() -> int:
     if not arguments.json:
         print(table(rows))
     if arguments.write:
-        write_between_marks(arguments.write, "transformers_models.py", table(rows))
+        command = "transformers_models.py" + (" --files" if arguments.files else "")
+        write_between_marks(arguments.write, command, table(rows))
     return 0 if is_kept(rows) else 1
 
 

@@ -88,6 +88,12 @@ OLDER_NAMES = (
 )  # fmt: skip
 """Settings that ``transformers`` reads without declaring them, in files of earlier releases."""
 
+NOT_READ = (
+    "full_attn_mod", "hidden_act", "interpolate_factor", "max_window_layers",
+    "sliding_window_size", "topk_method",
+)  # fmt: skip
+"""Settings in published files of types of which ``transformers`` reads none of that name."""
+
 NOT_SET = (
     "bos_token_id", "eos_token_id", "output_router_logits", "pad_token_id", "use_cache",
 )  # fmt: skip
@@ -132,7 +138,11 @@ def _check_rest(made: Any, config: CausalLMConfig, known: set[str]) -> None:
     """Refuse settings that were not handed on, and heads that only the forward would trip over."""
     for name, value in config.settings.items():
         # Files hold what follows from other settings, too; what is unknown and off changes nothing.
-        if name in (*known, *OLDER_NAMES) or not value or getattr(made, name, None) == value:
+        if (
+            name in (*known, *OLDER_NAMES, *NOT_READ)
+            or not value
+            or getattr(made, name, None) == value
+        ):
             continue
         near = get_close_matches(name, known, n=1)
         raise InvalidInput(

@@ -87,6 +87,21 @@ def test_the_keys_of_older_files_are_read():
     assert made.get_parameter("model.layers.0.self_attn.k_proj.weight").shape == (4 * 32, 64)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen3_moe", {"max_window_layers": 48, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+        ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "sliding_window_size": 4096}),
+        ("deepseek_v3", {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1}),
+        ("gpt_oss", {"experts_per_token": 4, "initial_context_length": 4096}),
+    ],
+)
+def test_keys_of_published_files_that_transformers_does_not_read_are_left_out(kind, more):
+    """The files of Qwen3-30B-A3B, Gemma 2 and DeepSeek-V3 were refused for these."""
+    config = {**SIZES, **OWN.get(kind, {}), "model_type": kind}
+    assert shapes(build({**config, **more})) == shapes(build(config))
+
+
 def test_nothing_is_fetched_or_run_for_a_file(monkeypatch):
     """Keys that name code, kernels or a checkpoint's storage are left out or refused."""
     transformers = pytest.importorskip("transformers")
