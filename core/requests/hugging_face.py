@@ -122,8 +122,9 @@ LEFT_OUT = IGNORED - {
 } | {
     "architectures", "attn_implementation", "auto_map", "aux_loss_alpha", "cache_implementation",
     "ep_size", "experts_per_token", "initial_context_length", "model_max_length", "model_type",
-    "moe_layer_freq", "num_mtp_layers", "num_nextn_predict_layers", "output_attentions", "output_hidden_states",
-    "output_router_logits", "quantization_config", "scoring_func", "seq_aux",
+    "moe_layer_freq", "num_mtp_layers", "num_nextn_predict_layers", "output_attentions",
+    "output_hidden_states", "output_router_logits", "quantization_config", "scoring_func",
+    "seq_aux",
 }  # fmt: skip
 """Keys of a causal language model's file that change nothing of what is built and planned: those of
 generation, of storage (weights are planned at the precision asked for, whatever those of a
