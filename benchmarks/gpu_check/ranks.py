@@ -20,6 +20,8 @@ import torch.distributed as dist
 from benchmarks.gpu_check import relay_group
 from benchmarks.gpu_check.records import Record
 from stagewright.profiler.links.launch_local import free_port
+from stagewright.runtime.ranks.device_placement import prepare_cuda
+from stagewright.runtime.ranks.process_groups import choose_backend
 from tests.nccl.process_group import emulated, find_deadlocks
 
 Way = Literal["nccl", "relay", "gloo", "emulated"]
@@ -37,7 +39,7 @@ TIMEOUT_S = 60.0
 
 def list_ways(device: str) -> list[Way]:
     """Return the ways to try on this machine, the most telling first."""
-    return ["nccl", "relay", "gloo"] if device == "cuda" else ["emulated", "relay"]
+    return ["nccl", "relay"] if device == "cuda" else ["emulated", "relay"]
 
 
 def way_found(folder: Path, device: str) -> Way:
@@ -149,7 +151,8 @@ def _take_seat(work: Work, seat: Seat) -> None:
         WORLD_SIZE=str(seat.num_ranks), LOCAL_RANK=str(seat.rank), TORCH_CPP_LOG_LEVEL="ERROR",
     )  # fmt: skip
     torch.set_num_threads(1)
-    if seat.device.type == "cuda":
+    if seat.device.type == "cuda" and seat.way != "nccl":
+        prepare_cuda()
         torch.cuda.set_device(seat.device)
     backend, setting = _join_by(seat)
     code = 0
@@ -174,4 +177,5 @@ def _join_by(seat: Seat) -> tuple[str, AbstractContextManager[None]]:
         return relay_group.BACKEND, relay_group.taken_for_nccl(seat.device)
     if seat.way == "emulated":
         return "gloo", emulated(seat.folder)
-    return seat.way, nullcontext()
+    # As `stagewright.init_process_group`: this process takes the GPU of its LOCAL_RANK.
+    return choose_backend(seat.way), nullcontext()

@@ -2,6 +2,8 @@
 
 It records what each rank launches and what it waits for, for `launches.find_deadlock`. Values
 arrive as in gloo, so results are right; what NCCL would do with the order is found by the replay.
+While ranks run, `wait` does block, as gloo's does, for the values to be there: only in the replay
+does a host run ahead of its device.
 """
 
 from __future__ import annotations

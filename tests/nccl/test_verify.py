@@ -1,4 +1,8 @@
-"""One rank of a job verifies a plan, in which no other rank takes part."""
+"""One rank of a job verifies a plan, in which no other rank takes part.
+
+`verify` has all ranks in one process, so what can fail here is a batch that is not moved to the
+device, and a meeting with ranks that do not come.
+"""
 
 import json
 

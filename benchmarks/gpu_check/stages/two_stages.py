@@ -20,7 +20,7 @@ from stagewright.runtime.pipeline import Pipeline
 CLOSE = 1e-3
 """Largest relative difference of losses and gradients in float32, summed in another order."""
 
-LIMIT_S = 75.0
+LIMIT_S = 45.0
 
 
 def two_stages(given: Given) -> Result:
