@@ -175,7 +175,7 @@ def _check_single_process(strategy: Strategy | Mapping[int, Strategy] | None) ->
     if started > 1:
         raise InvalidInput(
             f"{started} processes were started, but they are not connected; call "
-            "torch.distributed.init_process_group() before build, on every rank"
+            "stagewright.init_process_group() before build, on every rank"
         )
     if strategy is not None:
         raise InvalidInput(

@@ -66,7 +66,7 @@ class DistributedPipeline(PipelineRank):
     batch; the first stage reads the inputs, the last one the target. Under ``torchrun`` with one
     process per device of the plan::
 
-        dist.init_process_group()
+        stagewright.init_process_group()
         pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
         optimizer = pipeline.optimizer(torch.optim.AdamW)
         for batch, target in data:
@@ -172,7 +172,7 @@ class DistributedPipeline(PipelineRank):
                 materialise(model, self.stages.values(), weights, self.device)
             self._assemble(pieces, chosen, loss_fn, batch_statistics, losses)
             if self._watcher is not None:
-                dist.barrier(self._group)  # NCCL connects ranks at their first operation
+                self._meet()  # NCCL connects ranks at their first operation
             self._snapshot = ModelSnapshot(pieces.captured)
             undo.pop_all()
 
@@ -259,8 +259,9 @@ class DistributedPipeline(PipelineRank):
             )
             loss = self._reduce_loss(losses)
             self.steps += 1
-            self._batches.compare(self.steps)
             self._raise_if_non_finite(inputs)
+            # Last: what was waited for came from ranks that had published their batches before.
+            self._batches.compare(self.steps)
         return loss
 
     def _reduce_loss(self, shares: Sequence[Tensor]) -> Tensor | None:
@@ -277,7 +278,10 @@ class DistributedPipeline(PipelineRank):
     def _raise_if_non_finite(self, inputs: Sequence[Sequence[Tensor]]) -> None:
         check = self._executor.finite_check
         self._detector.set_activity("the wait for the end of the step")
-        if check is None or (found := check.find(inputs)) is None:
+        if check is None:
+            self._wait_for_device()
+            return
+        if (found := check.find(inputs)) is None:
             return
         what, is_received = found
         # What was received was made elsewhere, by a rank that is about to say so.
@@ -327,6 +331,7 @@ class DistributedPipeline(PipelineRank):
                     targets = split_partial_target(moved, number, self._first.microbatch_size)
         with self.during("an evaluation"):
             made, losses = self._executor.evaluate(inputs, targets)
+            self._wait_for_device()
             if not self._has_last:
                 return None, None
             output = self._last.join_batch_output(made, self._first.microbatch_size)
@@ -399,6 +404,7 @@ class DistributedPipeline(PipelineRank):
         with self.during("the norm of the gradients"):
             squares = sum_of_squares(self.module.parameters(), self._holders, self.device)
             dist.all_reduce(squares, group=self._group)
+            self._wait_for_device()  # inside: after an abort it is garbage
         return squares.sqrt()
 
     def scale_gradients(self, factor: float) -> None:

@@ -48,7 +48,8 @@ class Trace:
         step = None if first is None else self._steps[first]
         # All ranks must report one step: a rank whose last step failed would report an earlier one.
         everyone: list[Any] = [None] * len(pipeline.schedule.ranks)
-        dist.all_gather_object(everyone, (step, mine), group=pipeline.group)
+        with pipeline.during("gathering a recording"):
+            dist.all_gather_object(everyone, (step, mine), group=pipeline.group)
         steps = {step for step, _ in everyone}
         if steps == {None}:
             raise InvalidInput(
@@ -107,9 +108,10 @@ def _measure_clock_lead(pipeline: DistributedPipeline) -> float:
         readings.append((entered, time.perf_counter()))
     mine = torch.tensor(readings, dtype=torch.float64, device=pipeline.device)
     first = mine.clone()
-    dist.broadcast(first, group_src=0, group=pipeline.group)
-    at_least = float((mine[:, 0] - first[:, 1]).max())
-    at_most = float((mine[:, 1] - first[:, 0]).min())
+    with pipeline.during("comparing clocks"):
+        dist.broadcast(first, group_src=0, group=pipeline.group)
+        at_least = float((mine[:, 0] - first[:, 1]).max())
+        at_most = float((mine[:, 1] - first[:, 0]).min())
     return (at_least + at_most) / 2
 
 

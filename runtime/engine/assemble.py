@@ -76,7 +76,7 @@ def assemble_rank(
     placement = WeightPlacement(pieces.captured.graph.parameters, plan.balance, schedule)
     placement.check_gradients_dense(pieces.captured.program.model)
     whole = build_rank_module([*stages.values()]).to(device)
-    groups = placement.broadcast_initial_values(whole, ranks)
+    groups = placement.broadcast_initial_values(whole, ranks, device)
     together = {each: GroupCollective(group) for each, group in groups.items()}
     model = pieces.captured.program.model
     strategies = apply_strategies(chosen, stages, placement, groups, device, model)

@@ -55,7 +55,10 @@ class FiniteCheck:
         for value in values:
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
                 # Ten times as fast on a CPU as the maximum norm; NaN if any value is.
-                low, high = torch.aminmax(value.detach())
+                value = value.detach()
+                if value.itemsize == 1:  # torch compares no floats of eight bits
+                    value = value.float()
+                low, high = torch.aminmax(value)
                 largest = torch.maximum(high.double(), -low.double())
                 self._looked.append(_Reading(kind, action, largest))
 

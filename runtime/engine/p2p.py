@@ -171,7 +171,9 @@ class P2PChannels:
     actions that were launched before them, which are finished. So the messages arrive and the
     action runs. Collectives between replicas are launched after an action, in one order on all
     ranks (`deadlock_check`). This needs what `device_placement.prepare_cuda` sets, and channels
-    that are connected before the first step. ``tests/nccl`` replays the order of every schedule.
+    that are connected before the first step. It also needs room: NCCL's kernels of all channels and
+    groups that are under way must fit on the GPU together, and a ``cudaMalloc`` of the first step
+    must not wait for them. ``tests/nccl`` replays the order of every schedule without either limit.
 
     ``channels`` are those this rank is an end of; ``global_ranks`` holds the rank in the default
     group of each rank of the pipeline.

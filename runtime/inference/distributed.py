@@ -155,7 +155,7 @@ class DistributedInferencePipeline:
         )
         records = cut_model.captured.graph.parameters
         placement = WeightPlacement(records, self.plan.balance, self.schedule)
-        placement.broadcast_initial_values(self.module, ranks)
+        placement.broadcast_initial_values(self.module, ranks, self.device)
         return transport
 
     def submit(self, *args: Tensor, **kwargs: Tensor) -> Future[Any]:

@@ -77,9 +77,10 @@ def replace_device(captured: Captured, device: torch.device, *, instead_of: torc
 
 
 def apply_planned_dtypes(captured: Captured, plan: Plan) -> None:
-    """Give the tensors that cross the plan's cuts in an uncut model on meta the plan's dtypes.
+    """Give the tensors that cross the plan's cuts in an uncut model the plan's dtypes.
 
-    Autocast has no effect on the meta device, so values captured there have the weights' dtype.
+    For a model captured on another type of device than it runs on: autocast has no effect on meta,
+    and leaves LayerNorm in bfloat16 on the CPU, where CUDA gives float32.
     """
     after = 0
     for count, planned in zip(plan.balance, plan.boundaries, strict=False):

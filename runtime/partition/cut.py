@@ -158,7 +158,10 @@ def cut_for_plan(
     _check_shapes(plan, captured)
     if device is not None:
         replace_device(captured, device, instead_of=default_device(model))
-        if is_on_meta(model) and torch.is_autocast_enabled(device.type):
+        source = default_device(model).type
+        captured_for = device.type if is_on_meta(model) else source
+        # Autocast has other lists of operations on each type of device, and none on meta.
+        if source != device.type and torch.is_autocast_enabled(captured_for):
             apply_planned_dtypes(captured, plan)
     is_direct = direct and bool(plan.direct_sends)
     pieces = cut(captured, plan.balance, direct=is_direct)

@@ -2,7 +2,8 @@
 
 With gloo the host waits for a message, and gets an error once its sender is gone. With NCCL a GPU's
 stream waits: the host goes on until it reads a value, and then waits for ever, or until torch ends
-the process. Aborting the communicators lets the streams go on, with garbage in the tensors, so
+the process. So whatever uses other ranks waits for the device before `PipelineRank.during` ends.
+Aborting the communicators lets the streams go on, with garbage in the tensors, so
 `FailureDetector.explain_errors` asks whether it happened before anybody uses them.
 """
 
@@ -11,15 +12,20 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
 from ...core.rank_heartbeats import INTERVAL_S, SILENCE_S, WAITING
-from .failure_detection import FailureDetector
+from .failure_detection import ConnectionEnded, FailureDetector
+from .process_groups import end_process
 
 ADDRESS = "address"
 FAREWELL = b"."
+STUCK_S = 30.0
+"""Time for a host to come back from an aborted operation; it may be at work of its own, too."""
 
 
 class CommunicatorWatcher:
@@ -73,7 +79,19 @@ class CommunicatorWatcher:
             if self._has_lost_a_rank() and not self._is_closed.is_set():
                 self._detector.was_aborted = True  # first: the main thread goes on at once
                 self._abort()
+                self._end_if_stuck()
                 return
+
+    def _end_if_stuck(self) -> None:
+        """End the process if the abort does not end its wait, as where NCCL itself blocks."""
+        deadline_s = time.monotonic() + STUCK_S
+        while self._detector.is_blocked and time.monotonic() < deadline_s:
+            if self._is_closed.wait(INTERVAL_S):
+                return
+        if self._detector.is_blocked:
+            error = self._detector.diagnose(ConnectionEnded("aborting it changed nothing"))
+            sys.stderr.write(f"RankFailed: {error}\n")
+            end_process(1)
 
     def _has_lost_a_rank(self) -> bool:
         if self._is_late():

@@ -13,6 +13,7 @@ from ...capture.capture import default_device
 from ...core.errors import InvalidInput
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+LOADING = "CUDA_MODULE_LOADING"
 
 QUEUEING = {"cuda"}
 """Device types that run work later than the host launches it; tests add the CPU's."""
@@ -35,7 +36,7 @@ def move_to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def prepare_cuda() -> None:
-    """Set what CUDA reads when it starts, unless the caller's environment does.
+    """Set what CUDA and NCCL read when they start, unless the caller's environment does.
 
     Operations of NCCL occupy the GPU until their peer takes part, and that peer may be waiting for
     work that this process has yet to launch. Two of CUDA's habits would let such an operation hold
@@ -49,16 +50,17 @@ def prepare_cuda() -> None:
     plan's reserve is there to keep it from that; where it happens all the same, no rank can go on,
     and all end with `RankFailed` after the group's timeout.
 
-    Raises:
-        InvalidInput: ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1, as other frameworks ask for.
+    NCCL connects ranks when it makes a communicator, and not in the first step that uses an
+    algorithm (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
     """
-    _check_connections()
-    if not torch.cuda.is_initialized():  # later it has no effect
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+    if not torch.cuda.is_initialized():  # later they have no effect
         os.environ.setdefault(CONNECTIONS, "32")
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        os.environ.setdefault(LOADING, "EAGER")
 
 
-def _check_connections() -> None:
+def check_connections() -> None:
+    """Refuse a ``CUDA_DEVICE_MAX_CONNECTIONS`` of 1, which other frameworks ask for."""
     if os.environ.get(CONNECTIONS) == "1":
         raise InvalidInput(
             f"{CONNECTIONS} is 1, so that a receive for which no sender is ready would hold up "
@@ -76,8 +78,10 @@ def take_gpu() -> None:
         InvalidInput: This machine has fewer GPUs than processes.
     """
     local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-    # Some launchers show each process only its own GPU, which is then the first for all of them.
-    if gpus == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", "").isdigit():
+    # Some launchers show each process only its own GPU, by number or UUID, which is then the first
+    # for all of them. Under torchrun the number 0 is process 0's.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if gpus == 1 and shown and (shown != "0" or os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"):
         local = 0
     if local >= gpus:
         raise InvalidInput(
@@ -105,16 +109,44 @@ def choose_device(
 ) -> torch.device:
     """Return the device of a rank's stages, on which its group can carry tensors.
 
+    A GPU becomes torch's current device: NCCL takes that for what has no device of its own.
+
     Args:
         model: With NCCL it may be on the CPU or on meta: its stages go to the current GPU.
         group: The ranks' group; the default group if `None`.
         wanted: The device asked for; `None` to choose one.
 
     Raises:
-        InvalidInput: The group's backend cannot carry tensors of the device.
+        InvalidInput: The group's backend cannot carry tensors of the device, or CUDA was started
+            with settings under which a step can block, or every process with its first GPU.
     """
-    if uses_nccl(group):
-        _check_connections()
+    device = _find_device(model, group, wanted)
+    if device.type == "cuda":
+        check_connections()
+        _check_start(device, wanted)
+        torch.cuda.set_device(device)
+    return device
+
+
+def _check_start(device: torch.device, wanted: torch.device | str | None) -> None:
+    """Check what `init_process_group` would have seen to, had it been called in time."""
+    remedy = "call stagewright.init_process_group before anything else uses CUDA"
+    if (loading := os.environ.get(LOADING, "not set")) != "EAGER":
+        raise InvalidInput(
+            f"{LOADING} is {loading}, so that loading a kernel may wait for a receive whose sender "
+            f"waits for that kernel; {remedy}, or set it to EAGER"
+        )
+    local, gpus = os.environ.get("LOCAL_RANK", "0"), torch.cuda.device_count()
+    if local != "0" and device.index == 0 and gpus > 1 and wanted is None:
+        raise InvalidInput(
+            f"process {local} of this machine would share the first of its {gpus} GPUs with "
+            f"process 0; {remedy}, or pass device="
+        )
+
+
+def _find_device(
+    model: nn.Module, group: dist.ProcessGroup | None, wanted: torch.device | str | None
+) -> torch.device:
     device = torch.device(wanted) if wanted is not None else default_device(model)
     if device.type != "cuda" and uses_nccl(group):
         if wanted is not None:

@@ -81,6 +81,11 @@ class FailureDetector:
         return time.monotonic() - self._activity_began_s if self._uses else 0.0
 
     @property
+    def is_blocked(self) -> bool:
+        """Return True inside of communication that has not failed, or not returned."""
+        return bool(self._uses) and not self.has_failed
+
+    @property
     def has_verdict(self) -> bool:
         """Return True once any rank has found out which one failed."""
         return self._beats.verdict is not None

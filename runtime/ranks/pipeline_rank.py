@@ -60,7 +60,7 @@ class PipelineRank:
             RankFailed: A rank never arrived; the message names it.
         """
         with self.during("a barrier"):
-            dist.barrier(self._group)
+            self._meet()
 
     def check_agreement(self, facts: Facts) -> None:
         """Check that facts are equal on all ranks; called on every rank.
@@ -81,12 +81,14 @@ class PipelineRank:
             RankFailed: A rank died; the message names it.
         """
         last = self.schedule.stage_ranks[-1][0]
-        mean = loss if loss is not None else torch.zeros(())
-        figures = torch.tensor([float(mean), elapsed_s], dtype=torch.float64, device=self.device)
         with self.during("sharing the loss"):
+            figures = torch.zeros(2, dtype=torch.float64, device=self.device)
+            figures[1] = elapsed_s
+            if loss is not None:
+                figures[0] = loss
             dist.broadcast(figures[:1], group_src=last, group=self._group)
             dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
-        return float(figures[0]), float(figures[1])
+            return float(figures[0]), float(figures[1])
 
     def close(self) -> None:
         """Stop the failure detector and destroy the process groups created here.
@@ -126,6 +128,17 @@ class PipelineRank:
         self._watcher = CommunicatorWatcher(
             self._detector, timeout.total_seconds(), self._ranks.abort
         )
+
+    def _meet(self) -> None:
+        device = self.device
+        dist.barrier(self._group, device_ids=[device.index] if device.type == "cuda" else None)
+
+    def _wait_for_device(self) -> None:
+        """Wait for what was launched where the watcher would end a wait for a lost rank."""
+        if self._watcher is not None:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.device))
+            event.synchronize()
 
     def _stop_watching(self) -> None:
         if self._watcher is not None:

@@ -20,9 +20,9 @@ from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.units import count
 from ...schedules.plan_schedule import schedule_of
-from .device_placement import prepare_cuda, take_gpu, uses_nccl
+from .device_placement import check_connections, prepare_cuda, take_gpu, uses_nccl
 
-ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+WATCHDOG = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 RankSet = tuple[int, ...]
 """Ranks of a pipeline, ascending."""
@@ -146,18 +146,19 @@ def _watched_by_us() -> Iterator[None]:
     """Keep torch from ending the process when an operation of a group made inside fails.
 
     By default torch's own watchdog raises in a thread of its own, which ends the process before an
-    error can name the rank. `CommunicatorWatcher` does that work. torch reads the variable whenever
-    it makes a group; torchrun sets it.
+    error can name the rank. `CommunicatorWatcher` does that work. torch reads the variables
+    whenever it makes a group; torchrun sets the first.
     """
-    before = os.environ.get(ERROR_HANDLING)
-    os.environ[ERROR_HANDLING] = "0"
+    before = {name: os.environ.get(name) for name in WATCHDOG}
+    os.environ.update(dict.fromkeys(WATCHDOG, "0"))
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[ERROR_HANDLING]
-        else:
-            os.environ[ERROR_HANDLING] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def is_bound_to_devices() -> bool:
@@ -198,9 +199,11 @@ def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT
 
 def choose_backend(wanted: str | None) -> str:
     """Return the backend wanted, or the default one; for NCCL, take this process's GPU."""
+    if wanted is None or "nccl" in wanted:
+        prepare_cuda()  # first: to look for GPUs starts the driver
     chosen = wanted or ("nccl" if torch.cuda.is_available() else "gloo")
     if "nccl" in chosen:
-        prepare_cuda()
+        check_connections()
         take_gpu()
     return chosen
 
@@ -220,7 +223,7 @@ def check_initialised(plan: Plan) -> None:
     """Check that there is a process group at all."""
     if not dist.is_initialized():
         raise InvalidInput(
-            "call torch.distributed.init_process_group first, and start one process a device: "
+            "call stagewright.init_process_group first, and start one process a device: "
             f"torchrun --nproc-per-node {len(schedule_of(plan).ranks)} train.py"
         )
 

@@ -58,8 +58,8 @@ class _Bucket:
         tensors = [weight.tensor for weight in self.weights]
         self.without = [at for at, tensor in enumerate(tensors) if tensor.grad is None]
         has_one = tensors[0].new_ones(len(tensors))
-        if self.without:
-            has_one[self.without] = 0
+        for at in self.without:  # by a list, the host would wait for a copy of it
+            has_one.narrow(0, at, 1).zero_()
         message = torch.cat([*(_row(tensor) for tensor in tensors), has_one.detach()])
         self.under_way = (message, self.ranks.sum(message))
 

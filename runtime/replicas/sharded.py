@@ -217,8 +217,9 @@ def has_gradient_anywhere(
     """Return, for each weight in one order, whether any replica has a gradient; called on all."""
     # Filled on the device: the host would wait for a copy.
     counts = torch.ones(len(has_one), device=device)
-    if not all(has_one):
-        counts[[at for at, each in enumerate(has_one) if not each]] = 0
+    for at, each in enumerate(has_one):
+        if not each:
+            counts.narrow(0, at, 1).zero_()
     dist.all_reduce(counts, group=group)
     # Read only if this replica lacks one: `tolist` makes the host wait for the GPU.
     return list(has_one) if all(has_one) else [count > 0 for count in counts.tolist()]

@@ -64,7 +64,7 @@ class WeightPlacement:
 
     @torch.no_grad()
     def broadcast_initial_values(
-        self, module: nn.Module, ranks: ProcessGroups
+        self, module: nn.Module, ranks: ProcessGroups, device: torch.device
     ) -> dict[RankSet, dist.ProcessGroup]:
         """Give all holders of each parameter and buffer the values of the lowest-numbered one.
 
@@ -75,6 +75,8 @@ class WeightPlacement:
         groups = ranks.create_groups(self.rank_sets())
         here: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         here.update(module.named_buffers(remove_duplicate=False))
+        for group in groups.values():  # NCCL connects them here, also where a stage has no weights
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
         for _, name, holders in self._shared(self._records, here):
             value = here[name].contiguous()  # gloo takes no strides, and no booleans
             bytes_of = value.view(torch.uint8) if value.dtype is torch.bool else value

@@ -29,6 +29,14 @@ def test_finite_values_pass():
     assert found((FORWARD, [FINE], [FINE, 3, torch.arange(2)], None)) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_eight_bits_are_looked_at(dtype):
+    """torch finds no extremes of them, and the step failed."""
+    fine, broken = FINE.to(dtype), NAN.to(dtype)
+    assert found((FORWARD, [fine], [fine], None), (BACKWARD, [fine], [fine], None)) is None
+    assert found((BACKWARD, [fine], [broken], None))[0].endswith("out of finite ones")
+
+
 def test_other_flags_are_read_in_one_go():
     told = []
     check = FiniteCheck()

@@ -9,6 +9,7 @@ from torch.nn.functional import mse_loss
 
 from stagewright import InferencePipeline, Pipeline
 from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.runtime.partition.cut import cut_for_plan
 from stagewright.runtime.training import Training
 from tests.runtime.test_odd_models import plan_with_every_cut
 
@@ -150,3 +151,30 @@ def test_a_converted_pipeline_leaves_its_model_whole():
     x = torch.randn(8, 8).double()
     assert model.scale is dict(pipeline.named_buffers())["scale"]
     torch.testing.assert_close(pipeline(x), model(x))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_on_the_cpu_sends_the_dtypes_planned_for_a_gpu(device):
+    """Autocast keeps LayerNorm in bfloat16 on the CPU, and CUDA's in float32: step 1 failed."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = plan_with_every_cut(model, torch.randn(4, 8))
+        assert [sent_dtypes(cut) for cut in plan.boundaries] == [["bfloat16"]] * 2
+        on_gpu = tuple(
+            cut.model_copy(
+                update={
+                    "tensors": tuple(
+                        each.model_copy(update={"dtype": "float32"}) for each in cut.tensors
+                    )
+                }
+            )
+            for cut in plan.boundaries[1:]
+        )
+        planned = plan.model_copy(update={"boundaries": (plan.boundaries[0], *on_gpu)})
+        pieces = cut_for_plan(model, planned, device=torch.device(device))
+    found = [sent_dtypes(each.boundary) for each in pieces.captured.cuts]
+    assert found[:2] == [["bfloat16"], ["bfloat16" if device == "cpu" else "float32"]]
+
+
+def sent_dtypes(boundary):
+    return [tensor.dtype for tensor in boundary.tensors]

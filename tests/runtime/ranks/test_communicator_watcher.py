@@ -95,6 +95,34 @@ def test_what_garbage_raises_is_not_blamed_on_the_model(start):
     assert "stopped answering" in str(use(ours, read_garbage))
 
 
+def test_a_process_that_no_abort_frees_is_ended_with_the_reason(start, monkeypatch, capfd):
+    """NCCL may block where aborting its communicators does not help."""
+    ended = threading.Event()
+    monkeypatch.setattr(communicator_watcher, "end_process", lambda code: ended.set())
+    monkeypatch.setattr(communicator_watcher, "STUCK_S", 1.0)
+    ours, theirs = start()
+
+    def stay_blocked():
+        wait_until_connected(theirs).close()
+        theirs.end_process()
+        assert ended.wait(2 * ENOUGH_S)
+
+    use(ours, stay_blocked)
+    assert re.search(r"^RankFailed: rank 1 \(.*\) stopped answering", capfd.readouterr().err)
+
+
+def test_a_rank_at_its_own_work_is_not_ended(start, monkeypatch):
+    codes = []
+    monkeypatch.setattr(communicator_watcher, "end_process", codes.append)
+    monkeypatch.setattr(communicator_watcher, "STUCK_S", 0.0)
+    ours, theirs = start()
+    wait_until_connected(theirs).close()
+    theirs.end_process()
+    assert ours.aborted.wait(ENOUGH_S)
+    use(ours, lambda: None)
+    assert codes == []
+
+
 def test_a_rank_that_says_farewell_is_not_missed(start):
     ours, theirs = start()
     connection = wait_until_connected(theirs)

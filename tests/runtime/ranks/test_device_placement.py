@@ -13,9 +13,11 @@ from stagewright.core.errors import InvalidInput
 from stagewright.runtime import distributed, elastic
 from stagewright.runtime.distributed import DistributedPipeline, init_process_group
 from stagewright.runtime.inference import distributed as distributed_inference
-from stagewright.runtime.ranks.device_placement import CONNECTIONS, choose_device
+from stagewright.runtime.ranks.device_placement import CONNECTIONS, LOADING, choose_device
 from stagewright.runtime.rpc import stage_builder
 from tests.torch_models import make_case, make_plan
+
+START = dist.init_process_group
 
 
 @pytest.fixture
@@ -27,7 +29,8 @@ def calls(monkeypatch):
     for name in ("is_available", "device_count", "current_device", "set_device"):
         monkeypatch.setattr(torch.cuda, name, getattr(found, name))
     monkeypatch.setattr(dist, "init_process_group", found.init_process_group)
-    for name in ("CUDA_VISIBLE_DEVICES", CONNECTIONS, "CUDA_MODULE_LOADING"):
+    connect, world = "NCCL_RUNTIME_CONNECT", "LOCAL_WORLD_SIZE"
+    for name in ("CUDA_VISIBLE_DEVICES", CONNECTIONS, LOADING, connect, world, "LOCAL_RANK"):
         monkeypatch.setenv(name, "")  # put back at the end, whatever the test sets
         monkeypatch.delenv(name)
     return found
@@ -46,10 +49,15 @@ def test_the_gpu_of_the_local_rank_is_taken_before_the_group_is_made(calls, monk
 
 
 def test_cuda_starts_with_all_kernels_and_connections_enough(calls, monkeypatch):
-    """An operation that waits for its peer could hold up the work that the peer waits for."""
+    """An operation that waits for its peer could hold up the work that the peer waits for.
+
+    They were set after the question whether there are GPUs, which starts CUDA's driver.
+    """
+    seen = {}
+    calls.is_available.side_effect = lambda: bool(seen.update(os.environ) or True)
     init_process_group()
-    assert os.environ[CONNECTIONS] == "32"
-    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    assert (seen[CONNECTIONS], seen[LOADING]) == ("32", "EAGER")
+    assert seen["NCCL_RUNTIME_CONNECT"] == "0"
 
 
 def test_the_caller_s_own_settings_of_cuda_stay(calls, monkeypatch):
@@ -74,6 +82,29 @@ def test_a_single_connection_is_refused_whoever_made_the_group(backend, monkeypa
     else:
         with pytest.raises(InvalidInput, match="CUDA_DEVICE_MAX_CONNECTIONS is 1"):
             choose_device(nn.Linear(2, 2), None)
+
+
+@pytest.mark.parametrize("loading", [None, "LAZY"])
+def test_kernels_loaded_at_first_use_are_refused_on_nccl(backend, monkeypatch, loading):
+    """torch sets LAZY if CUDA starts before `init_process_group`."""
+    monkeypatch.delenv(LOADING) if loading is None else monkeypatch.setenv(LOADING, loading)
+    if backend == "gloo":
+        assert choose_device(nn.Linear(2, 2), None).type == "cpu"
+    else:
+        with pytest.raises(InvalidInput, match=r"CUDA_MODULE_LOADING is .*, or set it to EAGER"):
+            choose_device(nn.Linear(2, 2), None)
+
+
+def test_the_first_gpu_is_not_shared_by_later_processes(backend, calls, monkeypatch):
+    """torch's own `init_process_group` leaves every process on it."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    calls.current_device.return_value = 0
+    if backend == "nccl":
+        with pytest.raises(InvalidInput, match=r"process 1 .* share the first of its 2 GPUs"):
+            choose_device(nn.Linear(2, 2), None)
+        assert choose_device(nn.Linear(2, 2), None, "cuda:0").index == 0
+        calls.device_count.return_value = 1
+        assert choose_device(nn.Linear(2, 2), None).index == 0
 
 
 def test_a_restarted_job_takes_them_too(calls, monkeypatch):
@@ -109,11 +140,33 @@ def test_a_process_that_sees_its_own_gpu_alone_takes_it(calls, monkeypatch):
     assert order(calls) == [("set_device", 0), ("init_process_group", "nccl")]
 
 
+@pytest.mark.parametrize(
+    ("shown", "world", "is_own"),
+    [
+        ("GPU-5c1b", "4", True), ("MIG-77ab", "4", True), ("3", "4", True), ("0", "1", True),
+        ("0", "4", False), ("", "4", False),
+    ],
+)  # fmt: skip
+def test_a_lone_gpu_is_taken_unless_it_is_process_0_s(calls, monkeypatch, shown, world, is_own):
+    """One named by UUID was refused; one that torchrun gave to all processes was shared."""
+    for name, value in (("LOCAL_RANK", "3"), ("LOCAL_WORLD_SIZE", world)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    calls.device_count.return_value = 1
+    if is_own:
+        init_process_group()
+        assert order(calls)[0] == ("set_device", 0)
+    else:
+        with pytest.raises(InvalidInput, match="process 3 of this machine has no GPU"):
+            init_process_group()
+
+
 @pytest.fixture(params=["gloo", "nccl"])
-def backend(request, monkeypatch):
+def backend(request, calls, monkeypatch):
     """A process group of the backend, as far as torch's records go."""
+    monkeypatch.setenv(LOADING, "EAGER")
     store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    START("gloo", store=store, rank=0, world_size=1)
     configured = distributed_c10d._world.pg_backend_config
     configured[dist.group.WORLD] = "cuda:nccl" if request.param == "nccl" else "cpu:gloo,cuda:gloo"
     yield request.param
@@ -136,6 +189,11 @@ def test_a_device_that_the_backend_cannot_serve_is_refused(backend, calls):
     if backend == "nccl":
         assert choose_device(model, None, "cuda") == GPU
         assert choose_device(model, None, "cuda:0") == torch.device("cuda", 0)
+        # Or NCCL would use the other one for barriers.
+        assert [args[0] for args, _ in calls.set_device.call_args_list] == [
+            GPU,
+            torch.device("cuda:0"),
+        ]
         with pytest.raises(InvalidInput, match=r"device= is cpu; leave it out"):
             choose_device(model, None, "cpu")
     else:

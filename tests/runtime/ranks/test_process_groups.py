@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.ranks import process_groups as groups_module
-from stagewright.runtime.ranks.process_groups import ERROR_HANDLING, ProcessGroups, group_timeout
+from stagewright.runtime.ranks.process_groups import WATCHDOG, ProcessGroups, group_timeout
 from tests.runtime.forked import run_worker
 
 
@@ -41,19 +41,20 @@ def test_torch_does_not_end_the_process_for_groups_made_here(alone, monkeypatch,
     create = dist.new_group
 
     def new_group(*args, **options):
-        seen.append(os.environ[ERROR_HANDLING])
+        seen.append([os.environ[name] for name in WATCHDOG])
         return create(*args, **options)
 
     monkeypatch.setattr(dist, "new_group", new_group)
-    if before is None:
-        monkeypatch.delenv(ERROR_HANDLING, raising=False)
-    else:
-        monkeypatch.setenv(ERROR_HANDLING, before)
+    for name in WATCHDOG:
+        if before is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, before)
     groups = ProcessGroups(None)
     groups.create_group_of_all()
     groups.close()
-    assert seen == ["0"]
-    assert os.environ.get(ERROR_HANDLING) == before
+    assert seen == [["0", "0"]]
+    assert [os.environ.get(name) for name in WATCHDOG] == [before] * 2
 
 
 @pytest.mark.distributed

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.runtime.engine.emulated_ranks import EmulatedCollective, SynchronisationPoint
 from stagewright.runtime.replicas.gradient_sync import GradientSync, SharedWeight
+from stagewright.runtime.replicas.sharded import has_gradient_anywhere
 
 RANKS = (0, 1, 2)
 
@@ -49,6 +52,24 @@ def test_a_weight_that_no_rank_reached_has_no_gradient():
     for holder in holders:
         assert torch.equal(holder.first.grad, torch.full((2,), 9.0))
         assert holder.second.grad is None
+
+
+class ListIndices(TorchDispatchMode):
+    """Refuses what indexing by a Python list comes down to: on a GPU, a copy that is waited for."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert "index" not in function._schema.name, function
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_index_is_copied_to_the_device_for_a_weight_without_gradient(monkeypatch):
+    holders = three()
+    with ListIndices():
+        step(holders, [[holders[0].first.sum()], [], [holders[2].second.sum()]])
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    with ListIndices():
+        found = has_gradient_anywhere([True, False, False], None, torch.device("cpu"))
+    assert found == [True, False, False]
 
 
 def test_a_weight_that_one_rank_reached_has_one_everywhere():
