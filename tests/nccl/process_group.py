@@ -228,6 +228,23 @@ def register() -> None:
             dist.Backend.register_backend(name, group, devices=["cpu"])
 
 
+READS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense", "equal", "nonzero", "masked_select", "unique_dim", "_unique2",
+        "unique_consecutive", "repeat_interleave", "bincount",
+    )
+)  # fmt: skip
+"""Operations for whose result, or its size, the host has to wait."""
+
+
+def _picks_by_mask(name: str, arguments: Any) -> bool:
+    """Return True for ``x[mask]``: how much it picks is known when the mask was computed."""
+    if name not in ("aten::index", "aten::index_put_"):
+        return False
+    return any(index is not None and index.dtype == torch.bool for index in arguments[1])
+
+
 class _HostReads(TorchDispatchMode):
     """Records reads of values by the host, and the first use of each operation."""
 
@@ -237,7 +254,7 @@ class _HostReads(TorchDispatchMode):
         name = function._schema.name
         if LOG.is_entered():
             LOG.load(name)
-            if name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
+            if name in READS or _picks_by_mask(name, args):
                 LOG.add(HostRead(name))
         return function(*args, **(kwargs or {}))
 
@@ -255,7 +272,7 @@ def _reading(method: Callable[..., Any], words: str) -> Callable[..., Any]:
 
 
 def _making(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``torch.tensor``, which makes numbers on the host: to a device they are copied."""
+    """Return a function that makes numbers on the host: to a device they are copied."""
 
     @functools.wraps(function)
     def make(*args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -282,11 +299,14 @@ def recorded_host() -> Iterator[None]:
     LOG.enter_thread(MAIN)
     with contextlib.ExitStack() as stack:
         for name, words in (
-            ("tolist", "tolist"), ("cpu", "a copy to the host"), ("new_tensor", "a blocking copy"),
+            ("tolist", "tolist"), ("cpu", "a copy to the host"), ("numpy", "a copy to the host"),
+            ("new_tensor", "a blocking copy"),
         ):  # fmt: skip
             read = _reading(getattr(torch.Tensor, name), words)
             stack.enter_context(mock.patch.object(torch.Tensor, name, read))
-        stack.enter_context(mock.patch.object(torch, "tensor", _making(torch.tensor)))
+        for name in ("tensor", "as_tensor"):
+            make = _making(getattr(torch, name))
+            stack.enter_context(mock.patch.object(torch, name, make))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_recorded))
         stack.enter_context(_HostReads())
         yield
