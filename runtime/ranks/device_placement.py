@@ -136,8 +136,8 @@ def _check_start(device: torch.device, wanted: torch.device | str | None) -> Non
             f"{LOADING} is {loading}, so that loading a kernel may wait for a receive whose sender "
             f"waits for that kernel; {remedy}, or set it to EAGER"
         )
-    local, gpus = os.environ.get("LOCAL_RANK", "0"), torch.cuda.device_count()
-    if local != "0" and device.index == 0 and gpus > 1 and wanted is None:
+    local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if 0 < local < gpus and device.index == 0 and wanted is None:
         raise InvalidInput(
             f"process {local} of this machine would share the first of its {gpus} GPUs with "
             f"process 0; {remedy}, or pass device="
