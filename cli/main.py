@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from .. import __version__
 from .exit_codes import ExitCode, exit_code, report
+from .support.output import PARAMETERS
 
 COMMANDS = (
     "doctor",
@@ -126,6 +127,11 @@ OTHER = "Options"
 
 class GroupedCommand(TyperCommand):
     """Command whose help has one section per option group; typer needs rich for that."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, whose outputs must be none of its inputs."""
+        PARAMETERS.set(ctx.params)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections in the order of the options, those without a group last."""

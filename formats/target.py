@@ -89,6 +89,14 @@ class Export:
     def __str__(self) -> str:
         return self.text
 
+    def name_after(self, stem: str) -> Export:
+        """Return the export with its attachments, and ``text``, named after its own file."""
+        names = {each: f"{stem}.{each}" for each in self.attachments}
+        text = self.text
+        for before, after in names.items():
+            text = text.replace(before, after)
+        return Export(text, {names[each]: held for each, held in self.attachments.items()})
+
 
 @dataclass(frozen=True)
 class ImportedCut:
@@ -105,6 +113,8 @@ class ImportedCut:
         num_microbatches: Micro-batches a step, if the form says so.
         recompute: How stages recompute, if the form says so.
         notes: What of the form a plan cannot hold.
+        check: Refuses a plan of the cut that the runtime would not run.
+        inference: Whether its runtime runs forward passes alone.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -116,6 +126,10 @@ class ImportedCut:
     num_microbatches: int | None = None
     recompute: RecomputeMode | None = None
     notes: tuple[str, ...] = ()
+    check: Callable[[Plan], tuple[Rejection, ...]] = field(
+        default=lambda plan: (), repr=False, compare=False
+    )
+    inference: bool = False
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from typer import Argument, Option
 from ...core.errors import InvalidInput
 from ...formats.target_names import TARGET_NAMES
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
+from ..support.output import JsonFlag, check_folder, check_writable, emit, say, say_next, write_file
 from ..support.read_documents import read_document
 
 if TYPE_CHECKING:
@@ -33,7 +34,13 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Write to this file, or into this folder.")
+        str | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Write to this file, or into this folder, which a / at the end creates.",
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -54,14 +61,25 @@ def command(
 
     document = read_document(file, Plan, Profile)
     if isinstance(document, Profile):
-        check_writable(output)
         if to not in (None, CSV):
             raise InvalidInput(f"{file} is a profile, which is exported to csv; plan it first")
-        _write_profile(document, output, as_json=as_json)
+        _write_profile(document, _find_path(output, f"{file.stem}.csv"), as_json=as_json)
         say_next(command_line("show", file), quiet=as_json)
         return
     assert isinstance(document, Plan), "one of the two kinds asked for"
     _write_plan(document, to, output, as_json=as_json)
+
+
+def _find_path(output: str | None, name: str) -> Path | None:
+    """Return the file to write: ``name`` in a folder, which a name that ends in / creates."""
+    if output is None:
+        return None
+    path = Path(output)
+    if output.endswith(os.sep):
+        check_folder(path)
+    path = path / name if path.is_dir() else path
+    check_writable(path)
+    return path
 
 
 def _write_profile(profile: Profile, output: Path | None, *, as_json: bool) -> None:
@@ -75,30 +93,30 @@ def _write_profile(profile: Profile, output: Path | None, *, as_json: bool) -> N
         say(f"wrote {output}", quiet=as_json)
 
 
-def _write_plan(plan: Plan, to: str | None, output: Path | None, *, as_json: bool) -> None:
+def _write_plan(plan: Plan, to: str | None, output: str | None, *, as_json: bool) -> None:
     from ...formats.runtimes.registry import TARGETS, export, find_target
 
     if to is None:
         raise InvalidInput(f"name a runtime for the plan with --to: {', '.join(TARGETS)}")
     exported, name = export(plan, to), find_target(to).file_name
-    if output is not None:
-        output = output / name if output.is_dir() else output
-        if output.name in exported.attachments:
-            raise InvalidInput(f"the main file reads {output.name!r}; give it another name: {name}")
-        # What the file reads lies beside it, under the names that it uses.
-        beside = {output.parent / each: text for each, text in exported.attachments.items()}
-        for path in (*beside, output):
-            check_writable(path)
-        for path, text in {output: exported.text, **beside}.items():
-            write_file(path, text)
-        say(f"wrote {', '.join(map(str, (output, *beside)))}", quiet=as_json)
+    path = _find_path(output, name)
+    if path is not None:
+        exported, name = exported.name_after(path.stem), path.name
+        files = {path: exported.text}
+        files |= {path.parent / each: text for each, text in exported.attachments.items()}
+        for each in files:
+            check_writable(each)
+        for each, text in files.items():
+            write_file(each, text)
+        say(f"wrote {', '.join(map(str, files))}", quiet=as_json)
     if as_json:
         emit(json.dumps({name: exported.text, **exported.attachments}, indent=2))
-    elif output is None:
+    elif path is None:
         emit(exported.text.rstrip("\n"))
         _say_attachments(exported, name)
 
 
 def _say_attachments(exported: Export, name: str) -> None:
     if exported.attachments:
-        say(f"-o {name} also writes {', '.join(exported.attachments)} beside it")
+        named = exported.name_after(Path(name).stem).attachments
+        say(f"-o {name} also writes {', '.join(named)} beside it")

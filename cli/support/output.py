@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -25,6 +28,9 @@ VerboseFlag = Annotated[
     bool, Option("--verbose", "-v", help="Print both bounds of the proof, with their values.")
 ]
 
+
+PARAMETERS: ContextVar[Mapping[str, Any]] = ContextVar("PARAMETERS", default=MappingProxyType({}))
+"""Parameters of the command that runs."""
 
 MIN_WIDTH = 40
 """Narrowest layout of tables, in characters; a narrower terminal wraps the lines."""
@@ -72,6 +78,17 @@ def check_writable(path: Path | None) -> None:
         raise InvalidInput(f"cannot write {path}: folder {path.parent} is not writable")
     if path.exists() and not path.is_file():
         raise InvalidInput(f"cannot write {path}: it exists and is not a regular file")
+    _refuse_input(path)
+
+
+def _refuse_input(path: Path) -> None:
+    """Refuse an output that is also an input, which writing would destroy."""
+    for name, value in PARAMETERS.get().items():
+        for given in value if isinstance(value, (list, tuple)) else (value,):
+            if name == "output" or given is path or not isinstance(given, (str, Path)):
+                continue
+            if os.path.exists(given) and path.exists() and path.samefile(given):
+                raise InvalidInput(f"cannot write {path}: it is an input; give another file")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -1,12 +1,16 @@
 """``export --to``, ``import``, ``check`` and ``plan --for``."""
 
 import json
+import re
 
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.forward_only import for_inference
 from stagewright.core.profile.profile import Profile
+from stagewright.formats.check_cut import check_cut, import_plan
+from stagewright.formats.runtimes.registry import import_cut
 from tests.builders import chain_profile
 
 
@@ -53,16 +57,56 @@ def test_files_that_a_form_reads_are_written_beside_it(call, profile, tmp_path):
     assert call("export", plan, "--to", "torch", "-o", script)[0] == 0
     assert {path.name for path in script.parent.iterdir()} == {
         "torch_pipeline.py",
-        "schedule.csv",
-        "schedule_comms.csv",
+        "torch_pipeline.schedule.csv",
+        "torch_pipeline.schedule_comms.csv",
     }
-    code, _, err = call("export", plan, "--to", "torch", "-o", script.parent / "schedule.csv")
-    assert code == 2
-    assert "give it another name: torch_pipeline.py" in err
-    assert "0F0" in (script.parent / "schedule.csv").read_text(), "what was there stays"
-    code, out, _ = call("export", plan, "--to", "torch", "--json")
+    code, out, _ = call("export", plan, "--to", "torch", "-o", script, "--json")
     assert code == 0
     assert json.loads(out)["torch_pipeline.py"] == script.read_text()
+
+
+@pytest.mark.parametrize(("name", "ending"), [("torch", "py"), ("torchtitan", "toml")])
+def test_two_exports_in_one_folder_keep_their_own_schedules(call, profile, tmp_path, name, ending):
+    plan = tmp_path / "plan.json"
+    words = ("plan", profile, "-d", "2xcpu", "--schedule", "1f1b", "-o", plan, "--microbatches")
+    for number in (4, 9):
+        assert call(*words, number)[0] == 0
+        assert call("export", plan, "--to", name, "-o", tmp_path / f"m{number}.{ending}")[0] == 0
+    for number in (4, 9):
+        script = (tmp_path / f"m{number}.{ending}").read_text()
+        [read] = re.findall(r'"([^"]*schedule\.csv)"', script)
+        assert (tmp_path / read).read_text().count("F") == 2 * number
+
+
+def test_a_folder_that_is_not_there_is_made(call, profile, tmp_path):
+    plan = tmp_path / "plan.json"
+    call("plan", profile, "-d", "2xcpu", "-o", plan, "--for", "megatron")
+    assert call("export", plan, "--to", "megatron", "-o", f"{tmp_path}/a/b/")[0] == 0
+    assert "Et*" in (tmp_path / "a" / "b" / "megatron-layout.sh").read_text()
+
+
+def test_an_input_is_not_written_over(call, profile, tmp_path):
+    plan, cluster = tmp_path / "plan.json", tmp_path / "cluster.json"
+    cluster.write_text(Cluster.parse("2xcpu").to_json())
+    call("plan", profile, "-d", "2xcpu", "--schedule", "1f1b", "-o", plan)
+    (tmp_path / "folder").mkdir()
+    other = tmp_path / "folder" / ".." / "profile.json"
+    words = ("--from", "megatron", "--model", profile, "-d", "2xcpu", "-o", profile)
+    before = {path: path.read_text() for path in (plan, profile, cluster)}
+    for command in (
+        ("plan", profile, "-d", "2xcpu", "-o", other),
+        ("plan", profile, "-d", cluster, "-o", cluster),
+        ("export", plan, "--to", "torch", "-o", plan),
+        ("export", profile, "-o", profile),
+        ("import", "Et*4|t*4L", *words),
+        ("merge", profile, profile, "-o", profile),
+        ("show", plan, "--html", plan),
+        ("show", plan, "--html", profile, "--profile", profile),
+    ):
+        code, _, err = call(*command)
+        assert code == 2, command
+        assert "it is an input; give another file" in err
+    assert {path: path.read_text() for path in before} == before
 
 
 @pytest.mark.parametrize(
@@ -302,3 +346,29 @@ def test_an_export_goes_into_a_folder(call, profile, tmp_path):
     call("plan", profile, "-d", "2xcpu", "-o", plan, "--for", "megatron")
     assert call("export", plan, "--to", "megatron", "-o", tmp_path)[0] == 0
     assert "Et*" in (tmp_path / "megatron-layout.sh").read_text()
+
+
+def test_micro_batches_that_megatron_does_not_interleave_are_said(call, profile):
+    words = ("check", "E" + "t|" * 7 + "tL", "--from", "megatron", "--model", profile)
+    words += ("-d", "4xcpu")
+    code, out, _ = call(*words, "-m", "6")
+    assert code == 3
+    assert "does not run 6 micro-batches in groups of 4 (--microbatches with a multiple" in out
+    assert "if it ran" in out
+    assert "no limit" not in out
+    assert call(*words, "-m", "8")[0] == 0
+
+
+def test_an_inference_cut_is_judged_alike_in_python(profile):
+    costs = Profile.from_json(profile.read_text())
+    cut = import_cut("4,4", "vllm", costs)
+    for profile_given in (costs, for_inference(costs)):
+        report = check_cut(cut, profile_given, "2xcpu", PlanOptions(num_microbatches=8))
+        assert all(stage.backward_time_s == 0 for stage in report.plan.stages)
+        made = import_plan(cut, profile_given, "2xcpu")
+        assert all(stage.backward_time_s == 0 for stage in made.stages)
+
+
+def test_the_best_cut_is_called_so(call, profile):
+    words = ("--from", "megatron", "--model", profile, "-d", "2xcpu", "--microbatches", "8")
+    assert "; this cut is the best" in call("check", "Et*5|t*3L", *words)[1]
