@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.forward_only import for_inference
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
 from ..planner.price_split import plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options
 from ..planner.search.branch_and_bound import ROUNDING
-from .plan_for import Search
+from .plan_for import SAME, Search
 from .target import ImportedCut
 
 
@@ -26,10 +27,12 @@ class CutReport:
         duplicated: Names of the layers in several stages.
         plan: The cut with its times and memory; `None` if it cannot run.
         reasons: Why it cannot run, with both numbers; empty if it can.
-        unlimited: The cut with its times where only memory is in the way.
+        unlimited: The cut with its times where only memory, or a rule of the runtime, is in the
+            way.
         best: The best plan of the same options; `None` if nothing fits.
         best_reason: Why nothing fits; empty if something does.
         notes: What of the form the numbers leave out.
+        is_refused: Whether a rule of the runtime is in the way.
     """
 
     missing: tuple[str, ...]
@@ -40,6 +43,7 @@ class CutReport:
     best: Plan | None
     best_reason: str
     notes: tuple[str, ...]
+    is_refused: bool = False
 
     @property
     def slowdown(self) -> float | None:
@@ -76,7 +80,7 @@ class CutReport:
         lines += [f"note: {note}" for note in self.notes]
         priced = self.plan or self.unlimited
         if priced is not None:
-            without = "" if self.plan else " if memory had no limit"
+            without = "" if self.plan or self.is_refused else " if memory had no limit"
             lines += _describe_memory(priced)
             lines.append(
                 f"step: {format_time(priced.step_time_s)}{without}, bubble "
@@ -95,10 +99,13 @@ class CutReport:
     def _compare(self) -> str:
         if self.slowdown is None:
             return ""
+        if self.plan is not None and self.slowdown < SAME:
+            return "; this cut is the best" if self.slowdown <= 0 else "; this cut is as fast"
         if self.plan is not None:
             return f"; this cut is {self.slowdown:.1%} slower"
         word = "slower" if self.slowdown >= 0 else "faster"
-        return f"; this cut would be {abs(self.slowdown):.1%} {word} if it fitted"
+        condition = "ran" if self.is_refused else "fitted"
+        return f"; this cut would be {abs(self.slowdown):.1%} {word} if it {condition}"
 
 
 def check_cut(
@@ -117,7 +124,7 @@ def check_cut(
     Raises:
         InvalidInput: The cut has layers where the profile allows no cut, or options are wrong.
     """
-    cluster = parse_cluster(cluster)
+    cluster, profile = parse_cluster(cluster), _fit_profile(cut, profile)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     names = tuple(entry.layer.name for entry in profile.layers)
     priced = unlimited = best = None
@@ -136,6 +143,10 @@ def check_cut(
         best_reason = str(error)
     if priced is not None:
         best = min(best or priced, priced, key=lambda each: each.step_time_s)
+    refused = cut.check(priced) if priced is not None else ()
+    if refused:
+        priced, unlimited = None, priced
+        reasons = [f"{each.reason} ({each.remedy})" for each in refused]
     return CutReport(
         tuple(names[layer] for layer in cut.missing),
         tuple(names[layer] for layer in cut.duplicated),
@@ -145,6 +156,7 @@ def check_cut(
         best,
         best_reason,
         cut.notes,
+        bool(refused),
     )
 
 
@@ -162,7 +174,7 @@ def import_plan(
         InvalidInput: The cut is no pipeline of the model; its missing layers are named.
         Infeasible: It needs more memory or devices than there are.
     """
-    cluster = parse_cluster(cluster)
+    cluster, profile = parse_cluster(cluster), _fit_profile(cut, profile)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     priced = price_cut(cut, profile, cluster, options)
     try:
@@ -180,6 +192,11 @@ def import_plan(
         }
     )
     return priced.model_copy(update={"proof": proof, "notes": (*cut.notes, *priced.notes)})
+
+
+def _fit_profile(cut: ImportedCut, profile: Profile) -> Profile:
+    """Return the profile, of forward passes alone for a runtime of inference."""
+    return for_inference(profile) if cut.inference else profile
 
 
 def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> PlanOptions:

@@ -9,6 +9,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.forward_only import for_inference
+from ..core.profile.module_chain import find_chain_break
 from ..core.profile.profile import Profile
 from ..planner.choose_options import ChosenOptions, choose_options
 from ..planner.heuristics.candidates import FORBIDDEN
@@ -22,7 +23,7 @@ from .expressible import (
     is_block_cut,
 )
 from .runtimes.registry import find_target
-from .target import ModelLayers, Target, TargetRules, find_skipping_value
+from .target import ModelLayers, Target, TargetRules, count_ranks, find_skipping_value
 
 SAME = 5e-4
 """Relative difference of two steps that are called as fast as each other."""
@@ -82,18 +83,14 @@ def plan_for(
     if target.rules.inference:
         profile = for_inference(profile)
     choice = _choose_options(target, profile, cluster, asked)
-    settled = choice.options
-    found: list[Plan] = []
-    failures: list[Infeasible] = []
-    for candidate in _uniform_recompute(apply_rules(target, profile, settled)):
-        try:
-            found.append(search(profile, cluster, candidate))
-        except Infeasible as error:
-            failures.append(error)
-    if not found:
-        raise failures[-1]
-    best = _name_rules(min(found, key=measure_objective), target)
+    best = _search_within(target, profile, cluster, choice.options, search)
+    for alternative in _list_alternatives(target, asked, choice, best):
+        if not target.check(best):
+            break
+        choice = alternative
+        best = _search_within(target, profile, cluster, choice.options, search)
     check_expressible(best, target)
+    settled = choice.options
     free = unrestricted = search(profile, cluster, settled)
     # The micro-batches stay, or steps of different batches would be compared.
     auto = tuple(name for name in asked.auto if name != "num_microbatches")
@@ -102,6 +99,38 @@ def plan_for(
     note = _describe_price(target, best, free, unrestricted)
     best = best.model_copy(update={"notes": (note, *choice.reasons, *best.notes)})
     return TargetPlan(best, free, unrestricted)
+
+
+def _search_within(
+    target: Target, profile: Profile, cluster: Cluster, options: PlanOptions, search: Search
+) -> Plan:
+    found: list[Plan] = []
+    failures: list[Infeasible] = []
+    for candidate in _uniform_recompute(apply_rules(target, profile, options)):
+        try:
+            found.append(search(profile, cluster, candidate))
+        except Infeasible as error:
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    return _name_rules(min(found, key=measure_objective), target)
+
+
+def _list_alternatives(
+    target: Target, asked: PlanOptions, choice: ChosenOptions, made: Plan
+) -> Iterator[ChosenOptions]:
+    """Yield further choices of what is ``auto``, for a plan that the target itself refuses."""
+    ranks = count_ranks(made) * made.stages[0].replicas
+    count = -(-made.num_microbatches // ranks) * ranks
+    first = target.rules.schedules[:1]
+    if "num_microbatches" in asked.auto and asked.batch_size is None:
+        reason = f"{count} micro-batches chosen: a multiple of {ranks}, for {target.title}"
+        options = choice.options.model_copy(update={"num_microbatches": count})
+        yield ChosenOptions(options, (reason, *choice.reasons[1:]))
+    if "schedule" in asked.auto and first and choice.options.schedule not in first:
+        reason = f"schedule {first[0]} chosen: {target.check(made)[0].reason}"
+        update = {"schedule": first[0], "chunks": PlanOptions().chunks}
+        yield ChosenOptions(choice.options.model_copy(update=update), (reason,))
 
 
 def _choose_options(
@@ -173,8 +202,8 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
     def refuse(field: str, what: str) -> InvalidInput:
         return InvalidInput(f"{title} {what}", field=f"/options/{field}")
 
-    if rules.chain and profile.chain_break:
-        found = explain_chain_break(profile.chain_break, title)
+    if rules.chain and (chain_break := find_chain_break(profile)):
+        found = explain_chain_break(chain_break, title)
         raise InvalidInput(f"{found.reason}; {found.remedy}")
     if not rules.inference and options.schedule not in rules.schedules:
         known = ", ".join(rules.schedules)

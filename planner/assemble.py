@@ -8,6 +8,7 @@ from itertools import pairwise
 from ..core.cluster.reserves import ReservedMemory
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
+from ..core.profile.module_chain import find_chain_break
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
 from .cost.device_classes import reserved_memory
@@ -78,7 +79,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
-        chain_break=profile.chain_break,
+        chain_break=find_chain_break(given),
         shared_weights=tuple(
             entry
             for entry in profile.parameters

@@ -155,11 +155,13 @@ def _variants(
     if usual.max_extra_in_flight:
         names = (usual.schedule,)
     found: list[tuple[TrainingSchedule, int]] = []
+    asked_stages = usual.num_stages or 0
     for name in names:
         if name not in CHUNKED:
             found.append((name, PlanOptions().chunks))
         elif "chunks" in asked.auto:
-            found += [(name, chunks) for chunks in CHUNKS]
+            # All the stages that are asked for on one device would be no pipeline.
+            found += [(name, chunks) for chunks in CHUNKS if chunks != asked_stages]
         else:
             found.append((name, usual.chunks))
     return found
@@ -284,6 +286,6 @@ def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule]) -> Iterator[
             f"time than 1f1b, which takes {format_time(plain.step_s)}"
         )
     elif "1f1b" in tried:
-        yield f"schedule {best.schedule} chosen: 1f1b does not fit"
+        yield f"schedule {best.schedule} chosen: no split tried for 1f1b fits the devices"
     else:
         yield f"schedule {best.schedule} chosen: none{among} is faster"

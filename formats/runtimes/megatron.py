@@ -9,6 +9,7 @@ chunk, then every rank's second.
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 
 from ...core.errors import InvalidInput
@@ -18,6 +19,7 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
+    Rejection,
     Target,
     TargetRules,
     count_ranks,
@@ -68,6 +70,30 @@ def write(plan: Plan) -> Export:
         f"{list_devices(plan)}.",
     )
     return Export(header + " \\\n".join(flags) + "\n")
+
+
+def check_interleaving(plan: Plan, group: int | None = None) -> tuple[Rejection, ...]:
+    """Refuse virtual stages that Megatron stops at: see its forward_backward_pipelining.
+
+    Args:
+        plan: The plan.
+        group: Its --microbatch-group-size-per-virtual-pipeline-stage; the ranks if `None`.
+    """
+    if plan.chunks == 1:
+        return ()
+    places, replicas = count_ranks(plan), plan.stages[0].replicas
+    if places == 1:
+        reason = f"one rank has all {plan.chunks} stages, and {TITLE} interleaves two ranks or more"
+        return (Rejection("virtual stages of one rank", reason, "--schedule 1f1b"),)
+    count, group = plan.num_microbatches // replicas, group or places
+    if places <= group <= count and not 0 < count % group < places:
+        return ()
+    reason = (
+        f"with virtual stages on {places} ranks, {TITLE} does not run {count} micro-batches "
+        f"in groups of {group}"
+    )
+    remedy = f"--microbatches with a multiple of {places * replicas}, or --schedule 1f1b"
+    return (Rejection("micro-batches of virtual stages", reason, remedy),)
 
 
 def list_letters(plan: Plan) -> list[str]:
@@ -139,6 +165,10 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
     chunks = len(stages) // places
     _check_prediction(stages, places, flat)
+    group = re.search(
+        r"microbatch[-_]group[-_]size[-_]per[-_](?:virtual[-_]pipeline|vp)[-_]stage[\s=:]+(\d{1,5})",
+        content,
+    )
     counts = [stage.count("t") for stage in stages]
     # A stage of E alone holds what precedes the blocks, one of L alone what follows.
     return ImportedCut(
@@ -149,6 +179,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         ranks_setting="" if size else "--pipeline-model-parallel-size",
         num_microbatches=_count_microbatches(content),
         notes=(PREDICTION_NOTE,) if "m" in flat else (),
+        check=partial(check_interleaving, group=int(group[1]) if group else None),
     )
 
 
@@ -208,5 +239,6 @@ TARGET = Target(
     ),
     write=write,
     read=read,
+    check=check_interleaving,
     default_split=split_equally,
 )

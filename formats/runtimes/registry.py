@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 
 from ...core.errors import InvalidInput
@@ -84,4 +85,5 @@ def import_cut(text: str, target: str, model: Profile | ModelLayers) -> Imported
     if len(text) > MAX_TEXT:
         raise InvalidInput(f"the text has {len(text)} characters, at most {MAX_TEXT} are read")
     layers = model if isinstance(model, ModelLayers) else ModelLayers.of(model)
-    return find_target(target).read(text, layers)
+    found = find_target(target)
+    return replace(found.read(text, layers), inference=found.rules.inference)

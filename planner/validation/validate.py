@@ -11,6 +11,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.document import is_same_id
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Baseline, DirectSend, Plan, Stage
+from ...core.profile.module_chain import find_chain_break
 from ...core.profile.profile import Profile
 from ..dag.reorder import by_name, reorder_profile
 from ..problem.input_checks import parse_cluster, require_plan, require_profile, scale_to_plan
@@ -107,7 +108,8 @@ def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[
         ("inputs", plan.inputs, profile.inputs),
         ("input_structure", plan.input_structure, profile.input_structure),
         ("fixed_mode", plan.fixed_mode, profile.fixed_mode),
-        ("chain_break", plan.chain_break, profile.chain_break),
+        # Plans of earlier releases have what capture found out, and no more.
+        ("chain_break", plan.chain_break, plan.chain_break and find_chain_break(profile)),
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
         ("error_band", plan.error_band, profile.provenance.error_band),
         ("schedule", plan.schedule, schedule),

@@ -1,19 +1,24 @@
 """Plans under a target's rules are the best of all that keep them, and can be exported."""
 
 import random
+import re
 from itertools import combinations, pairwise, permutations
 
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.graph.graph import Edge
+from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.block_stack import find_stack
 from stagewright.core.profile.forward_only import for_inference
 from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.formats.target import ModelLayers
+from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 
 NAMES = (
@@ -236,3 +241,55 @@ def test_replicas_are_equally_many_where_the_target_needs_it(name):
             if keeps_rules(cuts, target.rules)
         )
         assert plan.step_time_s <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        (((-1, 0), (0, 1), (0, 2), (1, 2)), "layer '2' reads 'v0' of '0', not of the layer"),
+        (((-1, 0), (-1, 1), (0, 1), (1, 2)), "layer '1' reads 'v-1' of the model's input"),
+        (((-1, 0), (1, 2)), "layer '1' reads nothing that the one before it returned"),
+    ],
+)
+@pytest.mark.parametrize("name", ["deepspeed", "torchgpipe"])
+def test_edges_tell_that_a_model_is_no_chain(name, pairs, expected):
+    """Estimated Llamas read their rotary embeddings in every block, and capture left it open."""
+    costs = chain_profile([1e-3] * 3)
+    edges = tuple(
+        Edge(
+            source=source,
+            target=target,
+            tensor=TensorSpec(name=f"v{source}", shape=(1,), dtype="float32"),
+        )
+        for source, target in pairs
+    )
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": str(index)})})
+        for index, entry in enumerate(costs.layers)
+    )
+    profile = costs.model_copy(update={"layers": layers, "edges": edges, "chain_break": None})
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
+        plan_for(name, profile, "2xcpu")
+    made = plan(profile, "2xcpu", schedule=TARGETS[name].rules.schedules[0])
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
+        export(made, name)
+    validate(made, profile, "2xcpu")
+    in_a_row = tuple(edge for edge in edges if edge.source == edge.target - 1)
+    if len(in_a_row) == len(layers):
+        options = PlanOptions(schedule=made.schedule)
+        plan_for(name, profile.model_copy(update={"edges": in_a_row}), "2xcpu", options)
+
+
+def test_choices_left_open_are_those_that_megatron_interleaves():
+    """On three ranks it stops at 8 and 16 micro-batches with virtual stages."""
+    profile = chain_profile([1e-3] * 24)
+    options = PlanOptions(auto=("schedule", "chunks", "num_microbatches"))
+    made = plan_for("megatron", profile, "3xcpu", options).plan
+    assert made.chunks > 1
+    assert made.num_microbatches % 3 == 0
+    assert f"{made.num_microbatches} micro-batches chosen: a multiple of 3" in str(made.notes)
+    fixed = PlanOptions(auto=("schedule", "chunks"), num_microbatches=8)
+    made = plan_for("megatron", profile, "3xcpu", fixed).plan
+    assert (made.schedule, made.num_microbatches) == ("1f1b", 8)
+    assert "schedule 1f1b chosen: with virtual stages on 3 ranks" in str(made.notes)
+    export(made, "megatron")

@@ -3,7 +3,7 @@
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.choose_options import CHUNKS, SCHEDULES
 from stagewright.planner.plan import plan
@@ -48,6 +48,16 @@ def test_more_chunks_are_taken_where_they_are_faster():
 
 def test_1f1b_stays_where_no_other_is_faster():
     assert plan(EVEN, "1xcpu", **AUTO).schedule == "1f1b"
+
+
+@pytest.mark.parametrize("devices", ["1xcpu", "2xcpu"])
+def test_stages_asked_for_are_not_all_put_on_one_device(devices):
+    expected = f"3 stages need 3 devices, but the cluster has {devices[0]}"
+    with pytest.raises(Infeasible, match=expected):
+        plan(EVEN, devices, PlanOptions(num_stages=3, auto=tuple(AUTO)))
+    made = plan(EVEN, "2xcpu", PlanOptions(num_stages=4, auto=tuple(AUTO)))
+    assert made.chunks == 2
+    assert "1f1b does not fit" not in " ".join(made.notes)
 
 
 def test_more_micro_batches_that_save_little_are_not_taken():

@@ -54,7 +54,9 @@ def draw_plan(draw: random.Random, rules: TargetRules) -> Plan:
         chunks = chunks if counts else 1
         schedule = schedule if counts else rules.schedules[0]
     else:
-        num_stages = chunks * draw.randint(1, max(1, min(6, (len(legal) + 1) // chunks)))
+        fewest = chunks  # Megatron has no virtual stages on one rank
+        most = max(fewest, min(6, (len(legal) + 1) // chunks))
+        num_stages = chunks * draw.randint(fewest, most)
         if num_stages - 1 > len(legal):
             num_stages, chunks, schedule = 1, 1, (rules.schedules or ("1f1b",))[0]
         cuts = sorted(draw.sample(legal, num_stages - 1))

@@ -6,16 +6,19 @@ import random
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stagewright.core.profile.block_stack import find_stack
+from stagewright.formats.runtimes.megatron import check_interleaving
 from stagewright.formats.runtimes.registry import TARGETS, export
-from stagewright.formats.target import count_blocks
-from tests.formats.runtimes.random_plans import draw_plan
+from stagewright.formats.target import TargetRules, count_blocks
+from tests.formats.runtimes.random_plans import build_plan, draw_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNTIMES = ROOT / ".runtimes"
@@ -138,3 +141,32 @@ def test_accelerate_finds_every_parameter_in_the_device_map():
             for name in stage.layer_names:
                 held = [key for key in scope["device_map"] if f"{name}.".startswith(f"{key}.")]
                 assert {scope["device_map"][key] for key in held} == {index}
+
+
+@needs_runtimes
+def test_virtual_stages_run_the_micro_batches_that_megatron_runs():
+    """Its schedule's own checks are run, cut out of its source."""
+    source = (RUNTIMES / "megatron/core/pipeline_parallel/schedules.py").read_text()
+    names = ("config.microbatch_group_size_per_vp_stage > num_microbatches", "raise RuntimeError(")
+    first, last = (source.index(name) for name in names)
+    lines = source[source.rindex("if (", 0, first) - 4 : source.index("\n", last)]
+    code = compile(textwrap.dedent(lines), "schedules.py", "exec")
+    runs = set()
+    for places, group, count in product((2, 3, 4), (None, 2, 3, 5), range(1, 17)):
+        own = {
+            "config": SimpleNamespace(microbatch_group_size_per_vp_stage=group or places),
+            "num_microbatches": count,
+            "pipeline_parallel_size": places,
+        }
+        expected = True
+        try:
+            exec(code, own)
+        except (ValueError, RuntimeError):
+            expected = False
+        runs.add(expected)
+        layers = tuple(f"layers.{index}" for index in range(2 * places))
+        cuts, rules = list(range(2 * places + 1)), TargetRules("block")
+        plan = build_plan(layers, cuts, "interleaved_1f1b", 2, random.Random(1), rules)
+        plan = plan.model_copy(update={"num_microbatches": count})
+        assert (not check_interleaving(plan, group)) == expected, (places, group, count)
+    assert runs == {True, False}

@@ -9,6 +9,7 @@ from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import DirectSend
 from stagewright.formats.expressible import Inexpressible, check_expressible
 from stagewright.formats.runtimes.registry import TARGETS, export
+from stagewright.formats.target import TargetRules
 from stagewright.view.option_flags import FLAGS
 from tests.formats.runtimes.random_plans import build_plan, draw_plan
 
@@ -265,3 +266,17 @@ def test_values_that_skip_a_stage_under_a_v_in_torch():
     same = tuple(boundary(after, forward_bytes=4) for after in range(3))
     skipping = plan.model_copy(update={"boundaries": same})
     assert "'hidden'" in rejected(skipping, "torch")["values that skip a stage"].reason
+
+
+def interleaved(places, chunks, **changes):
+    names = tuple(f"layers.{index}" for index in range(places * chunks))
+    cuts = list(range(len(names) + 1))
+    rules = TargetRules("block")
+    plan = build_plan(names, cuts, "interleaved_1f1b", chunks, random.Random(1), rules)
+    return change(plan, **changes)
+
+
+def test_virtual_stages_of_one_rank():
+    assert "virtual stages of one rank" in rejected(interleaved(1, 3), "megatron")
+    found = rejected(interleaved(4, 2, num_microbatches=9), "megatron")
+    assert "multiple of 4" in found["micro-batches of virtual stages"].remedy
