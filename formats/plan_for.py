@@ -120,6 +120,9 @@ def _list_alternatives(
     target: Target, asked: PlanOptions, choice: ChosenOptions, made: Plan
 ) -> Iterator[ChosenOptions]:
     """Yield further choices of what is ``auto``, for a plan that the target itself refuses."""
+    refused = target.check(made)
+    if not refused:
+        return
     ranks = count_ranks(made) * made.stages[0].replicas
     count = -(-made.num_microbatches // ranks) * ranks
     first = target.rules.schedules[:1]
@@ -128,7 +131,7 @@ def _list_alternatives(
         options = choice.options.model_copy(update={"num_microbatches": count})
         yield ChosenOptions(options, (reason, *choice.reasons[1:]))
     if "schedule" in asked.auto and first and choice.options.schedule not in first:
-        reason = f"schedule {first[0]} chosen: {target.check(made)[0].reason}"
+        reason = f"schedule {first[0]} chosen: {refused[0].reason}"
         update = {"schedule": first[0], "chunks": PlanOptions().chunks}
         yield ChosenOptions(choice.options.model_copy(update=update), (reason,))
 
