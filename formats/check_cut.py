@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.table import describe_step
 from ..core.profile.forward_only import for_inference
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
@@ -85,7 +87,7 @@ class CutReport:
             lines.append(
                 f"step: {format_time(priced.step_time_s)}{without}, bubble "
                 f"{priced.bubble_fraction:.1%}, {priced.num_stages} stages of "
-                f"{_list_counts(priced)} layers"
+                f"{_list_counts(priced)} layers ({describe_step(priced)})"
             )
         if self.best is None:
             lines.append(f"best: nothing fits: {self.best_reason}")
@@ -155,7 +157,7 @@ def check_cut(
         unlimited,
         best,
         best_reason,
-        cut.notes,
+        (*_compare_microbatch(cut, profile), *cut.notes),
         bool(refused),
     )
 
@@ -192,6 +194,15 @@ def import_plan(
         }
     )
     return priced.model_copy(update={"proof": proof, "notes": (*cut.notes, *priced.notes)})
+
+
+def _compare_microbatch(cut: ImportedCut, profile: Profile) -> Iterator[str]:
+    size, shape = cut.microbatch_size, profile.inputs[0].shape if profile.inputs else ()
+    if size and shape and shape[0] != size:
+        yield (
+            f"your file has micro-batches of {size}, these costs are of {shape[0]}: estimate with "
+            f"--microbatch {size}, or profile so"
+        )
 
 
 def _fit_profile(cut: ImportedCut, profile: Profile) -> Profile:

@@ -114,6 +114,7 @@ class ImportedCut:
         recompute: How stages recompute, if the form says so.
         notes: What of the form a plan cannot hold.
         check: Refuses a plan of the cut that the runtime would not run.
+        microbatch_size: Samples of a micro-batch, if the form says so.
         inference: Whether its runtime runs forward passes alone.
     """
 
@@ -129,6 +130,7 @@ class ImportedCut:
     check: Callable[[Plan], tuple[Rejection, ...]] = field(
         default=lambda plan: (), repr=False, compare=False
     )
+    microbatch_size: int | None = None
     inference: bool = False
 
     @property

@@ -89,8 +89,7 @@ COLUMNS: tuple[tuple[str, Callable[[Stage], str]], ...] = (
 def format_summary(plan: Plan, *, details: bool = False) -> list[str]:
     """Format step time, baselines, proof and notes, a line each."""
     lines = [
-        f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
-        f"{count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}), "
+        f"step time {format_time(plan.step_time_s)} ({describe_step(plan)}), "
         f"bubble {plan.bubble_fraction:.1%}",
         *_past_stages(plan),
         *format_training_memory(plan),
@@ -132,6 +131,11 @@ def _past_stages(plan: Plan) -> list[str]:
         return []
     more = f" and {len(sends) - MAX_COUNTS} more" if len(sends) > MAX_COUNTS else ""
     return [f"direct sends: {', '.join(sends[:MAX_COUNTS])}{more}"]
+
+
+def describe_step(plan: Plan) -> str:
+    """Describe what a step is of: schedule, micro-batches and the source of the times."""
+    return f"{plan.schedule}, {count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}"
 
 
 def _source(plan: Plan) -> str:

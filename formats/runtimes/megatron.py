@@ -9,6 +9,7 @@ chunk, then every rank's second.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 
@@ -36,9 +37,19 @@ PREDICTION_NOTE = (
     "multi-token-prediction layers (m) are in no profile: their time and memory are left out"
 )
 
+IGNORED = (
+    "seq-length",
+    "tensor-model-parallel-size",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "recompute-",
+)
+"""Flags, or how they begin, that change a layer's time or memory, which the profile has."""
+
 MAX_LETTERS = 100_000
 """Letters of a layout with its repetitions written out."""
 
+_MICROBATCH = re.compile(r"micro[-_]batch[-_]size[\s=:]+(\d{1,7})")
 _LETTERS = re.compile(r"[EtmL|]*")
 
 
@@ -165,6 +176,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
     chunks = len(stages) // places
     _check_prediction(stages, places, flat)
+    samples = _MICROBATCH.search(content)
     group = re.search(
         r"microbatch[-_]group[-_]size[-_]per[-_](?:virtual[-_]pipeline|vp)[-_]stage[\s=:]+(\d{1,5})",
         content,
@@ -178,7 +190,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         chunks=chunks,
         ranks_setting="" if size else "--pipeline-model-parallel-size",
         num_microbatches=_count_microbatches(content),
-        notes=(PREDICTION_NOTE,) if "m" in flat else (),
+        notes=(*_list_ignored(content), *(PREDICTION_NOTE,) * ("m" in flat)),
+        microbatch_size=int(samples[1]) if samples else None,
         check=partial(check_interleaving, group=int(group[1]) if group else None),
     )
 
@@ -212,6 +225,14 @@ def _count_microbatches(content: str) -> int | None:
     if len(found) < 2 or not found["micro"]:
         return None
     return max(1, found["global"] // found["micro"])
+
+
+def _list_ignored(content: str) -> Iterator[str]:
+    """Yield a note on the flags that change the answer and that a cut does not hold."""
+    found = re.findall(rf"--((?:{'|'.join(IGNORED)})[\w-]*)(?:[\s=]+([^\s\\-]\S*))?", content)
+    listed = ", ".join(f"--{name} {value}".rstrip() for name, value in found if value != "1")
+    if listed:
+        yield f"not read, though the answer depends on it: {listed}"
 
 
 def _drop_comments(text: str) -> str:

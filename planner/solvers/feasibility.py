@@ -29,7 +29,7 @@ def infeasible_error(request: PlanningRequest) -> Infeasible:
     stages = count(closest.assignment.num_stages, "stage")
     indices = closest.assignment.device_indices(request.devices, closest.stage)
     return Infeasible(
-        f"no plan fits the devices' memory: in the closest one ({stages}), "
+        f"no plan fits the devices' memory: for example in {stages}, "
         f"{_describe_stage(request, closest)} needs {format_bytes(needed)} ({needed} bytes), but "
         f"device {request.cluster.devices[indices[0]].name!r} allows {format_bytes(limit)} "
         f"({limit} bytes){_describe_reserves(request, indices[0])}",

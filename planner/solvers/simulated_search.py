@@ -272,7 +272,7 @@ class CandidateSource:
             )
         (_, needed, limit, device), _ = self.by_fullness[0]
         return Infeasible(
-            f"no plan found for the {name} schedule fits the devices' memory: in the closest one, "
+            f"no plan found for the {name} schedule fits the devices' memory: for example, "
             f"device {self.request.cluster.devices[device].name!r} needs {format_bytes(needed)} "
             f"({needed} bytes) for {'its stages' if self.chunks > 1 else 'its stage'}, but allows "
             f"{format_bytes(limit)} ({limit} bytes)",

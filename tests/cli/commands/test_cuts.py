@@ -6,6 +6,7 @@ import re
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.forward_only import for_inference
 from stagewright.core.profile.profile import Profile
@@ -372,3 +373,20 @@ def test_an_inference_cut_is_judged_alike_in_python(profile):
 def test_the_best_cut_is_called_so(call, profile):
     words = ("--from", "megatron", "--model", profile, "-d", "2xcpu", "--microbatches", "8")
     assert "; this cut is the best" in call("check", "Et*5|t*3L", *words)[1]
+
+
+def test_flags_of_a_script_that_change_the_answer_are_named(call, profile, tmp_path):
+    costs = Profile.from_json(profile.read_text())
+    ids = TensorSpec(name="ids", shape=(1, 8), dtype="int64")
+    profile.write_text(costs.model_copy(update={"inputs": (ids,)}).to_json())
+    script = tmp_path / "train.sh"
+    words = ("check", script, "--from", "megatron", "--model", profile, "-d", "2xcpu")
+    flags = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L' "
+    flags += "--micro-batch-size {} --global-batch-size 16 --tensor-model-parallel-size {} {}"
+    script.write_text(flags.format(4, 8, "--recompute-granularity full --bf16"))
+    out = call(*words)[1]
+    assert "your file has micro-batches of 4, these costs are of 1: estimate with" in out
+    assert "it: --tensor-model-parallel-size 8, --recompute-granularity full\n" in out
+    assert "layers (1f1b, 4 micro-batches, MEASURED profile)" in out
+    script.write_text(flags.format(1, 1, ""))
+    assert "note: " not in call(*words)[1]
