@@ -215,7 +215,7 @@ def test_what_cannot_be_used_says_why_and_what_would_help(signed_in, plan_id, se
     most = max(sum(stage["memory"].values()) for stage in stored["plan"]["stages"])
     devices = [{"name": f"small:{index}", "memory_bytes": int(1.1 * most)} for index in range(2)]
     cluster = {"devices": devices, "levels": [{"group_size": 2}]}
-    body = {"profile_id": stored["profile_id"], "cluster": cluster}
+    body = {"profile_id": stored["profile_id"], "cluster": cluster, "options": {"reserves": {}}}
     page.goto(f"{signed_in.url}/plans/{client.post('/v1/plans', json=body).json()['id']}")
     after_pricing(page, lambda: page.locator("#share").fill("50"))
     expect(page.locator("#message.bad")).to_contain_text("needs")
