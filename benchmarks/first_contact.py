@@ -1,4 +1,4 @@
-"""What a first user waits for: plans by name with an empty cache and a filled one, and explain.
+"""Time what a first user waits for: plans by name, cache empty and filled, and explain.
 
 Each command runs in a process of its own, with stderr no terminal. Limits are of processor time,
 which other work on the machine hardly changes. "Silent" is the longest time without a line. Exits 1

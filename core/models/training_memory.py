@@ -34,7 +34,7 @@ FloatType = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class RecipeEntry:
-    """What a recipe keeps of each parameter.
+    """Types and bytes that a recipe of precision keeps of each parameter.
 
     Attributes:
         weights: Type of the weights that the model's modules hold.

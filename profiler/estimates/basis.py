@@ -1,4 +1,4 @@
-"""What an estimate's numbers rest on: a table of the device, a rule from others, or a guess."""
+"""Basis of an estimate's numbers: a table of the device, a rule from others, or a guess."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +13,7 @@ from torch.nn import functional
 
 from benchmarks.gpu_check.program import Failed, Given, Result, run_program
 from stagewright.core.cluster.accelerators import Precision, find_by_driver_name
-from stagewright.profiler.machine.clock import Clock
-
-LEAST_S, MOST_RUNS, SAMPLES = 0.01, 200, 5
-"""A sample repeats an operation for so long, but not more often."""
+from stagewright.profiler.estimates.calibrate_device import time_operation
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ def device_table(given: Given) -> Result:
 
 def measure(operation: Operation, device: torch.device) -> dict[str, Any]:
     """Return the operation's time and the rates it reached."""
-    time_s = time_of(operation.run, device)
+    time_s = time_operation(operation.run, device)
     return {
         "kind": operation.kind,
         "what": operation.what,
@@ -70,23 +66,6 @@ def measure(operation: Operation, device: torch.device) -> dict[str, Any]:
         "flops_per_s": operation.flops / time_s,
         "bytes_per_s": operation.size_bytes / time_s,
     }
-
-
-def time_of(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the median time of one call among many behind each other."""
-    clock = Clock(device)
-
-    def repeated(times: int) -> float:
-        clock.settle()
-        start = clock.mark()
-        for _ in range(times):
-            run()
-        return clock.seconds(start, clock.mark())
-
-    run()
-    alone_s = max(repeated(2) / 2, 1e-7)
-    times = max(1, min(MOST_RUNS, int(LEAST_S / alone_s)))
-    return statistics.median(repeated(times) / times for _ in range(SAMPLES))
 
 
 def products(device: torch.device, *, small: bool) -> Iterator[Operation]:
@@ -186,7 +165,7 @@ def traffic(device: torch.device, *, small: bool) -> Iterator[Operation]:
 def overhead(device: torch.device) -> float:
     """Return the time of an operation that has next to nothing to do."""
     x = torch.zeros(1, device=device)
-    return time_of(lambda: x.add_(1), device)
+    return time_operation(lambda: x.add_(1), device)
 
 
 def copies(device: torch.device, *, small: bool) -> dict[str, float]:
@@ -197,8 +176,8 @@ def copies(device: torch.device, *, small: bool) -> dict[str, float]:
     there = torch.empty(size, dtype=torch.uint8, device=device)
     here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     return {
-        "to_device": size / time_of(lambda: there.copy_(here, non_blocking=True), device),
-        "to_host": size / time_of(lambda: here.copy_(there, non_blocking=True), device),
+        "to_device": size / time_operation(lambda: there.copy_(here, non_blocking=True), device),
+        "to_host": size / time_operation(lambda: here.copy_(there, non_blocking=True), device),
     }
 
 
