@@ -382,30 +382,32 @@ class DistributedPipeline(PipelineRank):
         Call it on every rank, between `step` and the optimizer's step.
 
         Returns:
-            The norm before scaling, on every rank; it equals the unsplit model's.
+            The norm before scaling, on every rank's CPU; it equals the unsplit model's.
 
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        norm = self.gradient_norm()
-        factor = clipping_factor(float(norm), max_norm)
+        norm = self._read_gradient_norm()
+        factor = clipping_factor(norm, max_norm)
         if factor < 1:
             self.scale_gradients(factor)
-        return norm
+        return torch.tensor(norm, dtype=torch.float64)
 
     def gradient_norm(self) -> Tensor:
-        """Return the gradients' norm over the whole model; called on every rank.
+        """Return the gradients' norm over the whole model, on the CPU; called on every rank.
 
         It is infinite or NaN on all ranks if any gradient on any rank is.
 
         Raises:
             RankFailed: A rank died; the message names it.
         """
+        return torch.tensor(self._read_gradient_norm(), dtype=torch.float64)
+
+    def _read_gradient_norm(self) -> float:
         with self.during("the norm of the gradients"):
             squares = sum_of_squares(self.module.parameters(), self._holders, self.device)
             dist.all_reduce(squares, group=self._group)
-            self._wait_for_device()  # inside: after an abort it is garbage
-        return squares.sqrt()
+            return float(squares.sqrt())  # inside: after an abort it is garbage
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply this rank's gradients."""

@@ -7,11 +7,13 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.driver import LACKING
+from benchmarks.gpu_check.rehearsal import rehearsed_on_card
 
 Result = dict[str, Any]
 
@@ -42,8 +44,11 @@ class Lacking(Exception):
     """A package is not there without which the stage says nothing; the message names it."""
 
 
-def run_program(stage: Callable[[Given], Result]) -> int:
-    """Run a stage by the command line's arguments, write its result, return its exit code."""
+def run_program(stage: Callable[[Given], Result], *, asks_cuda: bool = False) -> int:
+    """Run a stage by the command line's arguments, write its result, return its exit code.
+
+    One that ``asks_cuda`` of this process runs on the CPU as if that were a card.
+    """
     parser = argparse.ArgumentParser(description=(stage.__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny sizes")
@@ -52,7 +57,8 @@ def run_program(stage: Callable[[Given], Result]) -> int:
     given, _ = parser.parse_known_args()
     code = 0
     try:
-        result = stage(Given(given.device, given.small, given.folder))
+        with rehearsed_on_card() if asks_cuda and given.device == "cpu" else nullcontext():
+            result = stage(Given(given.device, given.small, given.folder))
     except Failed as fault:
         result, code = {**fault.result, "error": str(fault)}, 1
     except Lacking as fault:

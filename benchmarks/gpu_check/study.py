@@ -25,6 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.activation_memory import measured_peak  # noqa: E402
 from benchmarks.gpu_check.models.registry import MODELS, Studied  # noqa: E402
+from benchmarks.gpu_check.rehearsal import rehearsed_on_card  # noqa: E402
 from benchmarks.stage_runs import ModelRun, Place, StageRunner, places  # noqa: E402
 from stagewright.core.cluster.cluster import Cluster  # noqa: E402
 from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
@@ -38,6 +39,8 @@ from stagewright.profiler.measure.profile import profile as make_profile  # noqa
 STAGES = (2, 4)
 MICROBATCHES = 8
 WARM_UP_RUNS, RUNS, SMALL_RUNS = 3, 15, 3
+REHEARSED_S = 0.1
+"""Of repeats, where only the calls count."""
 
 DTYPE = torch.bfloat16
 """Of weights and activations; gradients as well."""
@@ -186,6 +189,9 @@ def main() -> int:
     if given.device == "cpu":
         keep_freed_memory()
         torch.set_num_threads(1)
+        if given.small:
+            with rehearsed_on_card():
+                study(given.model, torch.device("cpu"), REHEARSED_S, small=True)
     found = study(given.model, torch.device(given.device), given.budget, small=given.small)
     size = "-small" if given.small else ""
     name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"

@@ -18,6 +18,7 @@ from ...core.graph.arguments import Argument, Element, InputReference, NodeRefer
 from ...core.graph.graph import MODEL_INPUT, Boundary, Edge, Graph, Layer, Operation, Parameter
 from ...core.graph.tensors import (
     DIFFERENTIABLE,
+    RANDN_DTYPES,
     ConstantFill,
     Sample,
     SampleTensor,
@@ -339,7 +340,7 @@ def _state_tensor(entry: ExportedState) -> StateTensor:
         length *= max(size, 1)
     is_contiguous = tensor.strides == tuple(reversed(contiguous)) or 0 in tensor.shape
     # Buffers are made up: ones where they may be variances, zeros where they may be positions.
-    fill = ConstantFill(value=1.0 if tensor.dtype in DIFFERENTIABLE else 0)
+    fill = ConstantFill(value=1.0 if tensor.dtype in RANDN_DTYPES else 0)
     return StateTensor(
         names=(_state_name(entry),),
         shape=tensor.shape,
@@ -362,7 +363,7 @@ def _layer(name: str, kind: str, used: list[Parameter]) -> Layer:
 
 
 def _sample(tensor: ExportedTensor) -> SampleTensor:
-    if tensor.dtype in DIFFERENTIABLE:
+    if tensor.dtype in RANDN_DTYPES:
         return SampleTensor(shape=tensor.shape, dtype=tensor.dtype)
     return SampleTensor(shape=tensor.shape, dtype=tensor.dtype, fill="randint", low=0, high=2)
 

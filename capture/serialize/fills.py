@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...core.graph.tensors import (
-    DIFFERENTIABLE,
     MAX_WRITTEN_VALUES,
+    RANDN_DTYPES,
     CausalFill,
     ConstantFill,
     Fill,
@@ -36,7 +36,7 @@ def choose_fill(name: str, tensor: Tensor) -> Fill:
     own = name.rpartition(".")[2]
     if own in STATISTICS:
         return ConstantFill(value=STATISTICS[own])
-    floating = dtype_name(tensor.dtype) in DIFFERENTIABLE
+    floating = dtype_name(tensor.dtype) in RANDN_DTYPES
     if tensor.is_meta or tensor.numel() > MAX_LOOKED_AT:
         return NormalFill() if floating else ConstantFill(value=0)
     value = tensor.detach().cpu()

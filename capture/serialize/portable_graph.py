@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from ...core.graph.arguments import Argument, Element, InputReference, NodeReference, StateReference
 from ...core.graph.graph import LeafModule, NotRebuildable, Operation, Region
 from ...core.graph.tensors import (
-    DIFFERENTIABLE,
     ELEMENT_SIZE_BYTES,
+    RANDN_DTYPES,
     Sample,
     SampleTensor,
     StateTensor,
@@ -287,7 +287,7 @@ def _sample(program: Program) -> Sample:
         low, high = limits or (0, 0)
         inputs[name] = (
             SampleTensor(shape=shape, dtype=dtype)
-            if dtype in DIFFERENTIABLE
+            if dtype in RANDN_DTYPES
             else SampleTensor(shape=shape, dtype=dtype, fill="randint", low=low, high=high + 1)
         )
     return Sample(inputs=inputs)

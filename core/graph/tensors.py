@@ -21,9 +21,13 @@ ELEMENT_SIZE_BYTES: dict[DType, int] = {
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 
-DIFFERENTIABLE: frozenset[DType] = frozenset(
+RANDN_DTYPES: frozenset[DType] = frozenset(
     ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
 )
+"""What torch draws from a normal distribution."""
+
+DIFFERENTIABLE: frozenset[DType] = RANDN_DTYPES | {"float8_e4m3fn", "float8_e5m2"}
+"""What a gradient flows through."""
 
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Dimension = Annotated[int, Field(ge=0, le=2**40)]
@@ -63,7 +67,7 @@ class SampleTensor(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.fill == "randn" and self.dtype not in DIFFERENTIABLE:
+        if self.fill == "randn" and self.dtype not in RANDN_DTYPES:
             raise ValueError(f"fill 'randn' needs a floating dtype, not {self.dtype!r}")
         if self.fill == "randint" and self.low >= self.high:
             raise ValueError(f"low ({self.low}) must be below high ({self.high})")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...core.cluster.accelerators import Precision
 from ...core.errors import InvalidInput
-from ...core.graph.tensors import DIFFERENTIABLE, DType
+from ...core.graph.tensors import RANDN_DTYPES, DType
 from ...core.profile.profile import Profile
 from .flops import Cost
 from .layer_costs import ModelWork
@@ -31,7 +31,7 @@ TENSORS: dict[Precision, DType] = {
 }
 """What tensors are of at each precision."""
 
-FLOATING = DIFFERENTIABLE - {"complex64", "complex128"}
+FLOATING = RANDN_DTYPES - {"complex64", "complex128"}
 
 
 def check_settings(profile: Profile, precision: Precision, num_threads: int | None) -> None:

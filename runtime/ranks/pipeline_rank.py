@@ -88,7 +88,8 @@ class PipelineRank:
                 figures[0] = loss
             dist.broadcast(figures[:1], group_src=last, group=self._group)
             dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
-            return float(figures[0]), float(figures[1])
+            shared_loss, slowest_s = figures.tolist()
+        return shared_loss, slowest_s
 
     def close(self) -> None:
         """Stop the failure detector and destroy the process groups created here.

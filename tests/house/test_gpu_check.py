@@ -1,5 +1,6 @@
 """The GPU check runs here too, on the CPU and on tiny models, by the path it takes on a GPU."""
 
+import contextlib
 import json
 import subprocess
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from benchmarks.gpu_check.models.registry import MODELS
 from benchmarks.gpu_check.order import MODEL, MODEL_NAMES, STAGES, Stage, choose
 from benchmarks.gpu_check.program import LACKING
 from benchmarks.gpu_check.records import Record, Setting
+from benchmarks.gpu_check.rehearsal import CARD, rehearsed_on_card
 from benchmarks.gpu_check.report import faults, make_report, missing, page, verdict
 from stagewright.core.profile.profile import Profile
 
@@ -172,12 +174,12 @@ def test_without_a_device_it_ends_with_3(check, tmp_path):
 @pytest.mark.distributed
 @pytest.mark.timeout(280)
 def test_stages_go_all_the_way(check, tmp_path):
-    stages = "smoke,two-stages,killed-rank,model-gpt2-medium"
+    stages = "smoke,two-stages,recording,killed-rank,model-gpt2-medium,device-table"
     done = check("--rehearse", "--stages", stages, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     assert json.loads(done.stdout) == found
-    assert [stage["status"] for stage in found["stages"]] == ["passed"] * 4
+    assert [stage["status"] for stage in found["stages"]] == ["passed"] * 6
     both = found["results"]["two-stages"]["ways"]
     assert {way: len(told["ranks"]) for way, told in both.items()} == {"emulated": 2, "relay": 2}
     assert found["results"]["killed-rank"]["way"] == "emulated"
@@ -191,7 +193,29 @@ def test_stages_go_all_the_way(check, tmp_path):
     assert len(profile.layers) == model["layers"]
     text = (tmp_path / "gpu_check.md").read_text()
     assert "## gpt2-medium" in text
-    assert "Incomplete: 4 of" in text
+    assert "Incomplete: 6 of" in text
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (("empty_cache", "reset_peak", "read_peak"), None),
+        (("reset_peak", "read_peak"), "a peak was read that did not begin with an empty cache"),
+        (("empty_cache", "read_peak"), "a peak was read that did not begin with an empty cache"),
+        ((), "nothing was asked of torch.cuda"),
+    ],
+)
+def test_a_rehearsal_on_a_card_judges_what_is_asked_of_it(calls, said):
+    words = pytest.raises(RuntimeError, match=said) if said else contextlib.nullcontext()
+    with words, rehearsed_on_card() as stub:
+        for name in calls:
+            stub.say(name, None if name == "empty_cache" else CARD)
+
+
+def test_a_rehearsal_refuses_calls_to_the_current_card():
+    refused = pytest.raises(RuntimeError, match="record was asked of card 0, not of 1")
+    with refused, rehearsed_on_card():
+        torch.cuda.Event(enable_timing=True).record()
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)

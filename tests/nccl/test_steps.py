@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -38,6 +39,16 @@ VARIANTS = [
         "model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1],
         "strategy": "fully_shard",
     },
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "autocast": "bfloat16"},
+    {"model": "experts", "schedule": "1f1b", "stages": 3, "aux_losses": {"*.aux": 0.5}},
+    {"model": "partly used", "schedule": "1f1b", "stages": 3},
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "check_finite": False},
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "loss_scale": 8.0},
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "does": "evaluate"},
+    {"model": "gpt2", "schedule": "1f1b", "stages": 3, "does": "clip"},
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1], "does": "share"},
+    {"model": "partly used", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
+    {"model": "float8", "schedule": "1f1b", "stages": 3, "balance": [2, 3, 1]},
 ]  # fmt: skip
 
 
@@ -54,19 +65,46 @@ def folder(forking_executable, tmp_path_factory):
     return found
 
 
+def lines_of(folder: Path, variant: int) -> list[dict[str, Any]]:
+    """What the ranks printed of a variant, in the order of ranks."""
+    told = [json.loads(line) for line in (folder / "printed").read_text().splitlines()]
+    here = sorted(
+        (line for line in told if line["variant"] == variant), key=lambda line: line["rank"]
+    )
+    assert [line["rank"] for line in here] == [0, 1, 2]
+    return here
+
+
+AFTER_THE_STEP = {"clip": ["aten::_local_scalar_dense"], "share": ["tolist"], "evaluate": []}
+"""What the host reads once the step is over: the norm, or what ranks tell each other."""
+
+
 @pytest.mark.parametrize("variant", range(len(VARIANTS)))
 def test_the_host_reads_once_a_step_and_waits_for_no_copy(folder: Path, variant):
-    """Whether a value was infinite, and what replicas that share statistics ran, in one go."""
-    told = [json.loads(line) for line in (folder / "printed").read_text().splitlines()]
-    here = {line["rank"]: line["waits"] for line in told if line["variant"] == variant}
-    assert len(here) == 3
-    assert list(here.values()) == [[["tolist"]] * 3] * 3
+    """Whether a value was infinite, and what replicas that share statistics ran, in one go.
+
+    Where nothing is checked, the watcher for lost ranks waits for the step's end instead.
+    """
+    given = VARIANTS[variant]
+    unchecked = not given.get("check_finite", True) or "loss_scale" in given
+    in_step = "an event" if unchecked or given.get("does") == "evaluate" else "tolist"
+    expected = [in_step, *AFTER_THE_STEP.get(given.get("does", ""), [])]
+    for line in lines_of(folder, variant):
+        # A weight of replicas that got no gradient here: did it get one elsewhere?
+        asks = given["model"] == "partly used" and "replicas" in given and line["rank"] < 2
+        assert line["waits"] == [["tolist"] * asks + expected] * 3
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_nothing_is_made_on_the_host_that_a_step_would_copy(folder: Path, variant):
+    """The norm that clipping returns stays there."""
+    kept = ["tensor"] if VARIANTS[variant].get("does") == "clip" else []
+    assert [line["host_made"] for line in lines_of(folder, variant)] == [kept] * 3
 
 
 def test_a_tied_weight_is_summed_once_a_step(folder):
     """Whatever the number of micro-batches; one more element counts who has a gradient."""
-    told = [json.loads(line) for line in (folder / "printed").read_text().splitlines()]
-    by_rank = {line["rank"]: line for line in told if line["variant"] == TIED}
+    by_rank = lines_of(folder, TIED)
     size = by_rank[0]["weights"]["transformer.wte.weight"]
     assert size == by_rank[2]["weights"]["lm_head.weight"]
     for rank in (0, 2):

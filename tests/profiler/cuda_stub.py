@@ -6,10 +6,12 @@ on one of the stub's cards.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -76,28 +78,69 @@ class CudaStub:
         self.current, self.of_cpu = 0, 0
         self.calls: list[tuple[Any, ...]] = []
 
-    def install(self, monkeypatch: Any) -> CudaStub:
-        monkeypatch.setattr(
-            torch.cuda, "Event", lambda *, enable_timing: Event(self, enable_timing=enable_timing)
-        )
-        for name in (
-            "current_stream", "synchronize", "device", "_sleep", "empty_cache", "mem_get_info",
-            "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated",
-            "max_memory_reserved", "get_device_properties", "get_device_name", "current_device",
-            "device_count",
-        ):  # fmt: skip
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name), raising=False)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-        return self
+    @contextmanager
+    def in_force(self) -> Iterator[CudaStub]:
+        """Answer for torch.cuda."""
+        stub = self
+
+        class CardEvent(Event):
+            def __init__(self, *, enable_timing: bool) -> None:
+                super().__init__(stub, enable_timing=enable_timing)
+
+        class CurrentDevice:  # a class, since torch asks whether devices are instances of it
+            def __init__(self, device: Any) -> None:
+                self.idx = stub.index(device)
+
+            def __enter__(self) -> None:
+                self.idx, stub.current = stub.current, self.idx
+
+            def __exit__(self, *_: object) -> None:
+                stub.current = self.idx
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(torch.cuda, "Event", CardEvent))
+            stack.enter_context(mock.patch.object(torch.cuda, "device", CurrentDevice))
+            for name in (
+                "current_stream", "synchronize", "_sleep", "empty_cache", "mem_get_info",
+                "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated",
+                "max_memory_reserved", "get_device_properties", "get_device_name",
+                "current_device", "device_count",
+            ):  # fmt: skip
+                patch = mock.patch.object(torch.cuda, name, getattr(self, name), create=True)
+                stack.enter_context(patch)
+            stack.enter_context(mock.patch.object(torch.cuda, "is_initialized", return_value=True))
+            stack.enter_context(mock.patch.dict(os.environ))
+            os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+            yield self
 
     @contextmanager
     def takes_cpu(self, index: int) -> Iterator[CudaStub]:
-        """Let the profiler take CPU tensors for those of a card."""
+        """Answer for torch.cuda, and let the profiler take CPU tensors for those of a card."""
         self.of_cpu = index
         ON_CUDA.add("cpu")
-        yield self
-        ON_CUDA.remove("cpu")
+        try:
+            with self.in_force():
+                yield self
+        finally:
+            ON_CUDA.remove("cpu")
+
+    def fault(self) -> str | None:
+        """Return what was wrong in the order of calls; None if nothing was.
+
+        The stub itself refuses to read an event that was not waited for.
+        """
+        is_emptied, is_reset = False, False
+        for name, device, *_ in self.calls:
+            if device not in (None, self.of_cpu):
+                return f"{name} was asked of card {device}, not of {self.of_cpu}"
+            if name == "reset_peak":
+                is_reset = is_emptied
+                is_emptied = False
+            elif name == "empty_cache":
+                is_emptied = True
+            elif name == "read_peak" and not is_reset:
+                return "a peak was read that did not begin with an empty cache"
+        return None
 
     def say(self, name: str, device: int | None, *more: Any) -> None:
         self.calls.append((name, device, *more))
@@ -126,14 +169,6 @@ class CudaStub:
         self.say("synchronize", index)
         while self.cards[index].waiting:
             self.cards[index].waiting.pop().is_complete = True
-
-    @contextmanager
-    def device(self, device: Any) -> Iterator[None]:
-        before, self.current = self.current, self.index(device)
-        try:
-            yield
-        finally:
-            self.current = before
 
     def _sleep(self, cycles: int) -> None:
         self.say("sleep", self.current, cycles)

@@ -29,7 +29,7 @@ PERFORMED: list[str] = []
 
 
 def plan_of(variant: dict[str, Any], profile: Profile, dtype: torch.dtype) -> Plan:
-    """Near-equal layer counts under the variant's options."""
+    """The variant's layer counts, or near-equal ones, under its options."""
     count = variant["stages"]
     base, extra = divmod(len(profile.layers), count)
     replicas = variant.get("replicas", [1] * count)
@@ -42,7 +42,7 @@ def plan_of(variant: dict[str, Any], profile: Profile, dtype: torch.dtype) -> Pl
             schedule=variant["schedule"],
             recompute=variant.get("recompute", "never"),
         ),
-        [base + (index < extra) for index in range(count)],
+        variant.get("balance", [base + (index < extra) for index in range(count)]),
         replicas=replicas if max(replicas) > 1 else (),
     )
     if dtype is not torch.float64:

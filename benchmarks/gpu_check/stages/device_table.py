@@ -201,4 +201,4 @@ def efficiencies(rows: list[dict[str, Any]], device: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(device_table))
+    sys.exit(run_program(device_table, asks_cuda=True))

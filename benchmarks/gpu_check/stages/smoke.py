@@ -54,4 +54,4 @@ def smoke(given: Given) -> Result:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(smoke))
+    sys.exit(run_program(smoke, asks_cuda=True))

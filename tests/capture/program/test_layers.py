@@ -73,6 +73,23 @@ def test_edges_run_forwards_and_integers_need_no_gradient():
     assert by_type == {"int64": False, "float32": True}
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_gradients_flow_through_casts_to_small_floats(dtype):
+    """Stages behind a cast to float8 sent no gradients back."""
+
+    class Narrow(nn.Module):
+        def forward(self, x):
+            return x.to(dtype)
+
+    class Wide(nn.Module):
+        def forward(self, x):
+            return x.float()
+
+    graph = capture(nn.Sequential(nn.Linear(4, 4), Narrow(), Wide()), torch.randn(2, 4))
+    sent = [tensor for boundary in graph.boundaries for tensor in boundary.tensors]
+    assert [tensor.requires_grad for tensor in sent] == [True, True]
+
+
 @pytest.mark.parametrize("mode", ["export", "trace"])
 def test_both_tracers_agree(mode):
     case = make_case("resnet")

@@ -16,10 +16,9 @@ from tests.profiler.cuda_stub import MIB, Card, CudaStub, Scratch
 
 
 @pytest.fixture
-def stub(monkeypatch):
+def stub():
     """Two cards, of which CPU tensors are on the second, and the first is current."""
-    stub = CudaStub(Card(), Card(total_memory=1024 * MIB)).install(monkeypatch)
-    with stub.takes_cpu(1):
+    with CudaStub(Card(), Card(total_memory=1024 * MIB)).takes_cpu(1) as stub:
         yield stub
 
 

@@ -14,7 +14,8 @@ def stub(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return CudaStub(Card()).install(monkeypatch)
+    with CudaStub(Card()).in_force() as stub:
+        yield stub
 
 
 def test_the_local_rank_counts_where_all_gpus_are_seen(stub):

@@ -10,8 +10,9 @@ FIRST, SECOND, CPU = torch.device("cuda", 0), torch.device("cuda", 1), torch.dev
 
 
 @pytest.fixture
-def stub(monkeypatch):
-    return CudaStub().install(monkeypatch)
+def stub():
+    with CudaStub().in_force() as stub:
+        yield stub
 
 
 @pytest.mark.parametrize("device", [FIRST, SECOND], ids=str)

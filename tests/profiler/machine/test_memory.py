@@ -12,8 +12,9 @@ from tests.profiler.cuda_stub import SLICE, Card, CudaStub
 
 
 @pytest.fixture
-def stub(monkeypatch):
-    return CudaStub(Card(total_memory=1000), Card(total_memory=3000)).install(monkeypatch)
+def stub():
+    with CudaStub(Card(total_memory=1000), Card(total_memory=3000)).in_force() as stub:
+        yield stub
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,10 @@ def test_the_gpu_that_ran_out_is_the_one_that_is_named(stub):
     assert device_bytes(MemoryError()) is None
 
 
-def test_a_slice_has_its_own_memory(monkeypatch):
-    stub = CudaStub(SLICE).install(monkeypatch)
-    error = raised(stub, 2**40, None)
-    assert device_bytes(error) == SLICE.total_memory < 5 * 2**30
+def test_a_slice_has_its_own_memory():
+    with CudaStub(SLICE).in_force() as stub:
+        error = raised(stub, 2**40, None)
+        assert device_bytes(error) == SLICE.total_memory < 5 * 2**30
 
 
 class Held:

@@ -55,14 +55,15 @@ class Driver:
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine with one GPU; returns a way to choose what its driver says."""
-    stub = CudaStub().install(monkeypatch)
+    stub = CudaStub()
 
     def with_reasons(*bits, **how):
         monkeypatch.setitem(sys.modules, "pynvml", Driver(bits, **how))
         if how.get("is_cut"):
             stub.cards = [SLICE]
 
-    return with_reasons
+    with stub.in_force():
+        yield with_reasons
 
 
 def test_clocks_and_reasons_before_and_after_are_reported(gpu):

@@ -21,8 +21,7 @@ QUICK = ProfilingOptions(budget_s=0.001, num_threads=1)
 @pytest.fixture
 def stub(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    stub = CudaStub(Card(), Card("the second", 1024 * MIB)).install(monkeypatch)
-    with stub.takes_cpu(1):
+    with CudaStub(Card(), Card("the second", 1024 * MIB)).takes_cpu(1) as stub:
         yield stub
 
 

@@ -37,10 +37,17 @@ def pipeline(case, monkeypatch):
     dist.destroy_process_group()
 
 
-def set_event(monkeypatch, synchronise):
+def catch_waits(monkeypatch, synchronise):
     """Call a function wherever the host waits for the device."""
     event = mock.Mock(return_value=mock.Mock(synchronize=synchronise))
     monkeypatch.setattr(torch.cuda, "Event", event)
+    read = torch.Tensor.__float__
+
+    def wait_and_read(self):
+        synchronise()
+        return read(self)
+
+    monkeypatch.setattr(torch.Tensor, "__float__", wait_and_read)
 
 
 def lose_a_rank(pipeline):
@@ -64,7 +71,7 @@ def test_a_rank_lost_behind_the_host_s_back_is_an_error(case, pipeline, monkeypa
     batch, target = make_batch(case, pipeline.plan)
     pipeline.step(*batch, target=target)
     before = [parameter.grad.clone() for parameter in pipeline.module.parameters()]
-    set_event(monkeypatch, lambda: lose_a_rank(pipeline))
+    catch_waits(monkeypatch, lambda: lose_a_rank(pipeline))
     pipeline.check_finite = use != "step"
     with pytest.raises(RankFailed, match="rank 1 stopped answering"):
         USES[use](pipeline, batch, target)
@@ -77,7 +84,7 @@ def test_a_rank_lost_behind_the_host_s_back_is_an_error(case, pipeline, monkeypa
 def test_batches_are_compared_after_the_wait_for_other_ranks(case, pipeline, monkeypatch, checks):
     """Before it a rank may not have published its own yet, and would be left out."""
     told = []
-    set_event(monkeypatch, lambda: told.append("wait"))
+    catch_waits(monkeypatch, lambda: told.append("wait"))
     monkeypatch.setattr(FiniteCheck, "find", lambda *_: told.append("wait"))
     monkeypatch.setattr(pipeline._batches, "compare", lambda _: told.append("compare"))
     pipeline.check_finite = checks
@@ -93,3 +100,12 @@ def test_a_recording_waits_where_a_lost_rank_is_an_error(pipeline, monkeypatch, 
     use = trace.timeline if name == "all_gather_object" else lambda: Trace(pipeline)
     with pytest.raises(RankFailed, match="rank 1 stopped answering"):
         use()
+
+
+def test_ranks_meet_on_the_gpu_of_each(pipeline, monkeypatch):
+    """NCCL would take the current one, and several ranks the same."""
+    meet = mock.Mock()
+    monkeypatch.setattr(dist, "barrier", meet)
+    monkeypatch.setattr(pipeline, "device", torch.device("cuda", 1))
+    pipeline.barrier()
+    assert meet.call_args.kwargs == {"device_ids": [1]}
