@@ -68,9 +68,9 @@ class Times(NamedTuple):
 Plan = tuple[Stage, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Enumeration:
-    """All plans of one case that fit the devices."""
+    """All plans of one case that fit the devices; hashed by identity, for the caches below."""
 
     case: Case
 
@@ -85,11 +85,12 @@ class Enumeration:
 
     @cached_property
     def classes(self) -> list[list[int]]:
-        """Devices that are alike, by class."""
-        found: dict[tuple[str, float, int | None], list[int]] = {}
-        for index, device in enumerate(self.case.cluster.devices):
-            found.setdefault((device.kind, device.speed, device.memory_bytes), []).append(index)
-        return list(found.values())
+        """Devices that are alike, by class and in its order, full nodes first."""
+        cluster = self.case.cluster
+        found = (
+            tuple(StagePlacement(cluster, (index,)).peers) for index in range(len(cluster.devices))
+        )
+        return [list(devices) for devices in dict.fromkeys(found)]
 
     @cached_property
     def runs(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
