@@ -47,6 +47,7 @@ class Infeasible(StagewrightError):
         required: Requirement of the best attempt, in the constraint's unit.
         available: The limit, in the same unit.
         remedies: `core.plan.plan.Remedy` objects, least step time per sample first.
+        summary: The message without the remedies; all of it by default.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Infeasible(StagewrightError):
         required: float | None = None,
         available: float | None = None,
         remedies: tuple[Any, ...] = (),
+        summary: str = "",
     ) -> None:
         super().__init__(message)
+        self.summary = summary or message
         self.constraint = constraint
         self.required = required
         self.available = available

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
@@ -14,10 +15,11 @@ from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
 from ..planner.price_split import plan_from_balance
-from ..planner.problem.input_checks import parse_cluster, require_options
+from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
 from ..planner.search.branch_and_bound import ROUNDING
 from .plan_for import SAME, Search
-from .target import ImportedCut
+from .runtimes.registry import import_cut
+from .target import FORWARD_SCHEDULES, ImportedCut, Target
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,44 @@ class CutReport:
         return f"; this cut would be {abs(self.slowdown):.1%} {word} if it {condition}"
 
 
+def check(
+    cut: str | Path,
+    target: str | Target,
+    profile: Profile,
+    cluster: Cluster | str,
+    options: PlanOptions | None = None,
+) -> CutReport:
+    """Read a cut in the form of another runtime, and judge it beside the best plan.
+
+    Args:
+        cut: The text, or a file with it.
+        target: Name of the runtime, such as ``vllm``.
+        profile: Costs of the model's layers.
+        cluster: Devices and links, or shorthand.
+        options: Further options; what the cut's form says replaces them.
+
+    Raises:
+        InvalidInput: The cut is not in the runtime's form, or something given is of another kind.
+    """
+    return check_cut(import_cut(cut, target, profile), profile, cluster, options)
+
+
+def import_(
+    cut: str | Path,
+    target: str | Target,
+    profile: Profile,
+    cluster: Cluster | str,
+    options: PlanOptions | None = None,
+) -> Plan:
+    """Read a cut in the form of another runtime, and return it as a plan; see `check`.
+
+    Raises:
+        InvalidInput: The cut is no pipeline of the model, or not in the runtime's form.
+        Infeasible: It needs more memory or devices than there are.
+    """
+    return import_plan(import_cut(cut, target, profile), profile, cluster, options)
+
+
 def check_cut(
     cut: ImportedCut,
     profile: Profile,
@@ -126,7 +166,8 @@ def check_cut(
     Raises:
         InvalidInput: The cut has layers where the profile allows no cut, or options are wrong.
     """
-    cluster, profile = parse_cluster(cluster), _fit_profile(cut, profile)
+    profile = _fit_profile(cut, profile)
+    cluster = parse_cluster(cluster)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     names = tuple(entry.layer.name for entry in profile.layers)
     priced = unlimited = best = None
@@ -176,7 +217,8 @@ def import_plan(
         InvalidInput: The cut is no pipeline of the model; its missing layers are named.
         Infeasible: It needs more memory or devices than there are.
     """
-    cluster, profile = parse_cluster(cluster), _fit_profile(cut, profile)
+    profile = _fit_profile(cut, profile)
+    cluster = parse_cluster(cluster)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     priced = price_cut(cut, profile, cluster, options)
     try:
@@ -207,6 +249,12 @@ def _compare_microbatch(cut: ImportedCut, profile: Profile) -> Iterator[str]:
 
 def _fit_profile(cut: ImportedCut, profile: Profile) -> Profile:
     """Return the profile, of forward passes alone for a runtime of inference."""
+    if not isinstance(cut, ImportedCut):
+        raise InvalidInput(
+            f"the cut is of type {type(cut).__name__}; read it first: import_cut(cut, target, "
+            "profile)"
+        )
+    profile = require_profile(profile)
     return for_inference(profile) if cut.inference else profile
 
 
@@ -219,6 +267,12 @@ def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> P
     """
     update: dict[str, object] = {}
     chunks = cut.chunks
+    if cut.inference and options.schedule not in FORWARD_SCHEDULES:
+        raise InvalidInput(
+            f"runtimes of inference have no schedule {options.schedule}; leave schedule="
+            f"{FORWARD_SCHEDULES[0]!r}",
+            field="/options/schedule",
+        )
     if cut.ranks_setting and len(cut.stages) > num_devices:
         chunks, rest = divmod(len(cut.stages), num_devices)
         if rest:

@@ -11,6 +11,7 @@ from ..core.profile.block_stack import BlockStack
 from ..core.units import list_some
 from ..schedules.action_order import default_depths
 from .target import (
+    FORWARD_SCHEDULES,
     ModelLayers,
     Rejection,
     Target,
@@ -57,24 +58,23 @@ def check_expressible(plan: Plan, target: Target) -> None:
 
 def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:
     rules, title = target.rules, target.title
-    if is_for_inference(plan):
-        if not rules.inference:
-            yield Rejection(
-                "inference",
-                f"the plan is of forward passes alone, and {title} trains",
-                f"plan with --for {target.name}, or the profile itself",
-            )
-    elif rules.inference:
+    if is_for_inference(plan) and not rules.inference:
+        yield Rejection(
+            "inference",
+            f"the plan is of forward passes alone, and {title} trains",
+            f"plan with --for {target.name}, or the profile itself",
+        )
+    elif rules.inference and not is_for_inference(plan):
         yield Rejection(
             "training",
             f"the plan is for training ({plan.schedule}), and {title} only runs inference",
             f"plan with --for {target.name}, which reduces the profile to forward passes",
         )
-    elif plan.schedule not in rules.schedules:
+    elif plan.schedule not in (schedules := rules.schedules or FORWARD_SCHEDULES):
         yield Rejection(
             "schedule",
-            f"the plan's schedule is {plan.schedule}, {title} has {', '.join(rules.schedules)}",
-            f"--schedule {rules.schedules[0]}",
+            f"the plan's schedule is {plan.schedule}, {title} has {', '.join(schedules)}",
+            f"--schedule {schedules[0]}",
         )
 
 
@@ -187,7 +187,7 @@ def _check_direct_sends(plan: Plan, target: Target) -> Iterator[Rejection]:
 def _check_chain(plan: Plan, target: Target) -> Iterator[Rejection]:
     """Refuse computation that a list of modules would leave out without a word."""
     rules, title = target.rules, target.title
-    if rules.chain and plan.chain_break:
+    if rules.chain and plan.chain_break != "":
         yield explain_chain_break(plan.chain_break, title)
     elif rules.unit == "layer" and (skipping := find_skipping_value(plan.boundaries)):
         yield Rejection(
@@ -197,8 +197,16 @@ def _check_chain(plan: Plan, target: Target) -> Iterator[Rejection]:
         )
 
 
-def explain_chain_break(chain_break: str, title: str) -> Rejection:
-    """Return why a model that is no chain of modules cannot be a list of them."""
+def explain_chain_break(chain_break: str | None, title: str) -> Rejection:
+    """Return why a model that is no chain of modules, or may be none, cannot be a list of them."""
+    if chain_break is None:
+        return Rejection(
+            "chain of modules not known",
+            f"{title} calls a list of modules, each with what the one before returned, and the "
+            "profile does not say whether the model is one, as those of earlier releases",
+            "profile the model again and plan from that, or use --for torch",
+            is_of_model=True,
+        )
     return Rejection(
         "no chain of modules",
         f"{chain_break}, and {title} calls a list of modules, each with what the one before "
@@ -212,7 +220,9 @@ def explain_chain_break(chain_break: str, title: str) -> Rejection:
 def _check_cuts(plan: Plan, target: Target) -> Iterator[Rejection]:
     rules, title = target.rules, target.title
     cuts = list(accumulate(plan.balance))[:-1]
-    if rules.unit == "module":
+    yield from _check_calls(plan, title)
+    layers = ModelLayers.of(plan)
+    if cuts_modules(layers, rules, plan.chain_break):
         for cut in cuts[:MOST_SHOWN]:
             reason = find_module_conflict(plan.layer_names, cut)
             if reason:
@@ -221,16 +231,19 @@ def _check_cuts(plan: Plan, target: Target) -> Iterator[Rejection]:
                     f"{reason}, and {title} cuts in front of modules",
                     f"--no-cut-after {plan.layer_names[cut - 1]}",
                 )
-    yield from _check_calls(plan, title)
-    if rules.unit != "block":
-        return
-    try:
-        stack = ModelLayers.of(plan).stack
-    except InvalidInput as error:
-        remedy = "export to a target that cuts between layers"
-        yield Rejection("no blocks", str(error), remedy, is_of_model=True)
-        return
-    yield from _check_blocks(plan, cuts, stack, rules, title)
+    elif rules.unit == "block":
+        try:
+            stack = layers.stack
+        except InvalidInput as error:
+            yield Rejection("no blocks", str(error), "export to one of these", is_of_model=True)
+            return
+        yield from _check_blocks(plan, cuts, stack, rules, title)
+
+
+def cuts_modules(layers: ModelLayers, rules: TargetRules, chain_break: str | None) -> bool:
+    """Return whether a runtime cuts this model in front of modules."""
+    is_free = rules.cuts_chains and chain_break == "" and not layers.has_blocks
+    return rules.unit == "module" or is_free
 
 
 def _check_calls(plan: Plan, title: str) -> Iterator[Rejection]:

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
-from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.profile.forward_only import for_inference
 from ..core.profile.module_chain import find_chain_break
 from ..core.profile.profile import Profile
 from ..planner.choose_options import ChosenOptions, choose_options
 from ..planner.heuristics.candidates import FORBIDDEN
 from ..planner.plan import plan
-from ..planner.problem.input_checks import parse_cluster, require_options
+from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
+from ..planner.remedies import keep_remedies
 from ..schedules.traits import FOLDED
 from .expressible import (
     check_expressible,
+    cuts_modules,
     explain_chain_break,
     find_module_conflict,
     is_block_cut,
 )
 from .runtimes.registry import find_target
-from .target import ModelLayers, Target, TargetRules, count_ranks, find_skipping_value
+from .target import (
+    FORWARD_SCHEDULES,
+    ModelLayers,
+    Target,
+    TargetRules,
+    count_ranks,
+    find_skipping_value,
+)
 
 SAME = 5e-4
 """Relative difference of two steps that are called as fast as each other."""
@@ -79,7 +89,7 @@ def plan_for(
         Infeasible: No plan within the rules fits.
     """
     cluster, asked = parse_cluster(cluster), require_options(options)
-    target = find_target(target) if isinstance(target, str) else target
+    target, profile = find_target(target), require_profile(profile)
     if target.rules.inference:
         profile = for_inference(profile)
     choice = _choose_options(target, profile, cluster, asked)
@@ -110,10 +120,21 @@ def _search_within(
         try:
             found.append(search(profile, cluster, candidate))
         except Infeasible as error:
-            failures.append(error)
+            keeps = partial(_keeps_rules, target, profile, candidate)
+            failures.append(keep_remedies(error, candidate, keeps))
     if not found:
         raise failures[-1]
     return _name_rules(min(found, key=measure_objective), target)
+
+
+def _keeps_rules(target: Target, profile: Profile, asked: PlanOptions, remedy: Remedy) -> bool:
+    """Return whether the target allows what a remedy changes."""
+    if target.rules.inference and remedy.options.schedule != asked.schedule:
+        return False
+    try:
+        return apply_rules(target, profile, remedy.options) == remedy.options
+    except InvalidInput:
+        return False
 
 
 def _list_alternatives(
@@ -205,22 +226,23 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
     def refuse(field: str, what: str) -> InvalidInput:
         return InvalidInput(f"{title} {what}", field=f"/options/{field}")
 
-    if rules.chain and (chain_break := find_chain_break(profile)):
+    if rules.chain and (chain_break := find_chain_break(profile)) != "":
         found = explain_chain_break(chain_break, title)
         raise InvalidInput(f"{found.reason}; {found.remedy}")
-    if not rules.inference and options.schedule not in rules.schedules:
-        known = ", ".join(rules.schedules)
-        raise refuse("schedule", f"has no schedule {options.schedule}; choose one of {known}")
+    schedules = rules.schedules or FORWARD_SCHEDULES
+    if options.schedule not in schedules:
+        what = f"has no schedule {options.schedule}" + " of forward passes" * rules.inference
+        raise refuse("schedule", f"{what}; choose {' or '.join(schedules)}")
     if options.max_replicas != 1 and rules.replicas == "none":
-        raise refuse("max_replicas", "has one device a stage; leave max_replicas at 1")
+        raise refuse("max_replicas", "has one device a stage; leave max_replicas=1")
     if options.layer_order != "given":
-        raise refuse("layer_order", "runs layers in the model's order; set layer_order to given")
+        raise refuse("layer_order", "runs layers in the model's order; set layer_order='given'")
     if options.skips != "relay" and not rules.direct_sends:
-        raise refuse("skips", "only sends to the next stage; set skips to relay")
+        raise refuse("skips", "only sends to the next stage; set skips='relay'")
     if options.max_extra_in_flight and not rules.own_depths:
-        raise refuse("max_extra_in_flight", "has 1f1b's own warm-up; set max_extra_in_flight to 0")
+        raise refuse("max_extra_in_flight", "has 1f1b's own warm-up; set max_extra_in_flight=0")
     if options.recompute == "always" and not rules.recompute:
-        raise refuse("recompute", "cannot recompute whole stages; set recompute to never")
+        raise refuse("recompute", "cannot recompute whole stages; set recompute='never'")
     update: dict[str, object] = {}
     if options.recompute == "auto" and not rules.recompute:
         update["recompute"] = "never"
@@ -253,10 +275,11 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
         InvalidInput: The target counts blocks, and the model has no single stack of them.
     """
     layers = ModelLayers.of(profile)
-    names, stack = layers.names, layers.stack if rules.unit == "block" else None
+    names, by_modules = layers.names, cuts_modules(layers, rules, find_chain_break(profile))
+    stack = layers.stack if rules.unit == "block" and not by_modules else None
     for cut in range(1, len(names)):
         is_inside = stack is not None and not is_block_cut(cut, stack, rules)
-        if is_inside or (rules.unit == "module" and find_module_conflict(names, cut)):
+        if is_inside or (by_modules and find_module_conflict(names, cut)):
             yield names[cut - 1]
 
 

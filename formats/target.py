@@ -21,6 +21,12 @@ from ..core.units import list_some
 MOST_NAMED = 6
 """Layers that a message names."""
 
+FORWARD_SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "forward_only")
+"""Orders of work that runtimes of inference can be given: each device has one stage."""
+
+WITHOUT_BLOCKS = ("torch", "deepspeed", "torchgpipe", "pipedream")
+"""Targets that cut between modules or layers."""
+
 RecomputeMode = Literal["never", "except_last", "always"]
 """Values of `core.plan.plan.Stage.recompute`."""
 
@@ -35,6 +41,8 @@ class TargetRules:
         schedules: Orders of work it has, for training.
         inference: Whether it runs forward passes alone; then it has no order of work to choose.
         cuts_around_blocks: Whether what precedes or follows the blocks may be a stage by itself.
+        cuts_chains: Whether it cuts a model without blocks that is a chain of modules, such as a
+            Sequential, in front of any of them.
         chain: Whether its form is a list of modules, each called with what the one before returned.
         replicas: None, equally many a stage (data parallelism), or any number.
         recompute: Ways in which all of its stages may recompute as a whole.
@@ -48,6 +56,7 @@ class TargetRules:
     schedules: tuple[ScheduleName, ...] = ()
     inference: bool = False
     cuts_around_blocks: bool = False
+    cuts_chains: bool = False
     chain: bool = False
     replicas: Literal["none", "equal", "any"] = "none"
     recompute: tuple[RecomputeMode, ...] = ()
@@ -116,6 +125,7 @@ class ImportedCut:
         check: Refuses a plan of the cut that the runtime would not run.
         microbatch_size: Samples of a micro-batch, if the form says so.
         inference: Whether its runtime runs forward passes alone.
+        excess: How many blocks or layers it lists beyond the model's; empty if it lists none.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -132,6 +142,7 @@ class ImportedCut:
     )
     microbatch_size: int | None = None
     inference: bool = False
+    excess: str = ""
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -151,7 +162,7 @@ class ImportedCut:
     def is_ordered(self) -> bool:
         """Return whether stages hold every layer once, in the model's order, and at least one."""
         flat = [layer for stage in self.stages for layer in stage]
-        return flat == list(range(self.num_layers)) and all(self.stages)
+        return flat == list(range(self.num_layers)) and all(self.stages) and not self.excess
 
     @property
     def balance(self) -> tuple[int, ...]:
@@ -159,16 +170,17 @@ class ImportedCut:
         return tuple(map(len, self.stages))
 
     def describe_faults(self, names: Sequence[str]) -> list[str]:
-        """Name the layers of the model that are in no stage, and those in several."""
+        """Name the model's layers in no stage and in several, and count those it does not have."""
         faults = (
             ("missing from every stage", self.missing),
             ("duplicated in several stages", self.duplicated),
         )
-        return [
+        named = [
             f"{what}: {list_some([names[layer] for layer in layers], MOST_NAMED)}"
             for what, layers in faults
             if layers
         ]
+        return [self.excess, *named] if self.excess else named
 
 
 @dataclass(frozen=True)
@@ -178,11 +190,13 @@ class ModelLayers:
     Attributes:
         types: Class names of the layers' modules; empty if not known.
         modules: Modules that hold weights.
+        weightless: Indices of the layers known to have no parameters.
     """
 
     names: tuple[str, ...]
     types: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    weightless: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, model: Plan | Profile) -> Self:
@@ -191,7 +205,8 @@ class ModelLayers:
             layers = [entry.layer for entry in model.layers]
             types = tuple(layer.module_type for layer in layers)
             modules = tuple(chain.from_iterable(layer.module_fqns for layer in layers))
-            return cls(tuple(layer.name for layer in layers), types * any(types), modules)
+            bare = frozenset(at for at, layer in enumerate(layers) if not layer.parameter_bytes)
+            return cls(tuple(layer.name for layer in layers), types * any(types), modules, bare)
         types = tuple(chain.from_iterable(stage.layer_types for stage in model.stages))
         modules = tuple(chain.from_iterable(stage.module_fqns for stage in model.stages))
         return cls(model.layer_names, types, modules)
@@ -199,39 +214,55 @@ class ModelLayers:
     @cached_property
     def stack(self) -> BlockStack:
         """Find the model's blocks. Raises: InvalidInput."""
-        return find_stack(self.names, self.types, self.modules)
+        try:
+            return find_stack(self.names, self.types, self.modules)
+        except InvalidInput as error:
+            raise InvalidInput(f"{error}; {', '.join(WITHOUT_BLOCKS)} need no blocks") from None
 
-    def from_counts(self, counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the layers of stages given by their numbers of layers.
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether the model has one stack of blocks."""
+        try:
+            return bool(self.stack)
+        except InvalidInput:
+            return False
 
-        Layers beyond those counted are in no stage; more than there are raise `InvalidInput`.
+    def cut_by_layers(self, counts: Sequence[int], **form: Any) -> ImportedCut:
+        """Return a cut given by the numbers of layers of its stages, with what else its form says.
+
+        Layers beyond those counted are in no stage.
         """
         ends = list(accumulate(counts, initial=0))
-        if ends[-1] > len(self.names):
-            raise InvalidInput(
-                f"the stages have {ends[-1]} layers, but the model has {len(self.names)}"
-            )
-        return tuple(tuple(range(first, last)) for first, last in pairwise(ends))
+        num_layers = len(self.names)
+        stages = tuple(
+            tuple(range(min(first, num_layers), min(last, num_layers)))
+            for first, last in pairwise(ends)
+        )
+        return ImportedCut(
+            stages, num_layers, excess=_count_excess(ends[-1], num_layers, "layers"), **form
+        )
 
-    def from_block_counts(self, counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the layers of stages given by their numbers of blocks.
+    def cut_by_blocks(self, counts: Sequence[int], **form: Any) -> ImportedCut:
+        """Return a cut given by the numbers of blocks of its stages, with what else its form says.
 
         The first stage also has what precedes the blocks, the last what follows them. Blocks
-        beyond those counted are in no stage; more than there are raise `InvalidInput`.
+        beyond those counted are in no stage.
         """
         stack = self.stack
         ends = list(accumulate(counts, initial=0))
-        if ends[-1] > stack.num_blocks:
-            raise InvalidInput(
-                f"the stages have {ends[-1]} blocks, but the model has {stack.num_blocks}"
-            )
+        kept = [min(end, stack.num_blocks) for end in ends]
         stages = [
             list(range(stack.position(first), stack.position(last)))
-            for first, last in pairwise(ends)
+            for first, last in pairwise(kept)
         ]
         stages[0] = [*range(stack.starts[0]), *stages[0]]
         stages[-1] = [*stages[-1], *range(stack.end, stack.num_layers)]
-        return tuple(map(tuple, stages))
+        excess = _count_excess(ends[-1], stack.num_blocks, "blocks")
+        return ImportedCut(tuple(map(tuple, stages)), len(self.names), excess=excess, **form)
+
+
+def _count_excess(listed: int, there: int, unit: str) -> str:
+    return f"the stages have {listed} {unit}, but the model has {there}" * (listed > there)
 
 
 @dataclass(frozen=True)
@@ -283,16 +314,6 @@ def find_tied(plan: Plan) -> list[Parameter]:
     ]
 
 
-def warn_of_chain(plan: Plan) -> tuple[str, ...]:
-    """Return a line for lists of modules where it is not known whether the model is one."""
-    if plan.chain_break is not None:
-        return ()
-    return (
-        "The plan's profile does not say whether each layer is just its module, called with what "
-        "the one before returned; operations between modules would be left out here.",
-    )
-
-
 def parse_literal(text: str, opening: str) -> Any:
     """Return the first Python or JSON literal that begins with ``opening``; `None` if none does.
 
@@ -324,7 +345,7 @@ def find_skipping_value(boundaries: Sequence[Boundary]) -> str:
 
 def count_blocks(plan: Plan) -> tuple[int, ...]:
     """Return the number of whole blocks in each stage of a plan cut between blocks."""
-    stack = find_stack(plan.layer_names)
+    stack = ModelLayers.of(plan).stack
     ends = [stack.count(cut) for cut in accumulate(plan.balance, initial=0)]
     return tuple(last - first for first, last in pairwise(ends))
 

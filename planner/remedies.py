@@ -86,6 +86,27 @@ def add_remedies(
         required=error.required,
         available=error.available,
         remedies=tuple(remedies),
+        summary=str(error),
+    )
+
+
+def keep_remedies(
+    error: Infeasible, options: PlanOptions, is_allowed: Callable[[Remedy], bool]
+) -> Infeasible:
+    """Return the error with those of its remedies that are allowed."""
+    kept = tuple(filter(is_allowed, error.remedies))
+    if len(kept) == len(error.remedies):
+        return error
+    advice = "no change that is allowed helps; use more or larger devices"
+    if kept:
+        advice = _advice(kept, options, error.constraint, cut_short=False)
+    return Infeasible(
+        f"{error.summary}; {advice}",
+        constraint=error.constraint,
+        required=error.required,
+        available=error.available,
+        remedies=kept,
+        summary=error.summary,
     )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .core.profile.forward_only import for_inference as for_inference
     from .core.profile.profile import Profile as Profile
     from .data import PipelineLoader as PipelineLoader
+    from .formats.check_cut import check as check
+    from .formats.check_cut import import_ as import_
     from .formats.runtimes.registry import export as export
     from .planner.explain import explain as explain
     from .planner.plan import Planner as Planner
@@ -64,6 +66,7 @@ _NAMES = {
     "core.profile.forward_only": ("for_inference",),
     "core.profile.profile": ("Profile",),
     "data": ("PipelineLoader",),
+    "formats.check_cut": ("check", "import_"),
     "formats.runtimes.registry": ("export",),
     "planner.explain": ("explain",),
     "planner.plan": ("Planner", "plan"),

@@ -42,7 +42,7 @@ def chain_profile(
     parameter_bytes: int = 0,
     saved_bytes: int = 0,
 ) -> Profile:
-    """Layers in a row, their backward twice the forward unless given; equal bytes everywhere."""
+    """A chain of layers, their backward twice the forward unless given; equal bytes everywhere."""
     backward_s = [2 * time_s for time_s in forward_s] if backward_s is None else backward_s
     layers = tuple(
         LayerProfile(
@@ -59,6 +59,7 @@ def chain_profile(
     )
     return Profile(
         model="Chain",
+        chain_break="",
         layers=layers,
         boundaries=tuple(
             boundary(after, forward_bytes=forward_bytes) for after in range(len(layers) - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ...core.errors import InvalidInput
 from ...formats.target_names import TARGET_NAMES
 from ..support.named_models import (
     EstimateFlags,
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from ...core.plan.plan import PlanOptions
     from ...core.profile.profile import Profile
     from ...formats.target import ImportedCut
-
-MAX_PATH = 1000
-"""Characters of a file's name."""
 
 CutText = Annotated[
     str,
@@ -77,7 +72,7 @@ class CutQuestion:
         """
         from ...core.plan.plan import PlanOptions
         from ...core.profile.forward_only import for_inference
-        from ...formats.runtimes.registry import find_target, import_cut
+        from ...formats.runtimes.registry import find_target, import_cut, read_text
 
         target = find_target(given["source"])
         text, cluster = read_text(given["cut"]), read_devices(given["devices"])
@@ -107,16 +102,3 @@ def _read_profile(given: Mapping[str, Any], cluster: Cluster) -> tuple[Profile, 
     estimated = estimate.estimate(name, cluster)
     say(describe_estimate(name, estimated), quiet=given["as_json"])
     return estimated.profile, estimated.cluster
-
-
-def read_text(text: str) -> str:
-    """Return a file's content, or the text itself if it is no file's name. Raises: InvalidInput."""
-    path = Path(text)
-    is_named = re.fullmatch(r"\S*\.(sh|py|json|toml|ya?ml|txt|csv|conf)", text) is not None
-    try:
-        is_file = len(text) < MAX_PATH and (is_named or path.is_file())
-        return path.read_text() if is_file else text
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InvalidInput(f"cannot read {path}: {error}") from None

@@ -10,8 +10,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import InvalidInput
+from .profile import Profile
 
 _NUMBERED = re.compile(r"(?:(?P<prefix>.+?)\.)?(?P<index>\d+)(?:[.@].*)?")
 """A name with a number in its path, such as ``model.layers.3.mlp`` or, in a Sequential, ``3``."""
@@ -26,12 +28,15 @@ class BlockStack:
         starts: Index of each block's first layer.
         num_layers: Layers of the whole model.
         end: Index of the first layer behind the last block.
+        first: Number of the first block in its name; others than 0 in a Sequential whose blocks
+            stand between other modules.
     """
 
     prefix: str
     starts: tuple[int, ...]
     end: int
     num_layers: int
+    first: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -44,7 +49,8 @@ class BlockStack:
 
     def name(self, block: int) -> str:
         """Return the name of a block's module."""
-        return f"{self.prefix}.{block}" if self.prefix else str(block)
+        number = self.first + block
+        return f"{self.prefix}.{number}" if self.prefix else str(number)
 
     def count(self, cut: int) -> int:
         """Return how many whole blocks are in front of a layer position."""
@@ -67,7 +73,8 @@ def find_stack(
     Layers between two blocks that belong to neither count as part of the one before. Given the
     types of layers, and the modules that hold weights, blocks that are nothing but a module of
     torch's own must be of one type: those of a Sequential of convolutions and activations do not
-    repeat.
+    repeat. Where more than half of them in a row do, as between the embedding and the head of a
+    Sequential, those are the blocks.
 
     Raises:
         InvalidInput: There are no numbered blocks, several stacks of them (an encoder and a
@@ -81,32 +88,50 @@ def find_stack(
             "blocks can be counted in blocks"
         )
     if layer_types:
-        _check_repetition(found[0], layer_names, layer_types, module_names)
+        return _find_repeated(found[0], layer_names, layer_types, module_names)
     return found[0]
 
 
-def _check_repetition(
+def find_profile_stack(profile: Profile) -> BlockStack:
+    """Find the blocks of a profile's model. Raises: InvalidInput."""
+    layers = [entry.layer for entry in profile.layers]
+    types = [layer.module_type for layer in layers]
+    modules = [name for layer in layers for name in layer.module_fqns]
+    return find_stack([layer.name for layer in layers], types * any(types), modules)
+
+
+def _find_repeated(
     stack: BlockStack, names: Sequence[str], types: Sequence[str], modules: Sequence[str]
-) -> None:
+) -> BlockStack:
     kinds: list[list[str]] = [[] for _ in stack.starts]
     for layer in range(stack.starts[0], stack.end):
         block = bisect_right(stack.starts, layer) - 1
         # Not those between two blocks, such as an activation that all of them share.
         if f"{names[layer].partition('@')[0]}.".startswith(f"{stack.name(block)}."):
             kinds[block].append(types[layer])
-    other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), None)
-    if other is None:
-        return
     # Blocks with modules inside may differ: hybrid models alternate attention with other layers.
     depth = stack.name(0).count(".") + 1
     parts = [name.split(".") for name in modules]
     divided = {".".join(each[:depth]) for each in parts if len(each) > depth}
-    if any(len(kind) == 1 and stack.name(at) not in divided for at, kind in enumerate(kinds)):
-        raise InvalidInput(
-            f"the model has no repeated blocks: {stack.name(0)!r} is {'+'.join(kinds[0])}, "
-            f"{stack.name(other)!r} {'+'.join(kinds[other])}; only models with a stack of blocks "
-            "of one kind can be counted in blocks"
+    holds = [len(kind) > 1 or stack.name(at) in divided for at, kind in enumerate(kinds)]
+    breaks = [
+        at
+        for at in range(1, len(kinds))
+        if kinds[at] != kinds[at - 1] and not (holds[at] and holds[at - 1])
+    ]
+    first, last = max(pairwise((0, *breaks, len(kinds))), key=lambda run: run[1] - run[0])
+    if last - first == len(kinds):
+        return stack
+    if 2 * (last - first) > len(kinds):
+        return BlockStack(
+            stack.prefix, stack.starts[first:last], stack.cuts[last], stack.num_layers, first
         )
+    other = breaks[0]
+    raise InvalidInput(
+        f"the model has no repeated blocks: {stack.name(0)!r} is {'+'.join(kinds[0])}, "
+        f"{stack.name(other)!r} {'+'.join(kinds[other])}; only models with a stack of blocks "
+        "of one kind can be counted in blocks"
+    )
 
 
 def find_stacks(layer_names: Sequence[str]) -> list[BlockStack]:

@@ -8,7 +8,6 @@ from itertools import accumulate
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.profile.block_stack import find_stack
 from ..target import (
     Export,
     ImportedCut,
@@ -26,23 +25,26 @@ CHECKED = "accelerate 1.15.0 and transformers 5.23.0, check_device_map and a dis
 
 def write(plan: Plan) -> Export:
     """Write ``device_map`` and ``split_points``."""
-    stack = find_stack(plan.layer_names)
+    layers = ModelLayers.of(plan)
+    stack = layers.stack if layers.has_blocks else None
+    blocks = {stack.name(block) for block in range(stack.num_blocks)} if stack else set()
+    depth = stack.name(0).count(".") + 1 if stack else 0
     cuts = list(accumulate(plan.balance, initial=0))
-    inside = f"{stack.prefix}." if stack.prefix else ""
     device_map: dict[str, int] = {}
     for index, stage in enumerate(plan.stages):
-        blocks = range(stack.count(cuts[index]), stack.count(cuts[index + 1]))
         names = [*stage.module_fqns, *(name.partition("@")[0] for name in stage.layer_names)]
         for name in names:
-            if not re.match(rf"{re.escape(inside)}\d+(\.|$)", name):
+            if ".".join(name.split(".")[:depth]) not in blocks:
                 device_map.setdefault(name, index)
-        device_map.update((stack.name(block), index) for block in blocks)
+        if stack:
+            own = range(stack.count(cuts[index]), stack.count(cuts[index + 1]))
+            device_map.update((stack.name(block), index) for block in own)
     for weight in plan.shared_weights:  # under all of its names, used or not
         index = sum(cut <= weight.layers[0] for cut in cuts) - 1
         for name in weight.names:
             device_map.setdefault(name.rpartition(".")[0], index)
     points = [
-        stack.name(stack.count(cut)) if cut in stack.starts else plan.layer_names[cut]
+        stack.name(stack.count(cut)) if stack and cut in stack.starts else plan.layer_names[cut]
         for cut in cuts[1:-1]
     ]
     header = write_header(
@@ -65,6 +67,9 @@ def write(plan: Plan) -> Export:
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read a device map whose devices are numbers.
 
+    Modules without parameters may be left out, as by check_device_map of accelerate, which asks
+    for the tensors of the model's state_dict alone. They run where the layer before them does.
+
     Raises:
         InvalidInput: It is no such map, names unknown modules, or puts layers on "cpu" or "disk".
     """
@@ -83,11 +88,20 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     devices = sorted(set(entries.values()))
     held: dict[int, list[int]] = {device: [] for device in devices}
     used: set[str] = set()
-    for index, layer in enumerate(layers.names):
-        name = _find_entry(layer.partition("@")[0], entries)
+    places = [_find_entry(layer.partition("@")[0], entries) for layer in layers.names]
+    first = next((name for name in places if name is not None), None)
+    device = None if first is None else entries[first]
+    buffers = []
+    for index, name in enumerate(places):
         if name is not None:
             used.add(name)
-            held[entries[name]].append(index)
+            device = entries[name]
+        elif index not in layers.weightless:
+            continue
+        elif layers.names[index] in layers.modules:
+            buffers.append(layers.names[index])
+        if device is not None:
+            held[device].append(index)
     unknown = sorted(entries.keys() - used)
     if unknown and not any(held.values()):
         raise InvalidInput(f"the model has no module {unknown[0]!r}")
@@ -97,8 +111,12 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     # Devices run in the order in which their layers stand in the model.
     stages = sorted(tuple(held[device]) for device in devices)
     number = re.search(r"num_chunks\s*=\s*(\d{1,7})", text)
+    note = f"in no entry, which Accelerate allows for buffers outside the state_dict: {buffers}"
     return ImportedCut(
-        tuple(stages), len(layers.names), num_microbatches=int(number[1]) if number else None
+        tuple(stages),
+        len(layers.names),
+        num_microbatches=int(number[1]) if number else None,
+        notes=(note,) if buffers else (),
     )
 
 
@@ -118,7 +136,7 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="device_map.py",
-    rules=TargetRules(inference=True, unit="block", cuts_around_blocks=True),
+    rules=TargetRules(inference=True, unit="block", cuts_around_blocks=True, cuts_chains=True),
     write=write,
     read=read,
 )

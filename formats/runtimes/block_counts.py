@@ -33,10 +33,22 @@ def parse_counts(text: str, example: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def read_counts(text: str, layers: ModelLayers, *, example: str) -> ImportedCut:
-    """Read a cut given as numbers of blocks of its stages."""
-    stages = layers.from_block_counts(parse_counts(text, example))
-    return ImportedCut(stages, len(layers.names))
+def read_counts(text: str, layers: ModelLayers, *, setting: str, example: str) -> ImportedCut:
+    """Read a cut given as numbers of blocks of its stages, by ``setting`` or alone."""
+    return layers.cut_by_blocks(parse_counts(find_setting(text, setting), example))
+
+
+def find_setting(text: str, setting: str) -> str:
+    """Return the list that a setting has in a script, JSON or YAML; the whole text if it has none.
+
+    YAML also writes a list as a line with a dash for each entry.
+    """
+    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    one_line = r"[\"'\[]?\s*(\d[\d, \t]*)"
+    found = re.search(rf"\b{setting}[\"']?\s*[:=]\s*(?:{one_line}|((?:-\s*\d+\s*)+))", kept)
+    if found is None:
+        return text
+    return found[1] or ",".join(re.findall(r"\d+", found[2]))
 
 
 def write_variable(

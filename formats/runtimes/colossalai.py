@@ -57,11 +57,9 @@ def write(plan: Plan) -> Export:
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``num_layers_per_stage`` and ``num_model_chunks``, or numbers alone."""
-    counts = re.search(r"num_layers_per_stage\s*=\s*(\[[^\]]*\])", text)
     chunks = re.search(r"num_model_chunks\s*=\s*(\d{1,2})", text)
-    cut = read_counts(
-        counts[1] if counts else text, layers, example="num_layers_per_stage=[17, 20, 3]"
-    )
+    setting = "num_layers_per_stage"
+    cut = read_counts(text, layers, setting=setting, example=f"{setting}=[17, 20, 3]")
     style = re.search(r"pp_style\s*=\s*[\"'](\w+)[\"']", text)
     names = {theirs: ours for ours, theirs in STYLES.items()}
     if style and style[1] not in names:

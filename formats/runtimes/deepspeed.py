@@ -19,13 +19,14 @@ from ..target import (
     TargetRules,
     find_tied,
     list_devices,
-    warn_of_chain,
     write_header,
 )
 from .block_counts import parse_counts
 
 TITLE = "DeepSpeed"
 CHECKED = "deepspeed 0.19.8, its own PipelineModule on two processes"
+
+_OWN_SPLIT = re.compile(r"(?:partition_method|num_stages|\"(?:stages|partition)\"|PipelineModule)")
 
 _CLASS = '''\
 from deepspeed.pipe import PipelineModule{imports}
@@ -115,7 +116,6 @@ def write(plan: Plan) -> Export:
         'DeepSpeed clips gradients to a norm of 1 unless the config says "gradient_clipping": 0.0.',
         f"layers has {len(plan.layer_names)} entries, modules or LayerSpecs, one for each of:",
         *(f"  {index}: {name}" for index, name in enumerate(plan.layer_names)),
-        *warn_of_chain(plan),
         f"{list_devices(plan)}.",
     )
     text = _CLASS.format(
@@ -168,6 +168,11 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         InvalidInput: There are no parts, they do not begin with 0, or they fall.
     """
     found = re.search(r"(?:PARTS|parts)\s*=\s*(\[[^\]]*\])", text)
+    if found is None and (own := _OWN_SPLIT.search(text)):
+        raise InvalidInput(
+            f"{own[0]} leaves the cut to {TITLE}, which makes it from the model; it is read from "
+            "PARTS = [0, 3, 8], the value of its module's parts: print(engine.module.parts)"
+        )
     parts = parse_counts(found[1] if found else text, "PARTS = [0, 3, 8]")
     counts = [last - first for first, last in pairwise(parts)]
     if parts[0] != 0 or len(parts) < 2 or min(counts) < 0:
@@ -176,9 +181,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     constants = dict(re.findall(r"^(REPLICAS|GRADIENT_ACCUMULATION_STEPS) = (\d{1,6})", text, re.M))
     replicas = int(constants.get("REPLICAS", 1))
     steps = constants.get("GRADIENT_ACCUMULATION_STEPS")
-    return ImportedCut(
-        layers.from_counts(counts),
-        len(layers.names),
+    return layers.cut_by_layers(
+        counts,
         replicas=(replicas,) * len(counts) if replicas > 1 else (),
         schedule="1f1b",
         num_microbatches=int(steps) * replicas if steps else None,

@@ -94,7 +94,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     *devices, output = (place_unit(unit, num_blocks + 1, shares) for unit in range(num_blocks + 1))
     # Devices without any unit stay idle: they are no stages.
     counts = [devices.count(device) for device in sorted({*devices, output})]
-    return ImportedCut(layers.from_block_counts(counts), len(layers.names))
+    return layers.cut_by_blocks(counts)
 
 
 def place_unit(unit: int, num_units: int, shares: list[float]) -> int:

@@ -20,6 +20,7 @@ from ..target import (
 from .block_counts import split_equally
 
 TITLE = "MaxText"
+MAX_STAGES = 100_000
 CHECKED = "the settings of src/maxtext/configs/base.yml at e591f30c, not run"
 
 
@@ -64,15 +65,10 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(f"{places} stages of {share} layers; give at least one of each")
     if chunks < 1:  # MaxText derives it from its layers
         chunks = max(1, layers.stack.num_blocks // (share * places))
-    if share * places * chunks > layers.stack.num_blocks:
-        raise InvalidInput(
-            f"{places} stages of {share} layers, {chunks} times, are more than the model's "
-            f"{layers.stack.num_blocks} blocks"
-        )
-    stages = layers.from_block_counts([share] * (places * chunks))
-    return ImportedCut(
-        stages,
-        len(layers.names),
+    if places * chunks > MAX_STAGES:
+        raise InvalidInput(f"{places * chunks} stages are more than {MAX_STAGES}")
+    return layers.cut_by_blocks(
+        [share] * (places * chunks),
         schedule="looped_bfs" if chunks > 1 else "gpipe",
         chunks=chunks,
         num_microbatches=found.get("num_pipeline_microbatches"),

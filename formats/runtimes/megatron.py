@@ -9,13 +9,12 @@ chunk, then every rank's second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.profile.block_stack import find_stack
 from ..target import (
     Export,
     ImportedCut,
@@ -29,6 +28,14 @@ from ..target import (
     write_header,
 )
 from .block_counts import split_equally
+from .megatron_flags import (
+    GROUP,
+    RANKS,
+    fill_variables,
+    list_read,
+    read_settings,
+    split_by_settings,
+)
 
 TITLE = "Megatron-Core"
 CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
@@ -49,7 +56,6 @@ IGNORED = (
 MAX_LETTERS = 100_000
 """Letters of a layout with its repetitions written out."""
 
-_MICROBATCH = re.compile(r"micro[-_]batch[-_]size[\s=:]+(\d{1,7})")
 _LETTERS = re.compile(r"[EtmL|]*")
 
 
@@ -109,7 +115,7 @@ def check_interleaving(plan: Plan, group: int | None = None) -> tuple[Rejection,
 
 def list_letters(plan: Plan) -> list[str]:
     """Return the letters of each stage, such as ``Ettt``."""
-    stack = find_stack(plan.layer_names)
+    stack = ModelLayers.of(plan).stack
     cuts = list(accumulate(plan.balance, initial=0))
     letters = ["t" * (stack.count(last) - stack.count(first)) for first, last in pairwise(cuts)]
     letters[0] = "E" + letters[0]
@@ -144,8 +150,9 @@ def parse_layout(text: str) -> list[str]:
         layout = re.sub(pattern, lambda match: match[1] * int(match[2]), layout)
     if not _LETTERS.fullmatch(layout) or "E" not in layout:
         raise InvalidInput(
-            f"expected a layout of E, t, m, L and |, with x*n and (...)*n, such as 'Et*3|t*2|tL'; "
-            f"found {text[:80]!r}"
+            "expected --pipeline-model-parallel-size, as Megatron's flag or NeMo's setting, or a "
+            "layout of E, t, m, L and |, with x*n and (...)*n, such as 'Et*3|t*2|tL'; found "
+            f"{text[:80]!r}"
         )
     return layout.split("|")
 
@@ -153,46 +160,53 @@ def parse_layout(text: str) -> list[str]:
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read a layout, alone, behind its flag or as NeMo's setting, or Megatron's list of lists.
 
+    Without one, `megatron_flags.split_by_settings` says how the flags of a script cut the model.
     Multi-token-prediction layers are in no profile: they are checked by Megatron's rules and left
     out, with a note.
 
     Raises:
         InvalidInput: It is no layout, or breaks Megatron's rules for ``E``, ``L`` and ``m``.
     """
-    content = _drop_comments(text)
+    content = fill_variables(_drop_comments(text))
+    settings = read_settings(content)
+    if settings.get(RANKS) == 0:
+        raise InvalidInput(f"--{RANKS} is 0; give at least 1")
     rows = parse_literal(content, "[[")
-    stages = parse_layout(_find_layout(content)) if rows is None else _read_rows(rows)
+    if rows is not None:
+        stages = _read_rows(rows)
+    elif RANKS in settings and "layout" not in content:
+        counts = split_by_settings(settings, layers.stack.num_blocks)
+        stages = ["t" * count for count in counts]
+        stages[0] = "E" + stages[0]
+        stages[-1] += "L"
+    else:
+        stages = parse_layout(_find_layout(content))
     flat = "".join(stages)
     ends = stages[0][:1], stages[-1][-1:]
     if flat.count("E") != 1 or flat.count("L") != 1 or ends != ("E", "L"):
         raise InvalidInput(
             "a layout's first stage begins with its only E, its last one ends with its only L"
         )
-    size = re.search(
-        r"(?<!virtual[-_])pipeline[-_]model[-_]parallel[-_]size[\s=:]+(\d{1,5})", content
-    )
-    places = int(size[1]) if size else len(stages)
-    if places < 1 or len(stages) % places:
+    places = settings.get(RANKS, len(stages))
+    if len(stages) % places:
         raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
     chunks = len(stages) // places
     _check_prediction(stages, places, flat)
-    samples = _MICROBATCH.search(content)
-    group = re.search(
-        r"microbatch[-_]group[-_]size[-_]per[-_](?:virtual[-_]pipeline|vp)[-_]stage[\s=:]+(\d{1,5})",
-        content,
-    )
     counts = [stage.count("t") for stage in stages]
     # A stage of E alone holds what precedes the blocks, one of L alone what follows.
-    return ImportedCut(
-        layers.from_block_counts(counts),
-        len(layers.names),
-        schedule="interleaved_1f1b" if chunks > 1 else "1f1b" if size else None,
+    return layers.cut_by_blocks(
+        counts,
+        schedule="interleaved_1f1b" if chunks > 1 else "1f1b" if RANKS in settings else None,
         chunks=chunks,
-        ranks_setting="" if size else "--pipeline-model-parallel-size",
-        num_microbatches=_count_microbatches(content),
-        notes=(*_list_ignored(content), *(PREDICTION_NOTE,) * ("m" in flat)),
-        microbatch_size=int(samples[1]) if samples else None,
-        check=partial(check_interleaving, group=int(group[1]) if group else None),
+        ranks_setting="" if RANKS in settings else f"--{RANKS}",
+        num_microbatches=_count_microbatches(settings),
+        notes=(
+            *list_read(settings),
+            *_list_ignored(content),
+            *(PREDICTION_NOTE,) * ("m" in flat),
+        ),
+        microbatch_size=settings.get("micro-batch-size"),
+        check=partial(check_interleaving, group=settings.get(GROUP)),
     )
 
 
@@ -218,13 +232,10 @@ def _check_prediction(stages: list[str], places: int, flat: str) -> None:
         )
 
 
-def _count_microbatches(content: str) -> int | None:
+def _count_microbatches(settings: Mapping[str, int]) -> int | None:
     """Return the global batch in micro-batches; `None` if the flags do not say both sizes."""
-    sizes = re.findall(r"(micro|global)[-_]batch[-_]size[\s=:]+(\d{1,7})", content)
-    found = {name: int(size) for name, size in sizes}
-    if len(found) < 2 or not found["micro"]:
-        return None
-    return max(1, found["global"] // found["micro"])
+    size, batch = settings.get("micro-batch-size"), settings.get("global-batch-size")
+    return max(1, batch // size) if size and batch else None
 
 
 def _list_ignored(content: str) -> Iterator[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.profile.profile import Profile
+from ...planner.problem.input_checks import require_plan, require_profile
 from ..expressible import check_expressible
 from ..target import Export, ImportedCut, ModelLayers, Target
 from . import (
@@ -48,9 +51,21 @@ TARGETS: dict[str, Target] = {
 MAX_TEXT = 2**20
 """Characters of a file that cuts are read from."""
 
+MOST_SEARCHED = 10_000
+"""Characters in which a document of ours names its kind."""
 
-def find_target(name: str) -> Target:
+_OWN_DOCUMENT = re.compile(r'"schema_version":\s*"stagewright\.(\w+)/')
+_FILE_NAME = re.compile(r"\S{1,1000}\.(sh|py|json|toml|ya?ml|txt|csv|conf)")
+
+
+def find_target(name: str | Target) -> Target:
     """Return a target by its name. Raises: InvalidInput."""
+    if isinstance(name, Target):
+        return name
+    if not isinstance(name, str):
+        raise InvalidInput(
+            f"the target is of type {type(name).__name__}; name one of {', '.join(TARGETS)}"
+        )
     target = TARGETS.get(name)
     if target is None:
         close = get_close_matches(name, TARGETS, n=1)
@@ -59,7 +74,7 @@ def find_target(name: str) -> Target:
     return target
 
 
-def export(plan: Plan, target: str) -> Export:
+def export(plan: Plan, target: str | Target) -> Export:
     """Write a plan in the form of another runtime.
 
     Args:
@@ -67,23 +82,57 @@ def export(plan: Plan, target: str) -> Export:
         target: Name of the runtime, such as ``megatron``.
 
     Raises:
-        InvalidInput: There is no such target.
+        InvalidInput: There is no such target, or the plan is something else, such as a path.
         Inexpressible: The runtime lacks something the plan uses; each is named with the option
             that avoids it.
     """
     found = find_target(target)
-    check_expressible(plan, found)
+    check_expressible(require_plan(plan), found)
     return found.write(plan)
 
 
-def import_cut(text: str, target: str, model: Profile | ModelLayers) -> ImportedCut:
+def import_cut(cut: str | Path, target: str | Target, model: Profile | ModelLayers) -> ImportedCut:
     """Read a cut in the form of another runtime, for a model.
 
+    Args:
+        cut: The text, or a file with it.
+        target: Name of the runtime.
+        model: Profile, or names, of the model's layers.
+
     Raises:
-        InvalidInput: There is no such target, or the text is not in its form.
+        InvalidInput: There is no such target, or file, or the text is not in its form.
     """
+    found, text = find_target(target), read_text(cut)
+    if document := _OWN_DOCUMENT.search(text[:MOST_SEARCHED]):
+        raise InvalidInput(
+            f"this is a {document[1]} of Stagewright, no cut in the form of {found.title}"
+            + "; explain and show judge plans, and export writes them for it"
+            * (document[1] == "plan")
+        )
     if len(text) > MAX_TEXT:
         raise InvalidInput(f"the text has {len(text)} characters, at most {MAX_TEXT} are read")
-    layers = model if isinstance(model, ModelLayers) else ModelLayers.of(model)
-    found = find_target(target)
+    layers = model if isinstance(model, ModelLayers) else ModelLayers.of(require_profile(model))
     return replace(found.read(text, layers), inference=found.rules.inference)
+
+
+def read_text(cut: str | Path) -> str:
+    """Return a file's content, or the text itself if it is no file's name. Raises: InvalidInput."""
+    if not isinstance(cut, str | Path):
+        raise InvalidInput(
+            f"the cut is of type {type(cut).__name__}; give its text, or the file's path"
+        )
+    path = Path(cut)
+    is_named = isinstance(cut, Path) or _FILE_NAME.fullmatch(cut) is not None
+    try:
+        return path.read_text(encoding="utf-8") if is_named or _is_file(path) else str(cut)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InvalidInput(f"cannot read {path}: {error}") from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text too long, or with characters that no name has
+        return False

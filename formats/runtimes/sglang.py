@@ -32,6 +32,6 @@ TARGET = Target(
     file_name="sglang-partition.sh",
     rules=TargetRules(inference=True, unit="block"),
     write=write,
-    read=partial(read_counts, example=f"{VARIABLE}=17,20,3"),
+    read=partial(read_counts, setting=VARIABLE, example=f"{VARIABLE}=17,20,3"),
     default_split=split_by_default,
 )

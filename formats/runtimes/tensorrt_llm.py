@@ -32,9 +32,8 @@ def write(plan: Plan) -> Export:
 
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
-    """Read ``pp_partition`` out of a configuration, or numbers alone."""
-    lines = [line for line in text.splitlines() if line.strip().startswith("pp_partition")]
-    return read_counts(lines[0] if lines else text, layers, example="pp_partition: [17, 20, 3]")
+    """Read ``pp_partition`` out of YAML, JSON or Python, or numbers alone."""
+    return read_counts(text, layers, setting="pp_partition", example="pp_partition: [17, 20, 3]")
 
 
 TARGET = Target(

@@ -232,9 +232,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     first_rank = re.search(r"STAGES_OF_RANK\s*=\s*\[(\[[^\]]*\])", text)
     chunks = len(first_rank[1].split(",")) if first_rank else 1
     number = re.search(r"NUM_MICROBATCHES\s*=\s*(\d{1,7})", text)
-    return ImportedCut(
-        layers.from_counts(counts),
-        len(layers.names),
+    return layers.cut_by_layers(
+        counts,
         schedule=find_schedule(text, chunks),
         chunks=chunks,
         ranks_setting="" if first_rank else "STAGES_OF_RANK",

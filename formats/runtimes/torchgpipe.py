@@ -13,10 +13,9 @@ from ..target import (
     Target,
     TargetRules,
     list_devices,
-    warn_of_chain,
     write_header,
 )
-from .block_counts import parse_counts
+from .block_counts import find_setting, parse_counts
 
 TITLE = "torchgpipe"
 CHECKED = "torchgpipe 0.0.7, its own GPipe"
@@ -32,7 +31,6 @@ def write(plan: Plan) -> Export:
         "checkpoint=checkpoint)",
         f"for a Sequential of {len(plan.layer_names)} modules: {plan.layer_names[0]} to "
         f"{plan.layer_names[-1]}.",
-        *warn_of_chain(plan),
         f"{list_devices(plan)}.",
     )
     text = (
@@ -56,16 +54,14 @@ def check_duplicates(plan: Plan) -> tuple[Rejection, ...]:
 
 def read(text: str, layers: ModelLayers) -> ImportedCut:
     """Read ``balance``, ``chunks`` and ``checkpoint``, or a balance alone."""
-    balance = re.search(r"balance\s*=\s*(\[[^\]]*\])", text)
-    counts = parse_counts(balance[1] if balance else text, "balance = [3, 5]")
+    counts = parse_counts(find_setting(text, "balance"), "balance = [3, 5]")
     chunks = re.search(r"chunks\s*=\s*(\d{1,6})", text)
     mode = re.search(r"checkpoint\s*=\s*[\"'](never|always|except_last)[\"']", text)
-    return ImportedCut(
-        layers.from_counts(counts),
-        len(layers.names),
+    return layers.cut_by_layers(
+        counts,
         schedule="gpipe",
         num_microbatches=int(chunks[1]) if chunks else None,
-        recompute=mode[1] if mode else "except_last",  # type: ignore[arg-type]
+        recompute=mode[1] if mode else "except_last",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.profile.block_stack import BlockStack, find_stack
+from ...core.profile.block_stack import BlockStack
 from ..target import (
     Export,
     ImportedCut,
@@ -69,7 +69,7 @@ def list_parts(plan: Plan) -> list[list[str]]:
     models, such as ``model.embed_tokens``, are put into torchtitan's: ``tok_embeddings``,
     ``layers.N``, ``norm``, ``lm_head``.
     """
-    stack = find_stack(plan.layer_names)
+    stack = ModelLayers.of(plan).stack
     cuts = list(accumulate(plan.balance, initial=0))
     names = plan.layer_names
     edges = (*names[: stack.starts[0]], *names[stack.end :])
@@ -125,6 +125,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     if count is not None and (type(count) is not int or count < 1):
         raise InvalidInput(f"num_pp_microbatches is {count!r}; give a whole number from 1")
     stack = layers.stack
+    listed = {name for part in parts for name in part}
+    beyond = sorted(name for name in listed - {*layers.names} if _is_beyond(name, stack))
     return ImportedCut(
         # Modules are kept in the model's order, whatever the order of their names.
         tuple(tuple(sorted(_find_layers(part, layers.names, stack))) for part in parts),
@@ -133,6 +135,9 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         chunks=len(parts) // places,
         ranks_setting="" if "pipeline_parallel_degree" in settings else "pipeline_parallel_degree",
         num_microbatches=count,
+        excess=f"{beyond[0]!r} is listed, but the model has {stack.num_blocks} blocks"
+        if beyond
+        else "",
     )
 
 
@@ -153,13 +158,26 @@ def _read_settings(text: str) -> dict[str, Any]:
     return settings
 
 
+def _find_block(name: str, stack: BlockStack) -> int | None:
+    """Return the number of a block by its name in the model, or by torchtitan's."""
+    own = rf"{re.escape(stack.prefix)}\." if stack.prefix else ""
+    if found := re.fullmatch(rf"{own}(\d+)", name):
+        return int(found[1]) - stack.first
+    theirs = re.fullmatch(r"layers\.(\d+)", name)
+    return int(theirs[1]) if theirs else None
+
+
+def _is_beyond(name: str, stack: BlockStack) -> bool:
+    block = _find_block(name, stack)
+    return block is not None and block >= stack.num_blocks
+
+
 def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> list[int]:
     found: list[int] = []
-    own = rf"{re.escape(stack.prefix)}\." if stack.prefix else ""
     for name in part:
-        block = re.fullmatch(rf"(?:{own}|layers\.)(\d+)", name)
-        if block and int(block[1]) < stack.num_blocks:
-            found += range(stack.cuts[int(block[1])], stack.cuts[int(block[1]) + 1])
+        block = _find_block(name, stack)
+        if block is not None and 0 <= block < stack.num_blocks:
+            found += range(stack.cuts[block], stack.cuts[block + 1])
         elif name in names:
             # A module that runs between blocks is part of them.
             outside = (*range(stack.starts[0]), *range(stack.end, stack.num_layers))
@@ -171,7 +189,7 @@ def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> 
             found += range(stack.end, stack.num_layers - 1)
         elif name in ("lm_head", "output"):
             found += range(max(stack.end, stack.num_layers - 1), stack.num_layers)
-        else:
+        elif not _is_beyond(name, stack):
             raise InvalidInput(f"the model has no module {name!r}")
     return found
 

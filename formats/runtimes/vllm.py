@@ -37,6 +37,6 @@ TARGET = Target(
     file_name="vllm-partition.sh",
     rules=TargetRules(inference=True, unit="block"),
     write=write,
-    read=partial(read_counts, example=f"{VARIABLE}=17,20,3"),
+    read=partial(read_counts, setting=VARIABLE, example=f"{VARIABLE}=17,20,3"),
     default_split=split_by_default,
 )

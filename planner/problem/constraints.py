@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import PlanOptions
-from ...core.profile.block_stack import find_stacks
+from ...core.profile.block_stack import find_profile_stack, find_stacks
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.chain import StageTable, legal_positions, tied_parameters
@@ -18,7 +18,7 @@ from ..cost.device_classes import Devices
 from ..search.arcs import SearchSpace
 from .input_checks import count_chunks
 from .pin_conflicts import check_pins, describe_pins
-from .regular import find_irregularity, get_rule, list_equal_cuts, regular_spaces, stack_of
+from .regular import find_irregularity, get_rule, list_equal_cuts, regular_spaces
 from .tied_weights import TiePattern, tie_patterns
 
 
@@ -92,7 +92,7 @@ def cuts_in_blocks(profile: Profile, options: PlanOptions) -> Iterator[int]:
     try:
         if get_rule(options) == "equal_blocks":
             option, value = "regular", "equal_blocks"
-            allowed = set(stack_of(profile).starts[1:])
+            allowed = set(find_profile_stack(profile).starts[1:])
         else:
             allowed = {cut for stack in find_stacks(names) for cut in stack.cuts}
     except InvalidInput as error:
@@ -234,8 +234,9 @@ def check_asked(
     if get_rule(options) == "equal_blocks" and not any(list_equal_cuts(profile, options, most)):
         wanted = options.num_stages or options.max_stages
         raise Infeasible(
-            f"{stack_of(profile).num_blocks} blocks cannot be cut into stages of equally many with "
-            f"{wanted} stages on {len(devices.cluster.devices)} devices; set another num_stages",
+            f"{find_profile_stack(profile).num_blocks} blocks cannot be cut into stages of equally "
+            f"many with {wanted} stages on {len(devices.cluster.devices)} devices; set another "
+            "num_stages",
             constraint="stages",
             required=wanted,
             available=most,

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ...core.plan.plan import PlanOptions
-from ...core.profile.block_stack import BlockStack, find_stack
+from ...core.profile.block_stack import find_profile_stack
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.chain import ChainStages
@@ -27,20 +27,11 @@ def get_rule(options: PlanOptions) -> Literal["no", "grid", "equal_blocks"]:
     return options.regular if options.regular_within is None else "no"
 
 
-def stack_of(profile: Profile) -> BlockStack:
-    """Return the blocks of a profile's model.
-
-    Raises:
-        InvalidInput: It has none, or several stacks of them.
-    """
-    return find_stack([entry.layer.name for entry in profile.layers])
-
-
 def list_equal_cuts(
     profile: Profile, options: PlanOptions, num_devices: int
 ) -> Iterator[tuple[int, ...]]:
     """Yield the cuts into stages of equally many blocks, with the ends of the model."""
-    stack = stack_of(profile)
+    stack = find_profile_stack(profile)
     most = min(options.max_stages or stack.num_blocks, num_devices)
     for num_stages in range(1, most + 1):
         share, rest = divmod(stack.num_blocks, num_stages)
@@ -112,7 +103,7 @@ def find_irregularity(assignment: Assignment, profile: Profile, options: PlanOpt
     if len(set(assignment.replicas)) > 1:
         return f"has {list(assignment.replicas)} replicas, not equally many in every stage"
     if rule == "equal_blocks":
-        stack = stack_of(profile)
+        stack = find_profile_stack(profile)
         counts = [
             stack.count(last) - stack.count(first) for first, last in pairwise(assignment.cuts)
         ]

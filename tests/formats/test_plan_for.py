@@ -157,7 +157,7 @@ def test_a_plan_is_never_slower_than_the_target_s_own_split(name):
             if not counts:  # four blocks are not three equal stages
                 assert target.rules.equal_blocks or name == "megatron"
                 continue
-            balance = tuple(map(len, ModelLayers(NAMES).from_block_counts(counts)))
+            balance = tuple(map(len, ModelLayers(NAMES).cut_by_blocks(counts).stages))
             costs = for_inference(profile) if target.rules.inference else profile
             split = plan_from_balance(costs, "3xcpu", options, balance)
             assert plan.step_time_s <= split.step_time_s * (1 + 1e-9)
@@ -176,6 +176,36 @@ def test_equal_stages_that_do_not_exist_are_infeasible():
     options = PlanOptions(schedule="gpipe", num_stages=3)
     with pytest.raises(Infeasible, match="4 blocks cannot be cut into stages of equally many"):
         plan_for(TARGETS["maxtext"], profile, "3xcpu", options)
+
+
+@pytest.mark.parametrize("name", [n for n, t in TARGETS.items() if t.rules.inference])
+def test_schedules_of_training_are_refused_for_inference(name):
+    """Two stages a device were taken, and exported as if each had a rank."""
+    for schedule in ("zbv", "interleaved_1f1b", "zero_bubble"):
+        with pytest.raises(InvalidInput, match=f"has no schedule {schedule} of forward passes"):
+            plan_for(name, draw_profile(random.Random(3)), "2xcpu", PlanOptions(schedule=schedule))
+
+
+def test_remedies_are_what_the_target_allows():
+    """Recomputation of single stages, replicas and cuts inside blocks were recommended."""
+    profile = chain_profile([1e-3] * 8, parameter_bytes=1000, saved_bytes=3000)
+    cluster = Cluster.parse("2xcpu")
+    small = tuple(each.model_copy(update={"memory_bytes": 30_000}) for each in cluster.devices)
+    cluster = cluster.model_copy(update={"devices": small})
+    options = PlanOptions(num_microbatches=8, schedule="1f1b")
+    with pytest.raises(Infeasible) as error:
+        plan(profile, cluster, options)
+    free = [each.text for each in error.value.remedies]
+    assert "recompute='auto'" in free
+    with pytest.raises(Infeasible) as error:
+        plan_for("megatron", profile, cluster, options)
+    allowed = [each.text for each in error.value.remedies]
+    assert set(allowed) < set(free)
+    assert not any("recompute" in each or "replicas" in each for each in allowed)
+    assert "recompute" not in str(error.value)
+    for remedy in error.value.remedies:
+        made = plan_for("megatron", profile, remedy.cluster, remedy.options).plan
+        assert export(made, "megatron").text
 
 
 def test_a_model_without_blocks_is_refused_by_what_counts_them():
@@ -270,14 +300,19 @@ def test_edges_tell_that_a_model_is_no_chain(name, pairs, expected):
     profile = costs.model_copy(update={"layers": layers, "edges": edges, "chain_break": None})
     with pytest.raises(InvalidInput, match=re.escape(expected)):
         plan_for(name, profile, "2xcpu")
-    made = plan(profile, "2xcpu", schedule=TARGETS[name].rules.schedules[0])
+    schedule = PlanOptions(schedule=TARGETS[name].rules.schedules[0])
+    made = plan(profile, "2xcpu", schedule)
     with pytest.raises(InvalidInput, match=re.escape(expected)):
         export(made, name)
     validate(made, profile, "2xcpu")
     in_a_row = tuple(edge for edge in edges if edge.source == edge.target - 1)
     if len(in_a_row) == len(layers):
-        options = PlanOptions(schedule=made.schedule)
-        plan_for(name, profile.model_copy(update={"edges": in_a_row}), "2xcpu", options)
+        # Operations between modules leave no trace in edges, so it has to be said.
+        known = profile.model_copy(update={"edges": in_a_row, "chain_break": ""})
+        older = known.model_copy(update={"chain_break": None})
+        plan_for(name, known, "2xcpu", schedule)
+        with pytest.raises(InvalidInput, match="does not say whether the model is one"):
+            plan_for(name, older, "2xcpu", schedule)
 
 
 def test_choices_left_open_are_those_that_megatron_interleaves():

@@ -38,6 +38,24 @@ def ask_megatron_accepts(case: dict[str, Any]) -> bool:
     return True
 
 
+def ask_megatron_builds(case: dict[str, Any]) -> list[int] | None:
+    """Return the layers of each stage that Megatron builds by its flags; `None` if it stops."""
+    from types import SimpleNamespace
+
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    config = SimpleNamespace(pipeline_model_parallel_layout=None, **case)
+    chunks = case["virtual_pipeline_model_parallel_size"]
+    try:
+        return [
+            get_num_layers_to_build(config, None if chunks is None else chunk, rank)
+            for chunk in range(chunks or 1)
+            for rank in range(case["pipeline_model_parallel_size"])
+        ]
+    except AssertionError:
+        return None
+
+
 def ask_torchtitan(case: dict[str, Any]) -> list[list[str]]:
     """Return the layers that torchtitan's _split_module leaves in each model part."""
     from torchtitan.distributed.pipeline_parallel import _split_module
@@ -95,6 +113,7 @@ class OneStage:
 QUESTIONS = {
     "megatron": ask_megatron,
     "megatron accepts": ask_megatron_accepts,
+    "megatron builds": ask_megatron_builds,
     "torchtitan": ask_torchtitan,
     "torchtitan's default": ask_torchtitan_default,
     "deepspeed": ask_deepspeed,

@@ -113,4 +113,5 @@ def build_plan(
         bubble_fraction=0.0,
         proof=Proof(objective="x", value=1.0, lower_bound=1.0, status="optimal"),
         inputs=(TensorSpec(name="ids", shape=(4, 128), dtype="int64"),),
+        chain_break="",
     )

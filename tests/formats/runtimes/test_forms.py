@@ -5,12 +5,15 @@ import random
 
 import pytest
 
+import stagewright
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.formats.check_cut import merge_options
+from stagewright.formats.check_cut import check_cut, import_plan, merge_options
 from stagewright.formats.expressible import Inexpressible
+from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import export, import_cut
 from stagewright.formats.target import ModelLayers
+from tests.builders import chain_profile
 from tests.formats.runtimes.test_own_parsers import ask, needs_runtimes
 from tests.formats.runtimes.test_rejections import NAMES, change, every_stage, make_plan
 
@@ -81,6 +84,7 @@ def test_split_points_in_comments_are_none():
         ("megatron", "--pipeline-model-parallel-size 0 --pipeline-model-parallel-layout Et*8L"),
         ("maxtext", "ici_pipeline_parallelism: 0\nnum_layers_per_pipeline_stage: 2"),
         ("maxtext", "ici_pipeline_parallelism: 999999\nnum_layers_per_pipeline_stage: 999999"),
+        ("megatron", "--pipeline-model-parallel-size 3"),
         ("llama.cpp", "-ts 1.2.3,1"),
         ("llama.cpp", "-ts .,1"),
         ("llama.cpp", "-ngl 4 -ts 1,1"),
@@ -170,6 +174,116 @@ def test_places_of_m_are_those_of_megatron():
         text += f"--pipeline-model-parallel-layout {case['layout']}"
         assert is_read(text, layers) == accepted, case
     assert 30 < sum(answers) < 270
+
+
+YAML = """backend: pytorch
+pp_partition:
+  - 5
+  - 3
+pipeline_parallel_size: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tensorrt-llm", '{"pipeline_parallel_size": 2, "pp_partition": [5, 3]}'),
+        ("tensorrt-llm", YAML),
+        ("tensorrt-llm", "LLM(model=MODEL, pp_partition=[5, 3], pipeline_parallel_size=2)"),
+        ("vllm", 'VLLM_PP_LAYER_PARTITION="5,3" vllm serve MODEL --pipeline-parallel-size 2'),
+        ("sglang", "# 4,4 before\nexport SGLANG_PP_LAYER_PARTITION=5,3\n"),
+        ("colossalai", "HybridParallelPlugin(pp_size=2, num_layers_per_stage=[5, 3])"),
+        ("megatron", "--num-layers 8 --pipeline-model-parallel-size 2 "
+         "--decoder-first-pipeline-num-layers 5"),
+        ("megatron", "PP=2\nLAST=3\n--pipeline-model-parallel-size ${PP} "
+         "--decoder-last-pipeline-num-layers ${LAST:-4}"),
+        ("megatron", '{"pipeline_model_parallel_size": 2, "num_layers_in_last_pipeline_stage": 3}'),
+        ("megatron", "cfg.model.pipeline_model_parallel_size=2\n"
+         "cfg.model.num_layers_in_first_pipeline_stage=5"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_whole_file(name, text):
+    cut = import_cut(text, name, EIGHT)
+    assert cut.balance == (6, 5)
+    assert not cut.missing
+
+
+def test_what_deepspeed_splits_itself_is_said():
+    for text in (
+        '{"pipeline": {"stages": 4, "partition": "parameters"}}',
+        "net = PipelineModule(layers=net.join_layers(), num_stages=4)",
+    ):
+        with pytest.raises(InvalidInput, match=r"read from PARTS = .*print\(engine.module.parts"):
+            import_cut(text, "deepspeed", EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "listed"),
+    [
+        ("vllm", "4,5", "9 blocks, but the model has 8"),
+        ("megatron", "Et*4|t*5L", "9 blocks, but the model has 8"),
+        ("colossalai", "num_layers_per_stage=[4, 5]", "9 blocks, but the model has 8"),
+        ("maxtext", "ici_pipeline_parallelism=2 num_layers_per_pipeline_stage=5", "10 blocks"),
+        ("deepspeed", "PARTS = [0, 5, 12]", "12 layers, but the model has 11"),
+        ("torchgpipe", "balance = [5, 7]", "12 layers, but the model has 11"),
+        ("torchtitan", '[["embed", "layers.0"], ["layers.8", "norm", "head"]]', "'layers.8' is"),
+    ],
+)
+def test_more_layers_than_the_model_has_are_a_fault_of_the_cut(name, text, listed):
+    """They ended as wrong input, where too few were a cut that cannot run."""
+    cut = import_cut(text, name, EIGHT)
+    assert listed in cut.describe_faults(EIGHT.names)[0]
+    assert not cut.is_ordered
+
+
+def test_own_documents_are_no_cuts(tmp_path):
+    plan = make_plan("vllm")
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json(indent=2))
+    for given in (plan.to_json(), file, str(file)):
+        with pytest.raises(InvalidInput, match="this is a plan of Stagewright, no cut in the form"):
+            import_cut(given, "vllm", EIGHT)
+
+
+def test_cuts_are_read_from_files(tmp_path):
+    file = tmp_path / "partition.sh"
+    file.write_text("export VLLM_PP_LAYER_PARTITION=5,3\n")
+    for given in (file, str(file)):
+        assert import_cut(given, "vllm", EIGHT).balance == (6, 5)
+    for missing in (tmp_path / "other", "missing.sh"):
+        with pytest.raises(InvalidInput, match=r"cannot read .*: No such file or directory"):
+            import_cut(missing, "vllm", EIGHT)
+    # Names of files have at most 255 characters, texts may have more.
+    long = "Et*8" + "," * 300 + "L"
+    assert import_cut(long, "megatron", EIGHT).balance == (11,)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda costs: stagewright.export("plan.json", "vllm"), "Plan.read('plan.json')"),
+        (lambda costs: stagewright.export(None, "vllm"), "the plan is a NoneType"),
+        (lambda costs: stagewright.export(make_plan("vllm"), None), "target is of type NoneType"),
+        (lambda costs: stagewright.check("4,4", "vllm", "profile.json", "2xcpu"), "Profile.read"),
+        (lambda costs: stagewright.check([4, 4], "vllm", costs, "2xcpu"), "cut is of type list"),
+        (lambda costs: stagewright.check("x.sh", "vllm", costs, "2xcpu"), "cannot read x.sh"),
+        (lambda costs: stagewright.import_("4,4", 3, costs, "2xcpu"), "target is of type int"),
+        (lambda costs: check_cut("4,4", costs, "2xcpu"), "read it first: import_cut("),
+        (lambda costs: import_plan("4,4", costs, "2xcpu"), "read it first: import_cut("),
+        (lambda costs: plan_for("vllm", "profile.json", "2xcpu"), "Profile.read('profile.json')"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(call, expected):
+    with pytest.raises(stagewright.StagewrightError) as error:
+        call(chain_profile([1e-3] * 8))
+    assert expected in str(error.value)
+
+
+def test_cuts_are_judged_and_imported_in_one_call():
+    costs = chain_profile([1e-3] * 8)
+    report = stagewright.check("4,4", "vllm", costs, "2xcpu")
+    assert (report.missing, report.slowdown) == ((), pytest.approx(0, abs=1e-9))
+    assert stagewright.import_("4,4", "vllm", costs, "2xcpu").balance == (4, 4)
 
 
 @pytest.mark.parametrize(

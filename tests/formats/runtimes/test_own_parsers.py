@@ -8,16 +8,18 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from dataclasses import replace
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from stagewright.core.errors import InvalidInput
 from stagewright.core.profile.block_stack import find_stack
 from stagewright.formats.runtimes.megatron import check_interleaving
-from stagewright.formats.runtimes.registry import TARGETS, export
-from stagewright.formats.target import TargetRules, count_blocks
+from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
+from stagewright.formats.target import ModelLayers, TargetRules, count_blocks
 from tests.formats.runtimes.random_plans import build_plan, draw_plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,6 +64,57 @@ def test_megatron_builds_the_stages_of_the_plan():
         assert [stage.count("decoder") for stage in stages] == list(count_blocks(plan))
         assert stages[0][0] == "embedding"
         assert stages[-1][-1] == "loss"
+
+
+def draw_flags(draw):
+    """Return settings of megatron-core, and the same as the flags of a script."""
+    ranks = draw.choice([1, 2, 3, 4, 8])
+    given = draw.random() < 0.5
+    chunks = draw.choice([None, None, 2, 3]) if ranks > 1 else None
+    case = {
+        "num_layers": max(
+            1, ranks * (chunks or 1) * draw.randint(1, 6) + draw.choice([0, 0, 1, -2])
+        ),
+        "pipeline_model_parallel_size": ranks,
+        "virtual_pipeline_model_parallel_size": chunks,
+        "num_layers_in_first_pipeline_stage": draw.randint(1, 6) if given else None,
+        "num_layers_in_last_pipeline_stage": draw.randint(1, 6) if given and ranks > 1 else None,
+        "account_for_embedding_in_pipeline_split": draw.random() < 0.3,
+        "account_for_loss_in_pipeline_split": draw.random() < 0.3,
+    }
+    flags = {
+        "num-layers": case["num_layers"],
+        "num-virtual-stages-per-pipeline-rank": chunks,
+        "decoder-first-pipeline-num-layers": case["num_layers_in_first_pipeline_stage"],
+        "decoder-last-pipeline-num-layers": case["num_layers_in_last_pipeline_stage"],
+    }
+    words = [f"--{name} {value}" for name, value in flags.items() if value is not None]
+    words += [
+        f"--{name.replace('_', '-')}" for name in case if name.startswith("account") and case[name]
+    ]
+    return case, f"PP={ranks}\npretrain_gpt.py --pipeline-model-parallel-size $PP {' '.join(words)}"
+
+
+@needs_runtimes
+def test_flags_without_a_layout_give_the_stages_that_megatron_builds():
+    draw = random.Random(11)
+    drawn = [draw_flags(draw) for _ in range(NUM_PLANS)]
+    answers = ask("megatron builds", [case for case, _ in drawn])
+    stopped = 0
+    for (case, text), built in zip(drawn, answers, strict=True):
+        blocks = (f"layers.{index}" for index in range(case["num_layers"]))
+        layers = ModelLayers(("e", *blocks, "h"))
+        # Megatron's configuration refuses more layers on an end than there are before this rule.
+        if built is None or sum(built) != case["num_layers"] or min(built) < 0:
+            stopped += 1
+            with pytest.raises(InvalidInput):
+                import_cut(text, "megatron", layers)
+            continue
+        found = import_cut(text, "megatron", layers)
+        counts = [sum("layers" in layers.names[at] for at in stage) for stage in found.stages]
+        assert counts == built, (case, text)
+        assert not found.missing
+    assert 200 < stopped < 800
 
 
 @needs_runtimes
@@ -119,8 +172,43 @@ def test_deepspeed_sets_the_bounds_of_each_stage():
         assert bounds == [list(pair) for pair in pairwise(accumulate(plan.balance, initial=0))]
 
 
+def check_left_out(draw, plan, root, device_map):
+    """Leave an entry out; a layer counts as missing where Accelerate refuses the map."""
+    from accelerate.utils.modeling import check_device_map
+
+    kept = dict(device_map)
+    name = draw.choice([*kept])
+    del kept[name]
+    if not kept:
+        return
+    under = [at for at, each in enumerate(plan.layer_names) if f"{each}.".startswith(f"{name}.")]
+    bare = draw.random() < 0.5
+    saved = []
+    for module in root.get_submodule(name).modules():
+        if bare and "weight" in module._parameters:  # its buffers are not in the state_dict
+            saved.append((module, module._parameters.pop("weight")))
+            module.register_buffer("table", saved[-1][1].data, persistent=False)
+    covered = {device_map[each] for each in kept} == set(device_map.values())
+    layers = replace(ModelLayers.of(plan), weightless=frozenset(under * bare))
+    text = f"device_map = {kept}"
+    refused = False
+    try:
+        check_device_map(root, kept)
+    except ValueError:
+        refused = True
+    if covered:
+        cut = import_cut(text, "accelerate", layers)
+        assert bool(cut.missing) == refused, (plan.layer_names, name)
+        assert set(cut.missing) <= set(under)
+        assert bool(cut.notes) == bare
+    for module, weight in saved:
+        del module.table
+        module.register_parameter("weight", weight)
+
+
 def test_accelerate_finds_every_parameter_in_the_device_map():
     """On the meta device: a model of modules with the plan's names, a weight in each."""
+    draw = random.Random(8)
     import torch
     from accelerate.utils.modeling import check_device_map
     from torch import nn
@@ -137,6 +225,7 @@ def test_accelerate_finds_every_parameter_in_the_device_map():
         scope: dict[str, dict[str, int]] = {}
         exec(export(plan, "accelerate").text, scope)
         check_device_map(root, scope["device_map"])
+        check_left_out(draw, plan, root, scope["device_map"])
         for index, stage in enumerate(plan.stages):
             for name in stage.layer_names:
                 held = [key for key in scope["device_map"] if f"{name}.".startswith(f"{key}.")]
