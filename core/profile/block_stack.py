@@ -111,7 +111,7 @@ def _find_repeated(
             kinds[block].append(types[layer])
     # Blocks with modules inside may differ: hybrid models alternate attention with other layers.
     depth = stack.name(0).count(".") + 1
-    parts = [name.split(".") for name in modules]
+    parts = [name.partition("@")[0].split(".") for name in (*names, *modules)]
     divided = {".".join(each[:depth]) for each in parts if len(each) > depth}
     holds = [len(kind) > 1 or stack.name(at) in divided for at, kind in enumerate(kinds)]
     breaks = [
