@@ -278,7 +278,7 @@ class DistributedPipeline(PipelineRank):
     def _raise_if_non_finite(self, inputs: Sequence[Sequence[Tensor]]) -> None:
         check = self._executor.finite_check
         self._detector.set_activity("the wait for the end of the step")
-        if check is None:
+        if check is None or check.is_empty:
             self._wait_for_device()
             return
         if (found := check.find(inputs)) is None:
@@ -331,12 +331,13 @@ class DistributedPipeline(PipelineRank):
                     targets = split_partial_target(moved, number, self._first.microbatch_size)
         with self.during("an evaluation"):
             made, losses = self._executor.evaluate(inputs, targets)
-            self._wait_for_device()
-            if not self._has_last:
-                return None, None
-            output = self._last.join_batch_output(made, self._first.microbatch_size)
-            output = trim_padding(output, size, samples)
-            return output, self._last.reduce_loss(losses) if targets else None
+            output = loss = None
+            if self._has_last:
+                output = self._last.join_batch_output(made, self._first.microbatch_size)
+                output = trim_padding(output, size, samples)
+                loss = self._last.reduce_loss(losses) if targets else None
+            self._wait_for_device()  # for what replicas exchanged, too
+            return output, loss
 
     def _samples(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Any) -> int:
         """Return the number of samples in a batch that may be padded.

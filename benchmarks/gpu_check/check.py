@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from benchmarks.gpu_check.order import STAGES, Stage, choose
 from benchmarks.gpu_check.records import Setting, load
 from benchmarks.gpu_check.report import faults, make_report, missing, page, verdict
 
-NO_DEVICE = 3
+WRONG_ARGUMENTS, NO_DEVICE = 2, 3
 
 
 def main(description: str) -> int:
@@ -28,11 +29,19 @@ def main(description: str) -> int:
         again = [stage.name for stage in choose(given.again, STAGES)]
     except ValueError as error:
         parser.error(str(error))
+    # At the end of a job, or of a terminal, no stage may stay behind and keep the GPU busy.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the second
+            signal.signal(number, _stop)
     if given.rehearse and given.output is None:
         with tempfile.TemporaryDirectory() as name:
             return check(given, stages, again, Path(name), Path(name))
     output = given.output or REPOSITORY / "benchmarks/results"
     return check(given, stages, again, output, given.profiles or output)
+
+
+def _stop(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
@@ -61,6 +70,12 @@ def check(
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.stderr.write("no CUDA device here; run this on a GPU node, or try --rehearse\n")
         return NO_DEVICE
+    try:
+        (output / "stages").mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=output / "stages").close()
+    except OSError as error:
+        sys.stderr.write(f"cannot write to {output} ({error.strerror}); give another --output\n")
+        return WRONG_ARGUMENTS
     name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
     setting = Setting(given.device, name, torch.__version__, given.small)
     options = ["--budget", str(given.budget), "--profiles", str(profiles)]

@@ -39,6 +39,11 @@ class FiniteCheck:
         """Let `find` read flags, too, and call ``check`` with them: the host waits but once."""
         self._along.append((flags, check))
 
+    @property
+    def is_empty(self) -> bool:
+        """Return True if there is nothing to read, so that `find` does not wait for the device."""
+        return not (self._looked or self._along)
+
     def look(
         self,
         action: Action,
@@ -53,6 +58,8 @@ class FiniteCheck:
 
     def _record(self, kind: Kind, action: Action, values: Sequence[object]) -> None:
         for value in values:
+            if isinstance(value, Tensor) and value.dtype.is_complex:
+                value = torch.view_as_real(value.detach().resolve_conj())
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
                 # Ten times as fast on a CPU as the maximum norm; NaN if any value is.
                 value = value.detach()
@@ -86,7 +93,7 @@ class FiniteCheck:
         """Return the largest magnitudes, and check what was to be read along with them."""
         flags = [flags.double() for flags, _ in self._along]
         magnitudes = [each.largest.reshape(1) for each in self._looked]
-        if not (flags or magnitudes):
+        if self.is_empty:
             return []
         values: list[float] = torch.cat([*magnitudes, *flags]).tolist()
         rest = iter(values[len(magnitudes) :])

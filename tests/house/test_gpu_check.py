@@ -2,7 +2,12 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
+import sys
+import textwrap
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -169,6 +174,40 @@ def test_without_a_device_it_ends_with_3(check, tmp_path):
     assert done.returncode == 3
     assert "GPU node" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_any_stage(check, tmp_path):
+    (tmp_path / "taken").touch()
+    done = check("--rehearse", "--stages", "smoke", "--output", tmp_path / "taken")
+    assert done.returncode == 2
+    assert "cannot write to" in done.stderr
+    assert "smoke ..." not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_check_that_is_stopped_leaves_no_stage_behind(repository, tmp_path, number):
+    """It went on in a session of its own, and kept the GPU busy."""
+    program = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(repository)!r})
+        from benchmarks.gpu_check import check
+        from benchmarks.gpu_check.order import Stage
+        code = "import os, time; print(os.getpid(), file=open('{tmp_path}/begun', 'w'), flush=True)"
+        check.STAGES = [Stage("long", 90.0, ("-c", code + "; time.sleep(90)"))]
+        sys.argv[1:] = ["--rehearse", "--output", {str(tmp_path)!r}]
+        sys.exit(check.main(""))
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    begun = tmp_path / "begun"
+    while not (begun.exists() and begun.read_text().endswith("\n")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 @pytest.mark.distributed

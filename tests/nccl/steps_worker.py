@@ -10,6 +10,7 @@ import copy
 import functools
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.nccl.host_tensor import on_host
 from tests.nccl.launch_log import LOG
-from tests.nccl.launches import Connect, DeviceSynchronise, Entry, HostRead, Launch
+from tests.nccl.launches import Connect, DeviceSynchronise, Entry, HostRead, Launch, StreamWait
 from tests.runtime.aux_losses_worker import Experts
 from tests.runtime.equality_worker import plan_of
 from tests.runtime.forked import print_line, run_forked
@@ -80,12 +81,30 @@ class Cast(nn.Module):
         return x.to(self.dtype)
 
 
+class Turned(nn.Module):
+    """Turns complex numbers by a quarter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1j
+
+
+class Part(nn.Module):
+    """Hands on the imaginary part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.imag
+
+
 def layers_of(name: str) -> list[nn.Module]:
     """Return layers with what the models of the field do not have."""
     if name == "experts":
         return [Experts() for _ in range(4)]
     if name == "partly used":
         return [PartlyUsed(6) for _ in range(4)]
+    if name == "complex":
+        return [nn.Linear(6, 6), Cast(torch.complex64), Turned(), Part(), nn.Linear(6, 6)]
+    if name == "whole numbers":
+        return [Cast(torch.int16), Cast(torch.float32), nn.Linear(6, 6), nn.Linear(6, 6)]
     casts = (Cast(torch.float8_e5m2), Cast(torch.float32))
     return [nn.Linear(6, 6), casts[0], casts[1], nn.Linear(6, 6), casts[0], casts[1]]
 
@@ -136,8 +155,8 @@ def take_steps(variants: list[dict[str, Any]], cases: dict[str, tuple[Case, Prof
         print_line(
             {
                 "variant": index, "rank": pipeline.rank, "waits": waits, "collectives": summed,
-                "connected": connected, "weights": sizes_of(pipeline.module),
-                "host_made": host_made.found,
+                "connected": connected, "unread": count_unread(LOG.entries),
+                "weights": sizes_of(pipeline.module), "host_made": host_made.found,
             }
         )  # fmt: skip
         pipeline.close()
@@ -179,6 +198,16 @@ def wait_in(entry: Entry) -> str | None:
 def collective_in(entry: Entry) -> str | None:
     """Return the words of a collective that several ranks launch together."""
     return entry.what if isinstance(entry, Launch) and entry.sender is None else None
+
+
+def count_unread(entries: Sequence[Entry]) -> int:
+    """Return how many of the stream's waits no wait of the host covers."""
+    seen = covered = 0
+    for entry in entries:
+        seen += isinstance(entry, StreamWait)
+        if isinstance(entry, HostRead):
+            covered = max(covered, seen if entry.waits is None else entry.waits)
+    return seen - covered
 
 
 def sizes_of(module: torch.nn.Module) -> dict[str, int]:

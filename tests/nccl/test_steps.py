@@ -49,6 +49,9 @@ VARIANTS = [
     {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1], "does": "share"},
     {"model": "partly used", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
     {"model": "float8", "schedule": "1f1b", "stages": 3, "balance": [2, 3, 1]},
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [1, 2], "does": "evaluate"},
+    {"model": "complex", "schedule": "1f1b", "stages": 3, "balance": [2, 1, 2]},
+    {"model": "whole numbers", "schedule": "1f1b", "stages": 3, "balance": [1, 1, 2]},
 ]  # fmt: skip
 
 
@@ -87,12 +90,20 @@ def test_the_host_reads_once_a_step_and_waits_for_no_copy(folder: Path, variant)
     """
     given = VARIANTS[variant]
     unchecked = not given.get("check_finite", True) or "loss_scale" in given
-    in_step = "an event" if unchecked or given.get("does") == "evaluate" else "tolist"
-    expected = [in_step, *AFTER_THE_STEP.get(given.get("does", ""), [])]
+    unchecked |= given.get("does") == "evaluate"
     for line in lines_of(folder, variant):
+        is_checked = not unchecked and (given["model"], line["rank"]) != ("whole numbers", 0)
+        in_step = "tolist" if is_checked else "an event"
+        expected = [in_step, *AFTER_THE_STEP.get(given.get("does", ""), [])]
         # A weight of replicas that got no gradient here: did it get one elsewhere?
         asks = given["model"] == "partly used" and "replicas" in given and line["rank"] < 2
         assert line["waits"] == [["tolist"] * asks + expected] * 3
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_a_call_ends_behind_all_that_it_waits_for(folder: Path, variant):
+    """A rank lost afterwards would leave garbage in what was returned, without an error."""
+    assert [line["unread"] for line in lines_of(folder, variant)] == [0] * 3
 
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)))

@@ -37,6 +37,13 @@ def test_floats_of_eight_bits_are_looked_at(dtype):
     assert found((BACKWARD, [fine], [broken], None))[0].endswith("out of finite ones")
 
 
+def test_complex_numbers_are_looked_at():
+    fine, broken = torch.complex(FINE, FINE), torch.complex(FINE, NAN)
+    assert found((FORWARD, [fine], [fine.conj()], None), (BACKWARD, [fine], [fine], None)) is None
+    assert found((BACKWARD, [fine], [broken], None))[0].endswith("out of finite ones")
+    assert found((BACKWARD, [broken.conj()], [fine], None))[1]
+
+
 def test_other_flags_are_read_in_one_go():
     told = []
     check = FiniteCheck()
