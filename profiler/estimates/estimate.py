@@ -22,7 +22,7 @@ from ...core.cluster.accelerators import (
     get_accelerator,
 )
 from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_line
-from ...core.graph.graph import Graph, Layer
+from ...core.graph.graph import Layer
 from ...core.graph.tensors import Sample
 from ...core.models.families import ModelSpec
 from ...core.models.training_memory import Recipe
@@ -46,6 +46,7 @@ from .device_table import Launch, load_gpu_table
 from .error_band import MeasuredError, error_note, measured_error
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
+from .repeated_blocks import repeated_work
 from .roofline import CostTable, DeviceRates, default_rates
 
 DTYPES: dict[Precision, torch.dtype] = {
@@ -148,9 +149,10 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelW
     with META:
         model = build_model(spec).to(dtype)
     inputs = on_meta({name: empty_meta(entry) for name, entry in sample.inputs.items()}, dtype)
-    if sample.target is None:
-        return model_work(model, inputs, wanted)
-    return model_work(model, inputs, wanted, build_loss(spec), empty_meta(sample.target))
+    target = None if sample.target is None else empty_meta(sample.target)
+    loss_fn = None if target is None else build_loss(spec)
+    repeated = repeated_work(model, inputs, wanted, loss_fn, target)
+    return repeated or model_work(model, inputs, wanted, loss_fn, target)
 
 
 def rates_for(
@@ -240,7 +242,7 @@ def profile_work(profile: Profile, wanted: EstimateTarget) -> ModelWork:
     loss_fn = None if goal is None else build_loss(profile.spec)
     work = model_work(model, structure.as_sample(flat), wanted, loss_fn, goal)
     names = [entry.layer.name for entry in profile.layers]
-    if names != work.captured.layers.names:
+    if names != [layer.name for layer in work.graph.layers]:
         raise InvalidInput(
             f"the layers of the profile of {profile.model} are not those its family has now; "
             "measure it again",
@@ -255,17 +257,16 @@ def document(
     rates: DeviceRates,
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
-    graph: Graph | None = None,
     table: CalibrationTable | None = None,
     recipe: Recipe | None = None,
 ) -> Profile:
-    """Write the estimate as a profile, of the given graph if the model was rebuilt from one."""
+    """Write the estimate as a profile."""
     lists = [
         costs for part in work.parts for costs in (part.forward, part.backward, part.backward_input)
     ]
     # One row per part, the loss last; the three columns follow the order of `lists`.
     times = CostTable(lists).seconds(rates).reshape(-1, 3)
-    graph = graph or work.captured.graph
+    graph = work.graph
     error = _error_to_expect(work, wanted, calibrate_by)
     layers = tuple(
         _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
@@ -283,7 +284,7 @@ def document(
     return Profile(
         **graph_fields(graph),
         spec=spec,
-        input_structure=graph.input_structure or work.captured.structure.to_json(),
+        input_structure=graph.input_structure or work.structure.to_json(),
         layers=layers,
         storages=work.storages,
         loss=loss,

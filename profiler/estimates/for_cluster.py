@@ -53,7 +53,7 @@ def graph_work(graph: Graph, wanted: EstimateTarget) -> ModelWork:
     shapes = {tensor.name: tensor for tensor in graph.inputs}
     flat = [empty_meta(shapes[name]) for name in captured.program.structure.names]
     try:
-        return captured_work(captured, flat, wanted)
+        return captured_work(captured, flat, wanted, graph=graph)
     except MeasurementError as error:
         raise InvalidInput(
             f"the graph cannot be estimated: {first_line(error)}", field="/operations"
@@ -105,7 +105,6 @@ def estimate_graph_for_cluster(
         kind=kind,
         precision=graph_precision(graph, computed),
         recipe=recipe,
-        graph=graph,
     )
 
 
@@ -118,7 +117,6 @@ def _estimate(
     recipe: Recipe | None = None,
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
-    graph: Graph | None = None,
 ) -> ClusterEstimate:
     taken: dict[str, Accelerator] = {}
     guessed: dict[str, tuple[Accelerator, ...]] = {}
@@ -139,13 +137,11 @@ def _estimate(
     wanted = targets[cluster.devices[0].kind]
     work = work_on(wanted)
     rates = rates_for(wanted, calibrate_by)
-    profile = document(work, wanted, rates, spec, calibrate_by, graph, recipe=recipe)
+    profile = document(work, wanted, rates, spec, calibrate_by, recipe=recipe)
     speeds = {
         # Exactly 1 for the kind the profile is of; for others the ratio of two uncalibrated times,
         # since calibration by profiles of one kind says nothing about another.
-        name: 1.0
-        if other.device is first
-        else _usual_s(work, wanted, graph) / _usual_s(work, other, graph)
+        name: 1.0 if other.device is first else _usual_s(work, wanted) / _usual_s(work, other)
         for name, other in targets.items()
     }
     devices = tuple(
@@ -175,7 +171,7 @@ def _by_memory(device: Device) -> tuple[Accelerator, ...]:
     return near
 
 
-def _usual_s(work: ModelWork, wanted: EstimateTarget, graph: Graph | None) -> float:
+def _usual_s(work: ModelWork, wanted: EstimateTarget) -> float:
     """Time of a step of all layers, uncalibrated: there are profiles of one kind at most."""
-    profile = document(work, wanted, rates_for(wanted, ()), graph=graph)
+    profile = document(work, wanted, rates_for(wanted, ()))
     return sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)

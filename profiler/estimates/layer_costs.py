@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.program.program import tensors_of
-from ...capture.sample import read_sample
+from ...capture.sample import CallStructure, read_sample
 from ...core.cluster.accelerators import Accelerator, Precision
+from ...core.graph.graph import Graph
 from ...core.profile.profile import SavedStorage
 from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
@@ -66,7 +67,8 @@ class LayerWork:
 class ModelWork:
     """All layers of a captured model, the loss where it has one, and the storage table."""
 
-    captured: Captured
+    graph: Graph
+    structure: CallStructure
     classes: tuple[str, ...]
     layers: tuple[LayerWork, ...]
     loss: LayerWork | None
@@ -79,6 +81,17 @@ class ModelWork:
 
 
 @torch.enable_grad()
+def capture_on_meta(
+    model: nn.Module, sample: Any, loss_fn: LossFunction | None, target: Tensor | None
+) -> tuple[Captured, list[Tensor], Loss | None]:
+    """Capture a model on the meta device, in training mode; return it, its inputs and its loss."""
+    if not model.training:
+        model.train()  # as `profile` does; a frozen part of a model in training stays frozen
+    structure, flat = read_sample(model, sample)
+    loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
+    return trace(model, structure.as_sample(flat), check=False), list(flat), loss
+
+
 def model_work(
     model: nn.Module,
     sample: Any,
@@ -87,19 +100,22 @@ def model_work(
     target: Tensor | None = None,
 ) -> ModelWork:
     """Capture a model on the meta device, in training mode, and find what its layers do."""
-    if not model.training:
-        model.train()  # as `profile` does; a frozen part of a model in training stays frozen
-    structure, flat = read_sample(model, sample)
-    loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
-    captured = trace(model, structure.as_sample(flat), check=False)
+    captured, flat, loss = capture_on_meta(model, sample, loss_fn, target)
     return captured_work(captured, flat, wanted, loss)
 
 
 @torch.enable_grad()
 def captured_work(
-    captured: Captured, flat: Sequence[Tensor], wanted: EstimateTarget, loss: Loss | None = None
+    captured: Captured,
+    flat: Sequence[Tensor],
+    wanted: EstimateTarget,
+    loss: Loss | None = None,
+    graph: Graph | None = None,
 ) -> ModelWork:
-    """Count the work of a captured model's layers on the meta device; it is given gradients."""
+    """Count the work of a captured model's layers on the meta device; it is given gradients.
+
+    ``graph`` is the one the model was rebuilt from, if it was.
+    """
     model = captured.program.model
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
@@ -127,7 +143,8 @@ def captured_work(
                 workspace_bytes=first.workspace_bytes[index],
             )
     return ModelWork(
-        captured=captured,
+        graph=graph or captured.graph,
+        structure=captured.structure,
         classes=tuple(classes),
         layers=tuple(parts[: len(classes)]),
         loss=None if loss is None else parts[-1],

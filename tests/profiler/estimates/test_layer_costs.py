@@ -167,7 +167,7 @@ def test_gradients_of_inputs_alone_are_half_of_a_blocks_backward():
     config = GPT2Config(vocab_size=160, n_embd=32, n_layer=2, n_head=4, dropout=0.0)
     spec = GPT2Spec(family="gpt2", config=config)
     work = spec_work(spec, default_sample(spec, 2, TOKENS), target("A100", "bfloat16"))
-    names = work.captured.layers.names
+    names = [layer.name for layer in work.graph.layers]
     block = work.layers[names.index("transformer.h.1")]
     products = [
         sum(cost.flops for cost in costs if cost.kind == "matmul")
