@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic.dataclasses import dataclass
 
 Status = Literal["passed", "failed", "over its limit", "lacking", "cut off"]
 """``lacking``: a package is missing, which the error names. ``cut off``: the minutes were over."""

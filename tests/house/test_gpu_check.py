@@ -85,6 +85,15 @@ def test_a_second_run_goes_on_with_what_has_not_passed(runs, tmp_path):
     assert (tmp_path / "count").read_text() == "xx"
 
 
+@pytest.mark.parametrize("written", ['{"result": null}', '{"status": "fine"}', "[]", "{"])
+def test_a_record_that_something_else_wrote_does_not_count(runs, written):
+    assert runs(stand_in("one", PASSES)) == {"one": "passed"}
+    path = runs.folder / "one.json"
+    known = json.loads(path.read_text()) if written.endswith("}") else {}
+    path.write_text(json.dumps(known | json.loads(written)) if known else written)
+    assert runs(stand_in("one", "raise SystemExit(1)")) == {"one": "failed"}
+
+
 def test_results_of_another_device_do_not_count(runs, tmp_path):
     assert runs(stand_in("one", PASSES)) == {"one": "passed"}
     other = Runs(tmp_path, Setting("cpu", "another", torch.__version__, small=True))
