@@ -49,6 +49,7 @@ from pathlib import Path
 
 from torch.distributed.pipelining import {imports}
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.export import export
 
 SPLIT_SPEC = {{{split_spec}}}
 STAGES_OF_RANK = {stages_of_rank}
@@ -64,6 +65,13 @@ def build_schedule(model, microbatch, rank, device, loss_fn, group=None):
     of the last stage (both on a rank with both), ``schedule.step()`` elsewhere. Gradients are
     averaged over micro-batches.
     """
+    for node in export(model, microbatch).graph.nodes:
+        if str(node.target).startswith("wrap_with_"):
+            name = [*node.meta["nn_module_stack"].values()][-1][0] or "the model"
+            raise NotImplementedError(
+                f"{{name}} has operations under torch.no_grad or autocast, which pipeline() loses; "
+                "detach() their results, or run the whole step under autocast"
+            )
     cut = pipeline(model, mb_args=microbatch, split_spec=SPLIT_SPEC)
     stages = [{stage} for index in STAGES_OF_RANK[rank]]
     schedule = _PipelineScheduleRuntime(stages, NUM_MICROBATCHES, loss_fn=loss_fn)

@@ -107,3 +107,25 @@ def test_sends_and_receives_of_a_pair_of_ranks_are_in_one_order():
                     received.setdefault((rank_of[other], rank), []).append((int(stage), rest))
         assert sent == received
         assert sent
+
+
+class Centred(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            mean = x.mean(-1, keepdim=True)
+        return self.inner(x - mean)
+
+
+def test_regions_without_gradients_are_refused_by_name(tmp_path):
+    """Their stages raised "Expected positional argument for parameter x"."""
+    model = torch.nn.Sequential(*(Centred() for _ in range(4)))
+    profile = stagewright.profile(model, torch.randn(2, 8))
+    options = stagewright.PlanOptions(num_microbatches=2, num_stages=2)
+    scope = {"__file__": str(tmp_path / "torch_pipeline.py")}
+    exec(export(stagewright.plan(profile, "2xcpu", options), "torch").text, scope)
+    with pytest.raises(NotImplementedError, match=r"^0 has operations under torch.no_grad"):
+        scope["build_schedule"](model, (torch.randn(2, 8),), 0, torch.device("cpu"), None)
