@@ -20,12 +20,16 @@ import stagewright
 from stagewright.cli.support.named_models import EstimateFlags
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.core.profile.forward_only import for_inference
 from stagewright.core.profile.profile import Profile
 from stagewright.formats.check_cut import CutReport, check_cut
 from stagewright.formats.runtimes.registry import TARGETS, import_cut
 
 GPU_GIB = 80
+
+MODEL_BYTES, OPTIMIZER_BYTES = 2 + 4, 4 + 8
+"""Bytes a parameter of bf16_mixed: weights and gradients; master weights and Adam's moments."""
+
+ONE_COPY = MODEL_BYTES + OPTIMIZER_BYTES
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class PublishedCut:
         ranks: Pipeline ranks.
         gpus: GPUs of a rank, which share a stage by tensor or context parallelism.
         microbatches: Micro-batches a step.
+        held_bytes: Bytes a parameter of weights, gradients and optimizer on the GPUs of a rank
+            together, by the source's own sharding; those of one copy, whole, by default.
     """
 
     name: str
@@ -51,6 +57,7 @@ class PublishedCut:
     ranks: int
     gpus: int = 1
     microbatches: int = 32
+    held_bytes: float = ONE_COPY
 
 
 def default_counts(runtime: str, blocks: int, ranks: int) -> str:
@@ -96,7 +103,15 @@ DEEPSEEK = {
 TITAN = "torchtitan 0.3.0, what _generate_llm_fqn_per_model_part returned"
 
 CUTS = (
-    PublishedCut("torchtitan's own", TITAN, "torchtitan", titan_parts([16, 16]), "llama-3-8b", 2),
+    PublishedCut(
+        "torchtitan's own",
+        f"{TITAN}; on the 8 GPUs of its run_train.sh, 4 share the optimizer's state by FSDP",
+        "torchtitan",
+        titan_parts([16, 16]),
+        "llama-3-8b",
+        2,
+        held_bytes=MODEL_BYTES + OPTIMIZER_BYTES / 4,
+    ),
     PublishedCut(
         "torchtitan's own",
         TITAN,
@@ -109,33 +124,37 @@ CUTS = (
     PublishedCut(
         "Llama 3, 16 stages",
         "The Llama 3 Herd of Models, 3.3.2: a layer less on the first and the last; also "
-        "torchtitan's own",
+        "torchtitan's own; 128 replicas share the optimizer's state by FSDP (table 4)",
         "torchtitan",
         titan_parts([7, *[8] * 14, 7]),
         "llama-3.1-405b",
         16,
         gpus=8,
         microbatches=64,
+        held_bytes=MODEL_BYTES + OPTIMIZER_BYTES / 128,
     ),
     PublishedCut(
         "NeMo's recipe",
         "NVIDIA/NeMo llama31_405b.py at 00aa2e12: 9 ranks of 2 chunks, 8-way tensor and 4-way "
-        "context parallel",
+        "context parallel, whose 4 copies and 2 replicas share the optimizer's state",
         "megatron",
         "--pipeline-model-parallel-size 9 --pipeline-model-parallel-layout 'Et*7|(t*7|)*16t*7L'",
         "llama-3.1-405b",
         9,
         gpus=32,
         microbatches=72,
+        held_bytes=4 * MODEL_BYTES + OPTIMIZER_BYTES / 2,
     ),
     PublishedCut(
         "NeMo's recipe",
-        "NVIDIA/NeMo llama3_70b.py at 0189a3b3: 4 ranks of 5 chunks",
+        "NVIDIA/NeMo llama3_70b.py at 0189a3b3: 4 ranks of 5 chunks, 4-way tensor and 2-way "
+        "context parallel, whose 2 copies share the optimizer's state",
         "megatron",
         "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*4|(t*4|)*18t*4L'",
         "llama-3-70b",
         4,
-        gpus=4,
+        gpus=8,
+        held_bytes=2 * MODEL_BYTES + OPTIMIZER_BYTES,
     ),
     PublishedCut(
         "Megatron-LM, 96 GPUs a model",
@@ -200,6 +219,33 @@ def estimate_deepseek() -> Profile:
     return stagewright.estimate(model, sample, device="H100")
 
 
+def hold(profile: Profile, share: float) -> Profile:
+    """Return the profile with this share of a copy's bytes for every parameter."""
+    if share == 1:
+        return profile
+    layers = tuple(
+        entry.model_copy(
+            update={
+                "layer": entry.layer.model_copy(
+                    update={"parameter_bytes": round(entry.layer.parameter_bytes * share)}
+                )
+            }
+        )
+        for entry in profile.layers
+    )
+    parameters = tuple(
+        entry.model_copy(
+            update={
+                # As many bytes an element as before: they tell the recipe.
+                "size_bytes": round(entry.numel * share) * (entry.size_bytes // entry.numel),
+                "numel": round(entry.numel * share),
+            }
+        )
+        for entry in profile.parameters
+    )
+    return profile.model_copy(update={"layers": layers, "parameters": parameters})
+
+
 def judge(cut: PublishedCut) -> CutReport:
     """Price a cut and the best plan."""
     cluster = Cluster.parse(f"{cut.ranks}xH100")
@@ -213,9 +259,9 @@ def judge(cut: PublishedCut) -> CutReport:
         for device in cluster.devices
     )
     cluster = cluster.model_copy(update={"devices": larger})
-    if TARGETS[cut.runtime].rules.inference:
-        profile = for_inference(profile)
-    options = PlanOptions(num_microbatches=cut.microbatches)
+    if not TARGETS[cut.runtime].rules.inference:
+        profile = hold(profile, cut.held_bytes / ONE_COPY)
+    options = PlanOptions(num_microbatches=cut.microbatches, precision="bf16_mixed")
     found = import_cut(cut.text, cut.runtime, profile)
     from stagewright.planner.plan import plan
 
@@ -233,6 +279,8 @@ def row(cut: PublishedCut) -> list[str]:
         cut.model,
         cut.name,
         str(priced.num_stages),
+        str(cut.gpus),
+        "" if TARGETS[cut.runtime].rules.inference else f"{cut.held_bytes:.3g}",
         f"{priced.bubble_fraction:.1%}",
         "fits" if report.plan is not None else "does not fit",
         "" if slower is None or report.plan is None else f"{slower:.1%}",
@@ -250,6 +298,8 @@ def main() -> None:
         "model",
         "cut",
         "stages",
+        "GPUs a rank",
+        "bytes a parameter",
         "bubble",
         "memory",
         "slower than the best",

@@ -10,7 +10,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.plan.table import describe_step
-from ..core.profile.forward_only import for_inference
+from ..core.profile.forward_only import for_serving, list_phase_notes
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
@@ -198,7 +198,7 @@ def check_cut(
         unlimited,
         best,
         best_reason,
-        (*_compare_microbatch(cut, profile), *cut.notes),
+        (*_compare_microbatch(cut, profile), *list_phase_notes(profile), *cut.notes),
         bool(refused),
     )
 
@@ -255,7 +255,7 @@ def _fit_profile(cut: ImportedCut, profile: Profile) -> Profile:
             "profile)"
         )
     profile = require_profile(profile)
-    return for_inference(profile) if cut.inference else profile
+    return for_serving(profile, last_position=cut.last_position) if cut.inference else profile
 
 
 def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> PlanOptions:

@@ -38,9 +38,9 @@ class Inexpressible(InvalidInput):
             f"{entry.feature}: {entry.reason} ({entry.remedy})" for entry in rejections
         )
         hint = f". To plan under all of its rules: --for {target.name}"
+        is_said = f"--for {target.name}" in listed or any(each.is_of_model for each in rejections)
         super().__init__(
-            f"{target.title} cannot express this plan. {listed}"
-            + hint * (not any(entry.is_of_model for entry in rejections))
+            f"{target.title} cannot express this plan. {listed}" + hint * (not is_said)
         )
 
 
@@ -304,7 +304,7 @@ def is_block_cut(cut: int, stack: BlockStack, rules: TargetRules) -> bool:
     """Return whether a runtime that counts blocks can cut at a layer position."""
     if rules.cuts_around_blocks:
         return cut in stack.cuts
-    return cut in stack.cuts[1:-1]
+    return cut in (stack.cuts[1:] if rules.cuts_behind_blocks else stack.cuts[1:-1])
 
 
 def find_module_conflict(layer_names: tuple[str, ...], cut: int) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions, Remedy
-from ..core.profile.forward_only import for_inference
+from ..core.profile.forward_only import for_serving
 from ..core.profile.module_chain import find_chain_break
 from ..core.profile.profile import Profile
 from ..planner.choose_options import ChosenOptions, choose_options
@@ -91,7 +91,7 @@ def plan_for(
     cluster, asked = parse_cluster(cluster), require_options(options)
     target, profile = find_target(target), require_profile(profile)
     if target.rules.inference:
-        profile = for_inference(profile)
+        profile = for_serving(profile, last_position=target.rules.last_position)
     choice = _choose_options(target, profile, cluster, asked)
     best = _search_within(target, profile, cluster, choice.options, search)
     for alternative in _list_alternatives(target, asked, choice, best):

@@ -40,7 +40,9 @@ class TargetRules:
             first layer) or numbered blocks.
         schedules: Orders of work it has, for training.
         inference: Whether it runs forward passes alone; then it has no order of work to choose.
+        last_position: Whether it computes the logits of a prompt's last token alone.
         cuts_around_blocks: Whether what precedes or follows the blocks may be a stage by itself.
+        cuts_behind_blocks: Whether what follows the blocks may be, but not what precedes them.
         cuts_chains: Whether it cuts a model without blocks that is a chain of modules, such as a
             Sequential, in front of any of them.
         chain: Whether its form is a list of modules, each called with what the one before returned.
@@ -55,7 +57,9 @@ class TargetRules:
     unit: Literal["layer", "module", "block"]
     schedules: tuple[ScheduleName, ...] = ()
     inference: bool = False
+    last_position: bool = False
     cuts_around_blocks: bool = False
+    cuts_behind_blocks: bool = False
     cuts_chains: bool = False
     chain: bool = False
     replicas: Literal["none", "equal", "any"] = "none"
@@ -125,6 +129,7 @@ class ImportedCut:
         check: Refuses a plan of the cut that the runtime would not run.
         microbatch_size: Samples of a micro-batch, if the form says so.
         inference: Whether its runtime runs forward passes alone.
+        last_position: Whether it computes the logits of a prompt's last token alone.
         excess: How many blocks or layers it lists beyond the model's; empty if it lists none.
     """
 
@@ -142,6 +147,7 @@ class ImportedCut:
     )
     microbatch_size: int | None = None
     inference: bool = False
+    last_position: bool = False
     excess: str = ""
 
     @property

@@ -350,10 +350,11 @@ def _advice(
     remedies: Sequence[Remedy], asked: PlanOptions, constraint: str, *, cut_short: bool
 ) -> str:
     if not remedies and cut_short:
-        return (
-            "no remedy was found in the time allowed; try recompute='auto', fewer or smaller "
-            "micro-batches, or more devices"
+        other = "recompute='auto', " * (asked.recompute != "auto")
+        other += (
+            "fewer or smaller micro-batches" if asked.num_microbatches > 1 else "smaller samples"
         )
+        return f"no remedy was found in the time allowed; try {other}, or more devices"
     if not remedies and constraint == "memory":
         return (
             "none of the changes tried helps (recomputation, more devices like these, fewer or "

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..core.plan.plan import Plan
-from ..core.profile.profile import Profile
-from ..planner.cost.chain import list_parameters
+from ..core.profile.profile import Profile, list_parameters
 from .plan_view import LayerColumns
 
 

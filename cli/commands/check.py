@@ -27,6 +27,7 @@ def command(
     microbatches: cuts.Microbatches = 8,
     schedule: cuts.Schedule = "1f1b",
     optimizer: flags.Optimizer = "adam",
+    recompute: cuts.Recompute = "never",
     memory_fraction: flags.MemoryFraction = 1.0,
     deadline: cuts.Deadline = None,
     no_cache: NoCacheFlag = False,

@@ -26,6 +26,7 @@ def command(
     microbatches: cuts.Microbatches = 8,
     schedule: cuts.Schedule = "1f1b",
     optimizer: flags.Optimizer = "adam",
+    recompute: cuts.Recompute = "never",
     memory_fraction: flags.MemoryFraction = 1.0,
     deadline: cuts.Deadline = 10.0,
     output: flags.Output = None,

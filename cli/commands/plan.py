@@ -179,7 +179,7 @@ def _plan_name(
     from ...core.errors import Infeasible
 
     estimated = estimate.estimate(name, cluster)
-    say(describe_estimate(name, estimated), quiet=quiet)
+    say(describe_estimate(name, estimated, estimate), quiet=quiet)
     try:
         plan = make([estimated.profile], estimated.cluster)
     except Infeasible as error:
@@ -236,4 +236,6 @@ def _finish(context: Context, plan: Plan, output: Path | None, explain: str) -> 
         return
     if explain:
         say_next(explain, quiet=quiet)
+    if target := context.params["target"]:
+        say_next(command_line("export", output, "--to", target), quiet=quiet)
     say_next(suggest_after_plan(plan, output), quiet=quiet)

@@ -49,6 +49,10 @@ Microbatches = Annotated[
     int, Option("--microbatches", "-m", min=1, help="Micro-batches per step, unless the form says.")
 ]
 Schedule = Annotated[str, Option(help="Order of work, unless the form says it.")]
+Recompute = Annotated[
+    str,
+    Option(help="never, auto or always: whether stages recompute, unless the form says."),
+]
 Deadline = Annotated[float | None, Option(min=0.0, help="Time limit in seconds for the best plan.")]
 
 
@@ -65,26 +69,22 @@ class CutQuestion:
     def read(cls, given: Mapping[str, Any]) -> CutQuestion:
         """Read what the parameters of a command name, or estimate the model.
 
-        The profile is of forward passes for an inference runtime.
-
         Raises:
             InvalidInput: The text is not in the runtime's form, or a file cannot be read.
         """
         from ...core.plan.plan import PlanOptions
-        from ...core.profile.forward_only import for_inference
         from ...formats.runtimes.registry import find_target, import_cut, read_text
 
         target = find_target(given["source"])
         text, cluster = read_text(given["cut"]), read_devices(given["devices"])
         profile, cluster = _read_profile(given, cluster)
-        if target.rules.inference:
-            profile = for_inference(profile)
         is_model = find_model_name([given["model"]]) is not None
         options = build_record(
             PlanOptions,
             schedule=given["schedule"],
             num_microbatches=given["microbatches"],
             optimizer=given["optimizer"],
+            recompute=given["recompute"],
             precision=read_recipe(given["precision"], is_model=is_model),
             memory_fraction=given["memory_fraction"],
         )
@@ -100,5 +100,5 @@ def _read_profile(given: Mapping[str, Any], cluster: Cluster) -> tuple[Profile, 
         estimate.refuse_for_profiles()
         return read_document(Path(model), Profile), cluster
     estimated = estimate.estimate(name, cluster)
-    say(describe_estimate(name, estimated), quiet=given["as_json"])
+    say(describe_estimate(name, estimated, estimate), quiet=given["as_json"])
     return estimated.profile, estimated.cluster

@@ -333,15 +333,17 @@ def _from_json(found: dict[str, Any]) -> ClusterEstimate:
     )
 
 
-def describe_estimate(name: str, estimated: ClusterEstimate) -> str:
-    """Describe the model and device estimated, and the flags that change them."""
+def describe_estimate(name: str, estimated: ClusterEstimate, given: EstimateFlags) -> str:
+    """Describe the model and device estimated, and the flags not given that change them."""
     first = next(iter(estimated.taken.values()))
     shapes = ", ".join(
         f"{entry.name} {'x'.join(map(str, entry.shape))} {entry.dtype}"
         for entry in estimated.profile.inputs
     )
-    sizes = "--microbatch and --sequence" if _tokens(estimated.profile) else "--microbatch"
-    lines = [f"estimated {name} on {first.full_name}; micro-batch: {shapes} (set by {sizes})"]
+    left = ["--microbatch"] * (given.microbatch is None)
+    left += ["--sequence"] * (given.sequence is None and _tokens(estimated.profile) > 0)
+    change = f" (change it with {' or '.join(left)})" if left else ""
+    lines = [f"estimated {name} on {first.full_name}; micro-batch: {shapes}{change}"]
     for kind, candidates in estimated.guessed.items():
         others = ", ".join(entry.name for entry in candidates[1:])
         lines.append(

@@ -4,7 +4,7 @@
 
     cluster = part ("," part)*
     part    = [nodes "x"] devices "x" what
-    what    = number ("MB" | "MiB" | "GB" | "GiB" | "TB" | "TiB") | "cpu" | catalogue name
+    what    = number ("K" | "M" | "G" | "T") ("B" | "iB") | "cpu" | catalogue name
 
 Each part describes devices of one kind, which are named after it. If one part has nodes, all must,
 with equally many devices per node: `INSIDE_NODE` then joins the devices of a node and
@@ -24,7 +24,8 @@ from .cluster import Cluster, Device, LinkLevel
 from .collectives import load_link_table
 
 UNIT_BYTES = {
-    "mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30, "tb": 10**12, "tib": 2**40,
+    "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20,
+    "gb": 10**9, "gib": 2**30, "tb": 10**12, "tib": 2**40,
 }  # fmt: skip
 
 LARGEST_BYTES = 2**60
@@ -47,7 +48,7 @@ MAX_KIND = 40
 # Every repetition is bounded, and only ASCII digits count: the text may come from a request.
 _PART = re.compile(
     r"(?:(?P<nodes>\d{1,9})x)?(?P<devices>\d{1,9})x"
-    r"(?:(?P<size>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[MGT]i?B)|(?P<cpu>cpu)"
+    r"(?:(?P<size>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[KMGT]i?B)|(?P<cpu>cpu)"
     r"|(?P<name>[a-z][\w.-]{1,30}|\d{4}[a-z]?))",
     re.IGNORECASE | re.ASCII,
 )

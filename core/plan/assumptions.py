@@ -10,7 +10,7 @@ from ..cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
 from ..errors import InvalidInput
 from ..profile.profile import Profile
 
-_MEMORY = re.compile(r"\d+(\.\d+)?[MGT]i?B", re.IGNORECASE)
+_MEMORY = re.compile(r"\d+(\.\d+)?[KMGT]i?B", re.IGNORECASE)
 """Device kinds that shorthand names after their memory, such as ``24GB``: an unspecified GPU."""
 
 

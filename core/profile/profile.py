@@ -199,3 +199,21 @@ class Profile(Document):
         from .table import format_profile
 
         return format_profile(self)
+
+
+def list_parameters(profile: Profile) -> tuple[Parameter, ...]:
+    """Return the profile's parameters; if it lists none, one fp32 parameter per layer.
+
+    Profiles written by hand often give only each layer's bytes; taking them for nothing would
+    promise memory that is not there.
+    """
+    return profile.parameters or tuple(
+        Parameter(
+            names=(entry.layer.name,),
+            size_bytes=entry.layer.parameter_bytes,
+            numel=-(-entry.layer.parameter_bytes // 4),
+            layers=(index,),
+        )
+        for index, entry in enumerate(profile.layers)
+        if entry.layer.parameter_bytes
+    )

@@ -114,7 +114,7 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="llama-server.sh",
-    rules=TargetRules(inference=True, unit="block"),
+    rules=TargetRules(inference=True, last_position=True, unit="block", cuts_behind_blocks=True),
     write=write,
     read=read,
 )

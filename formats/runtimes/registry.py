@@ -112,7 +112,10 @@ def import_cut(cut: str | Path, target: str | Target, model: Profile | ModelLaye
     if len(text) > MAX_TEXT:
         raise InvalidInput(f"the text has {len(text)} characters, at most {MAX_TEXT} are read")
     layers = model if isinstance(model, ModelLayers) else ModelLayers.of(require_profile(model))
-    return replace(found.read(text, layers), inference=found.rules.inference)
+    rules = found.rules
+    return replace(
+        found.read(text, layers), inference=rules.inference, last_position=rules.last_position
+    )
 
 
 def read_text(cut: str | Path) -> str:

@@ -41,7 +41,7 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="tensorrt-llm.yaml",
-    rules=TargetRules(inference=True, unit="block"),
+    rules=TargetRules(inference=True, last_position=True, unit="block"),
     write=write,
     read=read,
     # torch.tensor_split gives the first parts one more.

@@ -35,7 +35,7 @@ TARGET = Target(
     title=TITLE,
     checked_with=CHECKED,
     file_name="vllm-partition.sh",
-    rules=TargetRules(inference=True, unit="block"),
+    rules=TargetRules(inference=True, last_position=True, unit="block"),
     write=write,
     read=partial(read_counts, setting=VARIABLE, example=f"{VARIABLE}=17,20,3"),
     default_split=split_by_default,

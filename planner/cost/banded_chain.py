@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import PlanOptions
-from ...core.profile.profile import Profile
+from ...core.profile.profile import Profile, list_parameters
 from .chain import (
     ChainStages,
     Items,
@@ -24,7 +24,6 @@ from .chain import (
     held_columns,
     held_items,
     is_learned,
-    list_parameters,
     sum_atoms,
     tied_parameters,
 )

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.graph.graph import Parameter
-from ...core.profile.profile import Profile
+from ...core.profile.profile import Profile, list_parameters
 
 Seconds = NDArray[np.float64]
 Bytes = NDArray[np.int64]
@@ -242,24 +242,6 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
         tied=tied_parameters(profile),
         **held,
         **crossing_columns(profile, edges),
-    )
-
-
-def list_parameters(profile: Profile) -> tuple[Parameter, ...]:
-    """Return the profile's parameters; if it lists none, one fp32 parameter per layer.
-
-    Profiles written by hand often give only each layer's bytes; taking them for nothing would
-    promise memory that is not there.
-    """
-    return profile.parameters or tuple(
-        Parameter(
-            names=(entry.layer.name,),
-            size_bytes=entry.layer.parameter_bytes,
-            numel=-(-entry.layer.parameter_bytes // 4),
-            layers=(index,),
-        )
-        for index, entry in enumerate(profile.layers)
-        if entry.layer.parameter_bytes
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.profile.profile import Profile
+from ...core.profile.profile import Profile, list_parameters
 from ..cost.chain import (
     Bytes,
     ChainCosts,
@@ -18,7 +18,6 @@ from ..cost.chain import (
     Positions,
     Seconds,
     is_learned,
-    list_parameters,
     saved_items,
     tied_parameters,
 )

@@ -17,10 +17,9 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import Plan, PlanOptions
-from ...core.profile.profile import Profile
+from ...core.profile.profile import Profile, list_parameters
 from ...core.profile.scale import scale_profile
 from ...schedules.traits import FOLDED, SEVERAL_STAGES
-from ..cost.chain import list_parameters
 from ..cost.device_classes import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S, Devices
 
 CHUNKED = tuple(name for name in SEVERAL_STAGES if name not in FOLDED)

@@ -14,8 +14,8 @@ from ...core.models.training_memory import (
     training_bytes,
 )
 from ...core.plan.plan import PlanOptions
-from ...core.profile.profile import Profile
-from ..cost.chain import is_learned, list_parameters
+from ...core.profile.profile import Profile, list_parameters
+from ..cost.chain import is_learned
 
 USUAL: dict[tuple[FloatType, FloatType | None], Recipe] = {
     ("float32", None): "fp32",

@@ -20,6 +20,8 @@ from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
+from tests.formats.runtimes.test_own_parsers import ask, needs_runtimes
+from tests.formats.runtimes.test_rules import place_units
 
 NAMES = (
     "embed",
@@ -61,6 +63,8 @@ def keeps_rules(cuts, rules):
     if rules.unit != "block":
         return True
     between, edges = {3, 4, 6}, {1, 7}
+    if rules.cuts_behind_blocks:
+        between.add(7)
     if not set(cuts) <= (between | edges if rules.cuts_around_blocks else between):
         return False
     blocks = [
@@ -161,6 +165,57 @@ def test_a_plan_is_never_slower_than_the_target_s_own_split(name):
             costs = for_inference(profile) if target.rules.inference else profile
             split = plan_from_balance(costs, "3xcpu", options, balance)
             assert plan.step_time_s <= split.step_time_s * (1 + 1e-9)
+
+
+def ask_default(name, profile, num_stages):
+    """Return the layers of each stage that a runtime's own code cuts without being told."""
+    if name == "torchgpipe":
+        from torchgpipe.balance.blockpartition import solve
+
+        times = [
+            round((entry.forward.median_s + entry.backward.median_s) * 1e9)
+            for entry in profile.layers
+        ]
+        return [len(part) for part in solve(times, num_stages)]
+    if name == "deepspeed":
+        # partition_method="parameters", the default: layers are weighted by their parameters.
+        weights = [entry.layer.parameter_bytes // 4 for entry in profile.layers]
+        [parts] = ask("deepspeed's default", [{"weights": weights, "num_stages": num_stages}])
+        return [last - first for first, last in pairwise(parts)]
+    # llama.cpp gives equal devices equal shares: its placement, in float32.
+    placed = place_units([1] * num_stages, 4)
+    counts = [list(placed[:-1]).count(device) for device in range(num_stages)]
+    return list(map(len, ModelLayers(NAMES).cut_by_blocks(counts).stages))
+
+
+@needs_runtimes
+@pytest.mark.parametrize("name", ["deepspeed", "torchgpipe", "llama.cpp"])
+def test_a_plan_is_never_slower_than_what_the_target_s_own_code_cuts(name):
+    draw, target = random.Random(f"default of {name}"), TARGETS[name]
+    options = PlanOptions(schedule=(target.rules.schedules or ("1f1b",))[0], num_microbatches=6)
+    faster = 0
+    for _ in range(6):
+        profile = draw_profile(draw)
+        layers = tuple(
+            entry.model_copy(
+                update={
+                    "layer": entry.layer.model_copy(
+                        update={"parameter_bytes": 4 * draw.randint(10, 90)}
+                    )
+                }
+            )
+            for entry in profile.layers
+        )
+        profile = profile.model_copy(update={"layers": layers})
+        made = plan_for(target, profile, "3xcpu", options).plan
+        costs = for_inference(profile) if target.rules.inference else profile
+        for num_stages in (2, 3):
+            own = plan_from_balance(
+                costs, "3xcpu", options, ask_default(name, profile, num_stages)
+            ).step_time_s
+            assert made.step_time_s <= own * (1 + 1e-9)
+            faster += made.step_time_s < own * (1 - 1e-9)
+    assert faster
 
 
 def test_recomputation_is_one_way_for_all_where_the_target_has_one():

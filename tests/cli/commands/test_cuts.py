@@ -39,8 +39,9 @@ def profile(tmp_path):
 def test_a_plan_under_a_target_s_rules_is_exported_and_read_back(call, profile, tmp_path):
     plan, layout = tmp_path / "plan.json", tmp_path / "layout.sh"
     words = ("plan", profile, "-d", "3xcpu", "--microbatches", "6", "-o", plan)
-    code, out, _ = call(*words, "--for", "megatron")
+    code, out, err = call(*words, "--for", "megatron")
     assert code == 0
+    assert f"next: stagewright export {plan} --to megatron" in err
     assert "under the rules of Megatron-Core, as fast as the free plan" in out
     assert call("export", plan, "--to", "megatron", "-o", layout)[0] == 0
     assert "--pipeline-model-parallel-layout 'Et*" in layout.read_text()
@@ -149,6 +150,67 @@ def test_lost_layers_are_named(call, profile):
     assert "missing from every stage: layer.7" in err
 
 
+def test_too_many_layers_and_too_few_end_alike(call, profile):
+    words = ("--from", "vllm", "--model", profile, "-d", "2xcpu")
+    for text, said in (("4,3", "layer.7"), ("4,5", "9 blocks, but the model has 8")):
+        code, out, _ = call("check", text, *words)
+        assert (code, said in out) == (3, True)
+        code, _, err = call("import", text, *words)
+        assert (code, said in err) == (2, True)
+
+
+def test_a_plan_is_no_cut(call, profile, tmp_path):
+    plan = tmp_path / "plan.json"
+    call("plan", profile, "-d", "2xcpu", "-o", plan)
+    for command in ("check", "import"):
+        code, _, err = call(command, plan, "--from", "vllm", "--model", profile, "-d", "2xcpu")
+        assert code == 2
+        assert "this is a plan of Stagewright, no cut in the form of vLLM" in err
+
+
+def test_numbers_for_inference_say_their_phase(call, profile):
+    """Of a prompt's logits servers compute the last, which was priced as all of them."""
+    costs = Profile.from_json(profile.read_text())
+    ids = TensorSpec(name="ids", shape=(2, 100), dtype="int64")
+    head = costs.layers[-1].model_copy(
+        update={"layer": costs.layers[-1].layer.model_copy(update={"module_type": "Linear"})}
+    )
+    costs = costs.model_copy(update={"inputs": (ids,), "layers": (*costs.layers[:-1], head)})
+    profile.write_text(costs.to_json())
+    words = ("--model", profile, "-d", "2xcpu", "--json")
+    found = {}
+    for name, text in (
+        ("vllm", "6,1"),
+        ("llama.cpp", "llama-server -ts 6,2"),
+        ("accelerate", str({f"layer.{at}": int(at > 5) for at in range(8)})),
+    ):
+        code, out, _ = call("check", text, "--from", name, *words)
+        assert code == 0
+        notes = json.loads(out)["notes"]
+        assert "prefill: times are of forwards over all 100 tokens of a sample" in notes[0]
+        assert ("layer.7 is priced at the last position alone" in str(notes)) == (
+            name != "accelerate"
+        )
+        found[name] = json.loads(out)["step_time_s"]
+    # Six blocks of 1 ms, then one and a head of 3 ms: 6 + 4 + 7 x 6, or 0.03 ms in place of 3.
+    assert found["accelerate"] == pytest.approx(52e-3, rel=1e-2)
+    assert found["vllm"] == found["llama.cpp"] == pytest.approx(49.03e-3, rel=1e-2)
+    plan = profile.with_name("plan.json")
+    code, out, _ = call("plan", profile, "-d", "2xcpu", "--for", "vllm", "-o", plan)
+    assert (code, "note: prefill: times" in out, "last position alone" in out) == (0, True, True)
+    assert call("explain", plan, profile, "-d", "2xcpu")[0] == 0
+
+
+def test_recomputation_is_an_option_of_check(call, profile):
+    words = ("check", "Et*4|t*4L", "--from", "megatron", "--model", profile, "-d", "2xcpu")
+    found = [
+        json.loads(call(*words, "--json", "--recompute", each)[1]) for each in ("never", "always")
+    ]
+    assert found[0]["step_time_s"] < found[1]["step_time_s"]
+    code, _, err = call(*words, "--recompute", "some")
+    assert (code, "recompute" in err) == (2, True)
+
+
 def test_doubled_layers_are_named(call, profile):
     parts = '[["layer.0", "layer.1", "layer.2", "layer.3"], ["layer.3", "layer.4", "layer.5", '
     parts += '"layer.6", "layer.7"]]'
@@ -177,6 +239,8 @@ def test_memory_that_does_not_suffice_is_said_with_both_numbers(call, profile, t
         (("--for", "deepspeed", "--schedule", "zbv"), "DeepSpeed has no schedule zbv"),
         (("--for", "vllm", "--max-replicas", "2"), "vLLM has one device a stage"),
         (("--for", "torch", "--recompute", "always"), "cannot recompute whole stages"),
+        (("--for", "vllm", "--schedule", "zbv"), "vLLM has no schedule zbv of forward passes"),
+        (("--for", "torchtitan", "--skips", "direct"), "to the next stage; set --skips relay"),
         (("--for", "nobody"), "no target is called 'nobody'"),
         (("--for", "vllm", "--server", "http://127.0.0.1:1"), "--for plans here"),
     ],

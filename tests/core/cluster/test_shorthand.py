@@ -18,6 +18,8 @@ from stagewright.core.errors import InvalidInput
         ("4x24GB", 4, 24 * 10**9),
         ("8x80GiB", 8, 80 * 2**30),
         ("2x512MB", 2, 512 * 10**6),
+        ("2x100KB", 2, 100 * 10**3),
+        ("1x64KiB", 1, 64 * 2**10),
         (" 1x1.5gib ", 1, int(1.5 * 2**30)),
         ("2xcpu", 2, None),
     ],

@@ -93,6 +93,13 @@ def ask_deepspeed(case: dict[str, Any]) -> list[list[int]]:
     return bounds
 
 
+def ask_deepspeed_default(case: dict[str, Any]) -> list[int]:
+    """Return the bounds of DeepSpeed's partition_method "parameters" for numbers of parameters."""
+    from deepspeed.runtime.utils import partition_balanced
+
+    return list(map(int, partition_balanced(case["weights"], case["num_stages"])))
+
+
 class Numbered(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -117,6 +124,7 @@ QUESTIONS = {
     "torchtitan": ask_torchtitan,
     "torchtitan's default": ask_torchtitan_default,
     "deepspeed": ask_deepspeed,
+    "deepspeed's default": ask_deepspeed_default,
 }
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ def draw_plan(draw: random.Random, rules: TargetRules) -> Plan:
     legal = [*starts[1:]]
     if rules.cuts_around_blocks:
         legal = [*starts, end]
+    if rules.cuts_behind_blocks:
+        legal = [*starts[1:], end]
     if rules.unit == "layer":
         legal = list(range(1, len(names)))
     schedule: ScheduleName = draw.choice(rules.schedules or ("1f1b",))

@@ -49,7 +49,8 @@ def rejected(plan, name):
     with pytest.raises(Inexpressible) as error:
         export(plan, name)
     is_of_model = any(each.is_of_model for each in error.value.rejections)
-    assert (f"rules: --for {name}" in str(error.value)) != is_of_model
+    advised = len(re.findall(rf"--for {re.escape(name)}\b", str(error.value)))
+    assert advised == (not is_of_model), "the way out is named, once"
     assert all(rejection.reason and rejection.remedy for rejection in error.value.rejections)
     flags = {
         word for each in error.value.rejections for word in re.findall(r"--[a-z-]+", each.remedy)
@@ -124,6 +125,30 @@ def test_recomputation(name):
         if mode not in rules.recompute:
             every = change(plan, every_stage({"recompute": mode}))
             assert "recomputation" in rejected(every, name)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_replicas_that_share_their_weights(name):
+    plan = change(make_plan(name), {0: {"strategy": "fully_shard"}})
+    assert rejected(plan, name)["sharded replicas"].remedy == "--max-replicas 1"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_modules_that_two_stages_call(name):
+    names = ("drop", *NAMES[1:-1], "drop@1")
+    found = rejected(make_plan(name, names=names), name)["a module of two stages"]
+    assert "stages 0 and 3 call 'drop'" in found.reason
+    assert found.remedy == "--together drop,drop@1"
+
+
+@pytest.mark.parametrize("name", select(lambda rules: rules.unit == "layer"))
+def test_values_that_skip_a_stage(name):
+    """Those that cut between any layers hand on what the last layer of a stage returned."""
+    from tests.builders import boundary
+
+    same = tuple(boundary(after, forward_bytes=4) for after in range(3))
+    found = rejected(make_plan(name, boundaries=same), name)["values that skip a stage"]
+    assert "'hidden' crosses two cuts" in found.reason
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -204,7 +229,9 @@ def test_cuts_inside_modules(name):
 def test_cuts_outside_the_blocks(name):
     cases = [((0, 5, 10, 11), "behind")]
     if not TARGETS[name].rules.cuts_around_blocks:
-        cases += [((0, 1, 5, 11), "before"), ((0, 5, 9, 11), "behind")]
+        cases.append(((0, 1, 5, 11), "before"))
+    if not (TARGETS[name].rules.cuts_around_blocks or TARGETS[name].rules.cuts_behind_blocks):
+        cases.append(((0, 5, 9, 11), "behind"))
     for cuts, word in cases:
         assert word in rejected(make_plan(name, cuts), name)["cut outside the blocks"].reason
 

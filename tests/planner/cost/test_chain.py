@@ -6,9 +6,9 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.core.profile.profile import LossProfile, SavedStorage, Timing
+from stagewright.core.profile.profile import LossProfile, SavedStorage, Timing, list_parameters
 from stagewright.planner.cost.assignment import place_in_device_order
-from stagewright.planner.cost.chain import chain_costs, list_parameters
+from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.cost.plan_cost import CostModel
 from stagewright.planner.plan import plan
