@@ -47,6 +47,10 @@ def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Pro
     parameters = inspect.signature(model.forward).parameters.values()
     if any(entry.kind is entry.VAR_POSITIONAL for entry in parameters):
         raise CaptureError("torch.fx: forward takes *args, whose number is unknown")
+    # fx then gives the decorator's code the arguments of what it decorates.
+    is_decorated = hasattr(model.forward, "__wrapped__") and not subject.structure.arguments
+    if is_decorated and any(entry.kind is entry.VAR_KEYWORD for entry in parameters):
+        raise CaptureError("torch.fx: forward has a decorator and takes **kwargs, as one of both")
     # Parameters that the sample does not give are fixed at their defaults: symbolic values would
     # make branches such as `if mask is not None` untraceable.
     defaults = {

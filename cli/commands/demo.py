@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from ..support.output import JsonFlag, check_folder, emit, say, say_next, write_file
+from ..support.progress import working
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
@@ -49,7 +52,8 @@ def command(
     check_folder(output)
     started = time.monotonic()
     say(f"measuring the link between {RANKS} processes on this machine", quiet=as_json)
-    cluster = measure_local_links(RANKS)
+    with nullcontext() if as_json else working("measuring the link"):
+        cluster = measure_local_links(RANKS)
     with (
         tempfile.TemporaryDirectory() as folder,
         running_service(Path(folder) / "demo.db") as service,
@@ -81,7 +85,11 @@ def _plan(name: str, service: LocalService, cluster: Cluster, output: Path, *, q
     from ...planner.simulator.plan_timeline import plan_timeline
 
     say(f"\n{name}: submitting model and sample; the service measures and plans", quiet=quiet)
-    with Client(service.url, service.token, timeout_s=ANSWER_TIMEOUT_S) as client:
+    is_drawn = sys.stderr.isatty()  # by the client, in a terminal
+    with (
+        nullcontext() if quiet or is_drawn else working(f"{name}: measuring"),
+        Client(service.url, service.token, timeout_s=ANSWER_TIMEOUT_S) as client,
+    ):
         answer = client.plan(
             MODELS[name]["model"],
             MODELS[name]["sample"],
@@ -103,9 +111,12 @@ def _train(plan: Plan, steps: int, *, quiet: bool) -> RunReport:
     from ..support.run_report import RunReport
 
     say(f"{plan.model}: {count(steps, 'step')} on {count(plan.num_stages, 'process')}", quiet=quiet)
-    split = train(plan, steps=steps)
+    with nullcontext() if quiet else working("training"):
+        split = train(plan, steps=steps)
     say(f"{plan.model}: {count(steps, 'step')} unsplit, for comparison", quiet=quiet)
-    return RunReport.of(plan, split, train(plan, steps=steps, whole=True))
+    with nullcontext() if quiet else working("training"):
+        whole = train(plan, steps=steps, whole=True)
+    return RunReport.of(plan, split, whole)
 
 
 NUM_MICROBATCHES = 4

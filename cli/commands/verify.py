@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ...core.errors import InvalidInput, PlanMismatch
+from ...core.errors import PlanMismatch
 from ..options import model as of_model
 from ..options import profile as flags
-from ..support.load_object import call_object, load_model, load_object
+from ..support.load_object import OwnModel
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
 from ..support.read_documents import read_document
@@ -45,16 +44,18 @@ def command(
     """
     from ...core.plan.plan import Plan
     from ...runtime.supported_plans import check_runnable
-    from ...runtime.verify import DOUBLE, seed_generators, verify
+    from ...runtime.verify import DOUBLE, join_samples, seed_generators, verify
 
     document = read_document(plan, Plan)
     check_runnable(document, "one device")
+    own = OwnModel.of("verify", document, model, sample, loss, target)
     # Seeded before the model is built, so that its initial weights are reproducible.
     seed_generators(seed)
-    if model is None and sample is None:
+    if own is None:
         module, batch, expected, loss_fn = _build_family(document, seed)
     else:
-        module, batch, expected, loss_fn = _load_own(document, model, sample, loss, target)
+        module, loss_fn = own.build(), own.load_loss()
+        batch, expected = map(join_samples, own.make_microbatches(document))
     say("running one step unsplit and one in stages", quiet=as_json)
     dtype = None if single else DOUBLE
     found = verify(module, document, batch, expected, loss_fn, dtype=dtype)
@@ -69,61 +70,16 @@ def command(
             f"the stages do not compute what the model computes: {found}; a difference beyond "
             f"{tolerance:g} is not due to rounding. Please report it with the plan"
         )
-    if document.spec is not None:
-        say_next(command_line("run", plan, "--compare"), quiet=as_json)
+    words = own.words if own is not None else []
+    say_next(command_line("run", plan, *words, "--compare"), quiet=as_json)
 
 
 def _build_family(plan: Plan, seed: int) -> tuple[Any, Any, Any, Any]:
     from ...profiler.models.families import build_loss, build_model, training_batch
 
-    if plan.spec is None:
-        raise InvalidInput(
-            "the plan's model is not from a model family; name the model: "
-            "stagewright verify PLAN package.module:function --sample package.module:function"
-        )
+    assert plan.spec is not None, "a model of one's own is named"
     inputs, target = training_batch(plan.spec, plan.inputs, plan.num_microbatches, seed=seed)
     model = build_model(plan.spec)
     names = {spec.name for spec in plan.inputs}
     batch = inputs if names == set(inputs) else tuple(inputs.values())
     return model, batch, target, build_loss(plan.spec)
-
-
-def _load_own(
-    plan: Plan, model: str | None, sample: str | None, loss: str | None, target: str | None
-) -> tuple[Any, Any, Any, Any]:
-    """Load the user's model, one sample per micro-batch, the target and the loss."""
-    from ...runtime.verify import join_samples, make_dummy_target, mean_of_squares
-
-    module, first = load_model(model, sample)
-    if (loss is None) != (target is None):
-        raise InvalidInput("--loss and --target must be given together")
-    assert sample is not None
-    rest = [call_object(sample) for _ in range(plan.num_microbatches - 1)]
-    batch = join_samples([first, *rest])
-    if loss is None or target is None:
-        size = plan.inputs[0].shape[0] * plan.num_microbatches
-        return module, batch, make_dummy_target(size), mean_of_squares
-    expected = join_samples([call_object(target) for _ in range(plan.num_microbatches)])
-    return module, batch, expected, _load_loss(loss)
-
-
-def _load_loss(name: str) -> Callable[[Any, Any], Any]:
-    """Load the user's loss function; an error inside it is reported as `InvalidInput`."""
-    from ...runtime.engine.microbatch import describe_shapes
-
-    loss_fn = load_object(name)
-    if not callable(loss_fn):
-        raise InvalidInput(
-            f"{name} is a {type(loss_fn).__name__}, not a function of (output, target)"
-        )
-
-    def call_loss(output: Any, target: Any) -> Any:
-        try:
-            return loss_fn(output, target)
-        except Exception as error:
-            raise InvalidInput(
-                f"the loss {name} failed on a micro-batch, with output {describe_shapes(output)} "
-                f"and target {describe_shapes(target)}: {type(error).__name__}: {error}"
-            ) from error
-
-    return call_loss

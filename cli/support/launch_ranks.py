@@ -21,6 +21,7 @@ from ...profiler.machine.memory import is_out_of_memory
 from ...runtime.supported_plans import check_runnable
 from ...schedules.plan_schedule import schedule_of
 from .child_process import owned_process
+from .load_object import OwnModel
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -92,12 +93,15 @@ def train(
     plan: Plan,
     *,
     steps: int,
+    own: OwnModel | None = None,
     whole: bool = False,
     seed: int = 0,
     timeout_s: float = 120.0,
     records: bool = False,
 ) -> TrainingResult:
-    """Train a plan's model on synthetic data, with one process per device or unsplit in one.
+    """Train a plan's model, with one process per device or unsplit in one.
+
+    A model of a family trains on synthetic data, one's own on samples of its function.
 
     With equal seeds, split and ``whole`` losses are comparable. Whatever ends a process is raised
     here with its rank, as `MemoryError` if memory ran out; a rank waits ``timeout_s`` for another.
@@ -107,7 +111,7 @@ def train(
         PlanMismatch: Processes cannot run the plan, or it is for another model.
         RankFailed: A process died; the message names its rank.
     """
-    check_trainable(plan)
+    check_trainable(plan, own)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
         results = Path(folder)
         path = results / "plan.json"
@@ -122,6 +126,7 @@ def train(
         command = [
             sys.executable, *launcher, "-m", WORKER, str(path), folder, *options,
             *(["--whole"] if whole else []), *(["--record"] if records else []),
+            *(["--own", *own.words] if own is not None else []),
         ]  # fmt: skip
         code, stderr = _run(command)
         if code:
@@ -131,14 +136,11 @@ def train(
     return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]), timeline)
 
 
-def check_trainable(plan: Plan) -> None:
-    """Check that processes can run the plan and build its model without the user's code."""
+def check_trainable(plan: Plan, own: OwnModel | None = None) -> None:
+    """Check that processes can run the plan and build its model."""
     check_runnable(plan)
-    if plan.spec is None:
-        raise InvalidInput(
-            "the plan's model is not from a model family and can only be built by your own code; "
-            "run it from a script (see examples/train.py)"
-        )
+    if plan.spec is None and own is None:
+        raise InvalidInput("the plan's model is not from a model family; name the model")
 
 
 def _run(command: list[str]) -> tuple[int, str]:

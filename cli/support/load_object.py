@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from ...core.plan.plan import Plan
 
 
 def load_object(target: str) -> Any:
@@ -77,3 +82,92 @@ def refuse_options(what: str, options: dict[str, Any]) -> None:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """Model of a user's own for commands that run a plan: names of functions.
+
+    Attributes:
+        model: Returns the model.
+        sample: Returns the inputs of one micro-batch.
+        loss: Takes output and target; without it, the loss is the mean square of all outputs.
+        target: Returns the target of one micro-batch.
+    """
+
+    model: str
+    sample: str
+    loss: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def of(
+        cls, command: str, plan: Plan, model: str | None, sample: str | None,
+        loss: str | None, target: str | None,
+    ) -> OwnModel | None:  # fmt: skip
+        """Return the model that was named; `None` where the plan is of a model family.
+
+        Raises:
+            InvalidInput: Something is missing.
+        """
+        if model is None and sample is None:
+            if plan.spec is None:
+                raise InvalidInput(
+                    "the plan's model is not from a model family; name the model: "
+                    f"stagewright {command} PLAN package.module:function "
+                    "--sample package.module:function"
+                )
+            if loss is not None or target is not None:
+                raise InvalidInput("--loss and --target are for a MODEL with its --sample")
+            return None
+        if model is None or sample is None:
+            raise InvalidInput("name both the model and its sample: MODEL --sample")
+        if (loss is None) != (target is None):
+            raise InvalidInput("--loss and --target must be given together")
+        return cls(model, sample, loss, target)
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words of a command line that name it."""
+        flags = {"--sample": self.sample, "--loss": self.loss, "--target": self.target}
+        given = ((flag, value) for flag, value in flags.items() if value is not None)
+        return [self.model, *(word for pair in given for word in pair)]
+
+    def build(self) -> Any:
+        """Build the model."""
+        return load_model(self.model, self.sample)[0]
+
+    def load_loss(self) -> Callable[[Any, Any], Any]:
+        """Return the loss; an error inside it is reported as `InvalidInput`."""
+        from ...runtime.engine.microbatch import describe_shapes
+        from ...runtime.verify import mean_of_squares
+
+        if self.loss is None:
+            return mean_of_squares
+        name, loss_fn = self.loss, load_object(self.loss)
+        if not callable(loss_fn):
+            raise InvalidInput(
+                f"{name} is a {type(loss_fn).__name__}, not a function of (output, target)"
+            )
+
+        def call_loss(output: Any, target: Any) -> Any:
+            try:
+                return loss_fn(output, target)
+            except Exception as error:
+                raise InvalidInput(
+                    f"the loss {name} failed on a micro-batch, with output "
+                    f"{describe_shapes(output)} and target {describe_shapes(target)}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
+        return call_loss
+
+    def make_microbatches(self, plan: Plan) -> tuple[list[Any], list[Any]]:
+        """Return inputs and target of every micro-batch of a step, newly drawn."""
+        from ...runtime.verify import make_dummy_target
+
+        count = range(plan.num_microbatches)
+        samples = [call_object(self.sample) for _ in count]
+        if self.target is None:
+            return samples, [make_dummy_target(plan.inputs[0].shape[0]) for _ in count]
+        return samples, [call_object(self.target) for _ in count]

@@ -215,9 +215,9 @@ class EstimateFlags:
         measured = [read_document(path, Profile) for path in self.calibrate]
 
         def make() -> dict[str, Any]:
-            from ...profiler.estimates.for_cluster import estimate_for_cluster
-
             with working(f"estimating {name}: capturing it without weights"):
+                from ...profiler.estimates.for_cluster import estimate_for_cluster
+
                 return _to_json(
                     estimate_for_cluster(
                         spec,
@@ -277,9 +277,9 @@ def estimate_on_device(
         table = read_kept_table(device.name, computed, threads)
 
     def make() -> dict[str, Any]:
-        from ...profiler.estimates.estimate import estimate_spec
-
         with working("estimating: capturing the model without weights"):
+            from ...profiler.estimates.estimate import estimate_spec
+
             made = estimate_spec(
                 spec,
                 sample,

@@ -28,7 +28,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     """Say what is going on while it lasts; the callback changes the text.
 
     What is done in less than `DISPLAY_DELAY_S` says nothing in a terminal, and what is done in
-    less than `LINE_EVERY_S` says nothing elsewhere.
+    half of `LINE_EVERY_S` says nothing elsewhere. Slow packages are imported inside.
     """
     if sys.stderr.isatty():
         with _spinner(text) as change:
@@ -39,7 +39,9 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     began, over = time.monotonic(), Event()
 
     def tell() -> None:
-        while not over.wait(LINE_EVERY_S):
+        wait_s = LINE_EVERY_S / 2  # sooner at first: the start of Python was silent, too
+        while not over.wait(wait_s):
+            wait_s = LINE_EVERY_S
             seconds = time.monotonic() - began
             stderr.write(f"{said[0]} ({seconds:.0f} s)\n")
             stderr.flush()
@@ -76,9 +78,13 @@ def _spinner(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
-    """Yield a callback ``(done, total, what)`` that draws a bar, or `None` without a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """Yield a callback ``(done, total, what)`` that draws a bar, or writes lines elsewhere."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        with working("measuring") as change:
+            yield lambda done, total, what: change(f"measuring {what}, {done} of {total}")
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

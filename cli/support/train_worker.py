@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...profiler.machine.memory import keep_freed_memory
 from ...profiler.models.families import build_loss, build_model, training_batch
@@ -28,8 +27,10 @@ from ...runtime.distributed import DistributedPipeline
 from ...runtime.ranks.failure_detection import ConnectionEnded
 from ...runtime.ranks.process_groups import end_process, init_process_group
 from ...runtime.trace import record
+from ...runtime.verify import join_samples
 from .child_process import end_with_owner
 from .launch_ranks import RankErrorRecord
+from .load_object import OwnModel
 
 LEARNING_RATE = 1e-3
 
@@ -47,7 +48,11 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--own")
+    for name in ("sample", "loss", "target"):
+        parser.add_argument(f"--{name}")
     given = parser.parse_args()
+    own = OwnModel(given.own, given.sample, given.loss, given.target) if given.own else None
     end_with_owner(given.results)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     keep_freed_memory()
@@ -55,10 +60,10 @@ def main() -> int:
     try:
         plan = Plan.read(given.plan)
         if given.whole:
-            training = train_whole(plan, given.steps, given.seed)
+            training = train_whole(plan, own, given.steps, given.seed)
         else:
             recorded = given.results / "timeline.json" if given.record else None
-            training = train_split(plan, given.steps, given.seed, given.timeout, recorded)
+            training = train_split(plan, own, given.steps, given.seed, given.timeout, recorded)
         steps = []
         for step in training:
             steps.append(step)
@@ -79,32 +84,40 @@ def main() -> int:
 
 
 def train_split(
-    plan: Plan, num_steps: int, seed: int, timeout_s: float, recorded: Path | None
+    plan: Plan,
+    own: OwnModel | None,
+    num_steps: int,
+    seed: int,
+    timeout_s: float,
+    recorded: Path | None,
 ) -> Iterator[Step]:
     """Train this rank's stages; yield each batch's loss and the slowest rank's time.
 
     With ``recorded``, an additional step is taken and rank 0 writes its timeline to that file.
     """
     init_process_group(backend="gloo", timeout_s=timeout_s)
-    model, loss_fn = _seeded_model(plan, seed)
+    model, loss_fn = _seeded_model(plan, own, seed)
     pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
     _stop_on_sigterm(pipeline)
     optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=LEARNING_RATE)
     for step in range(num_steps):
-        inputs, target = _batch(plan, seed, step)
+        samples, targets = _microbatches(plan, own, seed, step)
+        args, kwargs = _as_call(join_samples(samples))
+        target = join_samples(targets)
         pipeline.barrier()  # so that no rank's time includes waiting for another's start
         start = time.perf_counter()
-        loss = pipeline.step(*inputs, target=target)
+        loss = pipeline.step(*args, target=target, **kwargs)
         elapsed_s = time.perf_counter() - start
         optimizer.step()
         # Gradients stay allocated, so that every step after the first does the same work.
         optimizer.zero_grad(set_to_none=False)
         yield pipeline.share_results(loss, elapsed_s)
     if recorded is not None:
-        inputs, target = _batch(plan, seed, num_steps)
+        samples, targets = _microbatches(plan, own, seed, num_steps)
+        args, kwargs = _as_call(join_samples(samples))
         with record(pipeline) as trace:
             pipeline.barrier()
-            pipeline.step(*inputs, target=target)
+            pipeline.step(*args, target=join_samples(targets), **kwargs)
         timeline = trace.timeline()
         if pipeline.rank == 0:
             timeline.write(recorded)
@@ -112,17 +125,17 @@ def train_split(
     dist.destroy_process_group()
 
 
-def train_whole(plan: Plan, num_steps: int, seed: int) -> Iterator[Step]:
+def train_whole(plan: Plan, own: OwnModel | None, num_steps: int, seed: int) -> Iterator[Step]:
     """Train the unsplit model on the same micro-batches."""
-    model, loss_fn = _seeded_model(plan, seed)
+    model, loss_fn = _seeded_model(plan, own, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for step in range(num_steps):
-        inputs, target = _batch(plan, seed, step)
+        samples, targets = _microbatches(plan, own, seed, step)
         start = time.perf_counter()
         total = 0.0
-        columns = [tensor.chunk(plan.num_microbatches) for tensor in (*inputs, target)]
-        for *flat, wanted in zip(*columns, strict=True):
-            loss = loss_fn(model(*flat), wanted) / plan.num_microbatches
+        for sample, wanted in zip(samples, targets, strict=True):
+            args, kwargs = _as_call(sample)
+            loss = loss_fn(model(*args, **kwargs), wanted) / plan.num_microbatches
             loss.backward()
             total += float(loss.detach())
         elapsed_s = time.perf_counter() - start
@@ -131,21 +144,37 @@ def train_whole(plan: Plan, num_steps: int, seed: int) -> Iterator[Step]:
         yield total, elapsed_s
 
 
-def _seeded_model(plan: Plan, seed: int) -> tuple[nn.Module, Callable[[Any, Tensor], Tensor]]:
-    if plan.spec is None:
-        raise InvalidInput("the plan's model is not from a model family; see examples/train.py")
+def _seeded_model(
+    plan: Plan, own: OwnModel | None, seed: int
+) -> tuple[nn.Module, Callable[[Any, Any], Tensor]]:
     torch.manual_seed(seed)
+    if own is not None:
+        return own.build(), own.load_loss()
+    assert plan.spec is not None, "the launcher checks that"
     return build_model(plan.spec), build_loss(plan.spec)
 
 
-def _batch(plan: Plan, seed: int, step: int) -> tuple[list[Tensor], Tensor]:
-    """Return the inputs by position and the target of one step."""
-    assert plan.spec is not None
+def _microbatches(
+    plan: Plan, own: OwnModel | None, seed: int, step: int
+) -> tuple[list[Any], list[Any]]:
+    """Return inputs and target of every micro-batch of one step, the same on every rank."""
     # A prime multiple keeps the steps of different seeds apart.
-    inputs, target = training_batch(
-        plan.spec, plan.inputs, plan.num_microbatches, seed=seed * 1_000_003 + step
-    )
-    return list(inputs.values()), target
+    drawn = seed * 1_000_003 + step
+    if own is not None:
+        torch.manual_seed(drawn)
+        return own.make_microbatches(plan)
+    assert plan.spec is not None, "the launcher checks that"
+    count = plan.num_microbatches
+    inputs, target = training_batch(plan.spec, plan.inputs, count, seed=drawn)
+    columns = [tensor.chunk(count) for tensor in inputs.values()]
+    return list(zip(*columns, strict=True)), list(target.chunk(count))
+
+
+def _as_call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional arguments and keywords: a dict are keywords, a tuple several arguments."""
+    if isinstance(sample, dict):
+        return (), sample
+    return (sample if isinstance(sample, tuple) else (sample,)), {}
 
 
 def _stop_on_sigterm(pipeline: DistributedPipeline) -> None:

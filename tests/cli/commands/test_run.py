@@ -56,11 +56,57 @@ def test_a_planned_uneven_replication_is_run_from_its_file_compared_and_drawn(
     assert found["measured_step_s"] > 0
 
 
-def test_run_needs_a_model_it_can_build(tmp_path, capsys):
+def test_a_model_of_ones_own_is_run_as_it_is_verified(run, tmp_path, monkeypatch):
+    (tmp_path / "own_net.py").write_text(OWN_NET)
+    monkeypatch.chdir(tmp_path)
+    named = ("own_net:build", "--sample", "own_net:sample")
+    graded = ("--loss", "own_net:loss", "--target", "own_net:target")
+    assert run("profile", *named, "-o", "profile.json").code == 0
+    planned = run(
+        "plan", "profile.json", "-d", "2xCPU", "--stages", 2, "--microbatches", 4, "-o", "p.json"
+    )
+    assert planned.code == 0, planned.stderr
+    # The loss is of the targets given, and batches differ from step to step.
+    for words in (named, (*named, *graded)):
+        done = run("run", "p.json", *words, "--compare", "--json")
+        assert done.code == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["loss_difference"] <= 1e-5
+        assert len(set(found["split_losses"])) == 3
+        assert (min(found["split_losses"]) > 90) == (words is not named)
+
+
+OWN_NET = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+
+def sample():
+    return torch.randn(4, 16)
+
+def target():
+    return torch.full((4, 16), 10.0)
+
+def loss(output, target):
+    return ((output - target) ** 2).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "stagewright run PLAN package.module:function --sample package.module:function"),
+        (("net:build",), "name both the model and its sample: MODEL --sample"),
+        (("net:build", "--sample", "net:sample", "--loss", "net:loss"), "given together"),
+    ],
+)
+def test_run_needs_a_model_it_can_build(tmp_path, capsys, words, said):
     path = tmp_path / "plan.json"
     make_plan(make_case("mlp"), 2).model_copy(update={"spec": None}).write(path)
-    assert main(["run", str(path)]) == 2
-    assert "examples/train.py" in capsys.readouterr().err
+    assert main(["run", str(path), *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_run_refuses_what_processes_do_not_run(tmp_path, capsys, monkeypatch):
