@@ -70,7 +70,10 @@ def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:
             f"the plan is for training ({plan.schedule}), and {title} only runs inference",
             f"plan with --for {target.name}, which reduces the profile to forward passes",
         )
-    elif plan.schedule not in (schedules := rules.schedules or FORWARD_SCHEDULES):
+    # Plans for the latency of one request have an order of work of their own.
+    elif plan.schedule not in (
+        schedules := rules.schedules or (*FORWARD_SCHEDULES, "forward_only")
+    ):
         yield Rejection(
             "schedule",
             f"the plan's schedule is {plan.schedule}, {title} has {', '.join(schedules)}",

@@ -21,7 +21,7 @@ from ..core.units import list_some
 MOST_NAMED = 6
 """Layers that a message names."""
 
-FORWARD_SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "forward_only")
+FORWARD_SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
 """Orders of work that runtimes of inference can be given: each device has one stage."""
 
 WITHOUT_BLOCKS = ("torch", "deepspeed", "torchgpipe", "pipedream")

@@ -239,7 +239,7 @@ def test_memory_that_does_not_suffice_is_said_with_both_numbers(call, profile, t
         (("--for", "deepspeed", "--schedule", "zbv"), "DeepSpeed has no schedule zbv"),
         (("--for", "vllm", "--max-replicas", "2"), "vLLM has one device a stage"),
         (("--for", "torch", "--recompute", "always"), "cannot recompute whole stages"),
-        (("--for", "vllm", "--schedule", "zbv"), "vLLM has no schedule zbv of forward passes"),
+        (("--for", "vllm", "--schedule", "zbv"), "of forward passes; choose 1f1b or gpipe\n"),
         (("--for", "torchtitan", "--skips", "direct"), "to the next stage; set --skips relay"),
         (("--for", "nobody"), "no target is called 'nobody'"),
         (("--for", "vllm", "--server", "http://127.0.0.1:1"), "--for plans here"),
