@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,6 +232,57 @@ def test_accelerate_finds_every_parameter_in_the_device_map():
             for name in stage.layer_names:
                 held = [key for key in scope["device_map"] if f"{name}.".startswith(f"{key}.")]
                 assert {scope["device_map"][key] for key in held} == {index}
+
+
+def test_torch_splits_before_the_modules_and_validates_the_order_of_work(monkeypatch):
+    """Its own annotate_split_points marks the cuts, and _validate_schedule reads the CSV."""
+    from torch import nn
+    from torch.distributed.pipelining import _IR, SplitPoint
+    from torch.distributed.pipelining.schedules import _Action, _validate_schedule
+
+    calls = []
+    monkeypatch.setattr(_IR, "pipe_split", lambda: calls.append(None))
+    for plan in draw_plans("torch"):
+        exported = export(plan, "torch")
+        [spec] = re.findall(r"SPLIT_SPEC = (\{.*?\})", exported.text, re.DOTALL)
+        root = nn.Module()
+        for index, name in enumerate(plan.layer_names):
+            module = root
+            for part in name.split("."):
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.forward = partial(calls.append, index)
+        _IR.annotate_split_points(root, eval(spec, {"SplitPoint": SplitPoint}))
+        calls.clear()
+        for name in plan.layer_names:
+            root.get_submodule(name)()
+        ends = [at for at, call in enumerate([*calls, None]) if call is None]
+        counts = [end - start - 1 for start, end in pairwise([-1, *ends])]
+        assert counts == list(plan.balance)
+        rows = exported.attachments["schedule.csv"].splitlines()
+        actions = {
+            rank: [_Action.from_str(cell) for cell in row.split(",")]
+            for rank, row in enumerate(rows)
+        }
+        of_stage = _validate_schedule(actions, len(rows), plan.num_stages, plan.num_microbatches)
+        assert len(of_stage) == plan.num_stages
+
+
+def test_torchgpipe_splits_by_the_balance():
+    import torch
+    from torch import nn
+    from torchgpipe.gpipe import split_module
+
+    for plan in draw_plans("torchgpipe"):
+        scope = {}
+        exec(export(plan, "torchgpipe").text, scope)
+        names = {str(index): nn.Identity() for index in range(len(plan.layer_names))}
+        devices = [torch.device("cpu")] * plan.num_stages
+        parts, *_ = split_module(nn.Sequential(OrderedDict(names)), scope["balance"], devices)
+        held = [[int(name) for name, _ in part.named_children()] for part in parts]
+        ends = list(accumulate(plan.balance, initial=0))
+        assert held == [list(range(*pair)) for pair in pairwise(ends)]
 
 
 @needs_runtimes
