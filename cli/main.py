@@ -9,42 +9,16 @@ import traceback
 from collections.abc import Sequence
 from itertools import takewhile
 from keyword import iskeyword
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 from typer.main import get_command
 
 from .. import __version__
 from .exit_codes import ExitCode, exit_code, report
-from .support.output import PARAMETERS
+from .help import HELP_ALL, SUMMARIES, GroupedCommand, Overview
 
-COMMANDS = (
-    "doctor",
-    "capture",
-    "profile",
-    "estimate",
-    "calibrate",
-    "plan",
-    "explain",
-    "show",
-    "diff",
-    "merge",
-    "export",
-    "import",
-    "check",
-    "serve",
-    "worker",
-    "jobs",
-    "config",
-    "keys",
-    "audit",
-    "db",
-    "verify",
-    "run",
-    "checkpoint",
-    "demo",
-)
+COMMANDS = tuple(SUMMARIES)
 """Modules of `commands`, in the order of ``--help``; each has a function ``command``.
 
 All of them are imported on every start, also for ``--help``, so they import slow packages (torch,
@@ -62,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Not standalone: typer would print usage errors and exit with codes of its choice.
         code = get_command(build_app()).main(
-            words, prog_name="stagewright", standalone_mode=False, obj=tuple(words)
+            ["--help" if word == HELP_ALL else word for word in words],
+            prog_name="stagewright",
+            standalone_mode=False,
+            obj=tuple(words),
         )
         if code == INTERRUPTED:
             raise KeyboardInterrupt
@@ -78,6 +55,7 @@ def build_app() -> typer.Typer:
     """Build the application with all `COMMANDS`."""
     app = typer.Typer(
         name="stagewright",
+        cls=Overview,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -120,28 +98,3 @@ def _wants_traceback(words: Sequence[str]) -> bool:
     # Read by hand: the error may be that the words cannot be parsed.
     before_command = takewhile(lambda word: word.startswith("-"), words)
     return "--debug" in before_command or bool(os.environ.get(DEBUG_VARIABLE))
-
-
-OTHER = "Options"
-
-
-class GroupedCommand(TyperCommand):
-    """Command whose help has one section per option group; typer needs rich for that."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command, whose outputs must be none of its inputs."""
-        PARAMETERS.set(ctx.params)
-        return super().invoke(ctx)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections in the order of the options, those without a group last."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                panel = getattr(parameter, "rich_help_panel", None)
-                name = "Arguments" if parameter.param_type_name == "argument" else panel or OTHER
-                groups.setdefault(name, []).append(record)
-        for name in sorted(groups, key=lambda name: name == OTHER):
-            with formatter.section(name):
-                formatter.write_dl(groups[name])

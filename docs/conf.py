@@ -41,7 +41,7 @@ suppress_warnings = ["ref.python"]  # two documents may have fields of one name
 
 
 class CommandHelp(Directive):
-    """A section for each command of the command line, with what its ``--help`` prints."""
+    """A section for each command of the command line, with what its ``--help-all`` prints."""
 
     def run(self) -> list[nodes.Node]:
         commands = getattr(get_command(build_app()), "commands")  # noqa: B009 - typed as a command
@@ -51,7 +51,7 @@ class CommandHelp(Directive):
         name = " ".join(["stagewright", *arguments])
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            main([*arguments, "--help"])
+            main([*arguments, "--help-all"])
         text = printed.getvalue().strip("\n")
         section = nodes.section("", nodes.title("", name), ids=[nodes.make_id(name)], names=[name])
         section += nodes.literal_block(text, text, language="text")

@@ -132,6 +132,12 @@ def run_eager_steps(
     raise CaptureError("the model ran once and then failed on the same sample")
 
 
+NOT_OBSERVED = (
+    "state that the model keeps, hooks and weights used from elsewhere were not looked for, since "
+)
+"""Beginning of the remark on a model whose forward could not be run before it was traced."""
+
+
 def observe_forward(
     model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
 ) -> ForwardObservation:
@@ -153,12 +159,7 @@ def observe_forward(
                     f"the forward of {type(model).__name__} reads values, and it ran without any; "
                     "a measured profile looks for them"
                 )
-            return ForwardObservation(
-                remarks=[
-                    "state that the model keeps, hooks and weights used from elsewhere were not "
-                    f"looked for, since {reason}"
-                ]
-            )
+            return ForwardObservation(remarks=[NOT_OBSERVED + reason])
         report_state_changes(seen)
         return seen
 

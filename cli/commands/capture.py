@@ -11,6 +11,7 @@ from ...core.errors import InvalidInput
 from ..options import model as flags
 from ..options.model import read_named_request
 from ..support.load_object import load_model
+from ..support.named_models import name_config_file
 from ..support.next_steps import command_line, drop_flags, suggest_measuring
 from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
 
@@ -73,7 +74,8 @@ def _trace(
         from ...profiler.models.families import build_model, make_sample
 
         inputs, _ = make_sample(request.sample)
-        module = build_model(request.model)
+        with name_config_file(model):
+            module = build_model(request.model)
     from ...capture.capture import trace
 
     return trace(module, inputs, check=check)

@@ -36,11 +36,6 @@ def command(
     """Judge a cut in the form of another runtime: missing layers, memory, step time, and the best.
 
     Exit code 3 if the cut cannot run: layers are missing or duplicated, or memory does not suffice.
-
-    Examples:
-    stagewright check 17,20,3 --from vllm --model llama-13b -d 3x24GB
-
-    stagewright check layout.sh --from megatron --model profile.json -d 8xH100 --microbatches 64
     """
     from functools import partial
 

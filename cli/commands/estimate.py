@@ -5,12 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from ..options.model import FAMILIES, Config
-from ..support.named_models import estimate_on_device, read_model, read_precision
-from ..support.output import JsonFlag, NoCacheFlag, check_writable, finish_profile
+from ..support.named_models import estimate_on_device, name_config_file, read_model, read_precision
+from ..support.output import JsonFlag, NoCacheFlag, check_writable, emit, finish_profile
 from ..support.read_documents import read_document
+
+
+def list_models(is_asked: bool) -> None:
+    """Print every published model's name and parameters, and end the command."""
+    if not is_asked:
+        return
+    from ...core.requests.presets import PRESETS
+    from ...core.text_table import format_table
+
+    rows = [
+        (name, f"{preset.num_parameters / 1e9:,.2f}", preset.spec.family)
+        for name, preset in PRESETS.items()
+    ]
+    emit(format_table([("model", "10^9 parameters", "family"), *rows]))
+    raise Exit
 
 
 def command(
@@ -52,6 +67,15 @@ def command(
         Path, Option("--output", "-o", help="Write the profile to this file.")
     ] = Path("profile.json"),
     no_cache: NoCacheFlag = False,
+    models: Annotated[
+        bool,
+        Option(
+            "--models",
+            is_eager=True,
+            callback=list_models,
+            help="List the published models by name, and exit.",
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Estimate what each layer of a model costs on a device that is not available here.
@@ -67,7 +91,8 @@ def command(
     spec, sample = read_model(model, config, microbatch, sequence)
     target = get_accelerator(device)
     measured = [read_document(path, Profile) for path in calibrate or ()]
-    profile = estimate_on_device(
-        spec, sample, target, dtype, threads, measured, use_cache=not no_cache
-    )
+    with name_config_file(model if config is None else None):
+        profile = estimate_on_device(
+            spec, sample, target, dtype, threads, measured, use_cache=not no_cache
+        )
     finish_profile(profile, output, as_json=as_json)

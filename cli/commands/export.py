@@ -50,11 +50,6 @@ def command(
     plan --for TARGET' plans under its rules. A profile becomes one row per layer, with units in
     the column names. With --json, a plan's files are an object by name, and a profile's rows a
     list of objects.
-
-    Examples:
-    stagewright export plan.json --to megatron
-
-    stagewright export plan.json --to torch -o torch_pipeline.py
     """
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile

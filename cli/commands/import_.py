@@ -37,11 +37,6 @@ def command(
 
     The plan is priced like every other: it can be drawn, explained, verified and run here, and
     exported to another runtime. A cut with missing or duplicated layers is refused.
-
-    Examples:
-    stagewright import 17,20,3 --from vllm --model llama-13b -d 3x24GB -o plan.json
-
-    stagewright import layout.sh --from megatron --model profile.json -d 8xH100
     """
     from functools import partial
 

@@ -18,7 +18,7 @@ from ..options import profile as flags
 from ..options.model import read_named_request
 from ..options.service import Server, Token, check_token
 from ..support.load_object import call_object, load_model, load_object, refuse_options
-from ..support.named_models import lengthen_dtype
+from ..support.named_models import lengthen_dtype, name_config_file
 from ..support.output import JsonFlag, check_writable, finish_profile
 from ..support.progress import progress_bar
 from ..support.service import profile_on_service
@@ -135,7 +135,8 @@ def _measure_here(
     with progress_bar(quiet=quiet) as progress:
         if request is None:
             return _measure_objects(model, sample, loss, target, options, progress)
-        return measure(request.model_copy(update={"profiling": options}), progress)
+        with name_config_file(model):
+            return measure(request.model_copy(update={"profiling": options}), progress)
 
 
 def _measure_objects(

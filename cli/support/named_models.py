@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -79,6 +80,18 @@ def is_stored_id(name: str) -> bool:
 def is_model_name(name: str | None) -> bool:
     """Return True if a model was named, rather than a file or a service's document."""
     return name is not None and not is_stored_id(name)
+
+
+@contextmanager
+def name_config_file(name: str | None) -> Iterator[None]:
+    """Name the ``config.json`` in errors of the model that is built from it inside."""
+    try:
+        yield
+    except InvalidInput as error:
+        is_of_model = (error.field or "").startswith("/model")
+        if name is None or not is_of_model or find_config(name) is None:
+            raise
+        raise InvalidInput(f"{name}: {error}", field=error.field) from error
 
 
 def read_family(family: str, config: str) -> ModelSpec:
@@ -215,7 +228,8 @@ class EstimateFlags:
         measured = [read_document(path, Profile) for path in self.calibrate]
 
         def make() -> dict[str, Any]:
-            with working(f"estimating {name}: capturing it without weights"):
+            text = f"estimating {name}: capturing it without weights"
+            with working(text), name_config_file(name):
                 from ...profiler.estimates.for_cluster import estimate_for_cluster
 
                 return _to_json(

@@ -39,14 +39,18 @@ class Preset:
 
 
 def find_preset(name: str) -> Preset:
-    """Return the published model of a name or alias; `InvalidInput` for others lists all."""
+    """Return the published model of a name or alias.
+
+    Raises:
+        InvalidInput: There is none; the message has the closest names.
+    """
     found = PRESETS.get(ALIASES.get(name.lower(), name.lower()))
     if found is None:
-        near = get_close_matches(name.lower(), [*PRESETS, *ALIASES], n=1)
+        near = " or ".join(map(repr, get_close_matches(name.lower(), [*PRESETS, *ALIASES], n=3)))
         raise InvalidInput(
             f"unknown model {name!r}"
-            + (f"; did you mean {near[0]!r}?" if near else ".")
-            + f" Known models: {', '.join(PRESETS)}"
+            + (f"; did you mean {near}?" if near else ".")
+            + f" 'stagewright estimate --models' lists all {len(PRESETS)}"
         )
     return found
 

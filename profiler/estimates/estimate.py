@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...capture.equivalence.check import NOT_OBSERVED
 from ...capture.sample import CallStructure
 from ...core.cluster.accelerators import (
     Accelerator,
@@ -267,6 +268,8 @@ def document(
     # One row per part, the loss last; the three columns follow the order of `lists`.
     times = CostTable(lists).seconds(rates).reshape(-1, 3)
     graph = work.graph
+    # A family's model is built here, and keeps nothing that would have to be looked for.
+    notes = [note for note in graph.notes if spec is None or not note.startswith(NOT_OBSERVED)]
     error = _error_to_expect(work, wanted, calibrate_by)
     layers = tuple(
         _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
@@ -291,7 +294,7 @@ def document(
         provenance=_provenance(work, wanted, error, calibrate_by, table, recipe),
         notes=(
             f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: " + error_note(error),
-            *graph.notes,
+            *notes,
         ),
     )
 

@@ -1,5 +1,6 @@
 """A model that cannot be captured says which module, which operation, and what to do."""
 
+import functools
 import random
 
 import pytest
@@ -76,3 +77,28 @@ def test_a_model_that_cannot_be_taken_apart_is_one_opaque_layer(kind):
 def test_a_sample_that_does_not_fit_is_an_input_error(sample, words):
     with pytest.raises(InvalidInput, match=words):
         trace(Branching(), sample)
+
+
+def decorated(forward):
+    @functools.wraps(forward)
+    def call(self, *args, **kwargs):
+        return forward(self, *args, **kwargs)
+
+    return call
+
+
+class Decorated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @decorated
+    def forward(self, x, scale=None, **options):
+        return self.linear(x)
+
+
+def test_a_decorated_forward_is_refused_in_words():
+    """Cause: torch.fx said "code: co_varnames is too small" of any model of transformers."""
+    with pytest.raises(CaptureError, match="has a decorator and takes") as raised:
+        trace(Decorated(), torch.ones(2, 4), mode="trace")
+    assert "co_varnames" not in str(raised.value)

@@ -1,13 +1,20 @@
 """The commands as a whole."""
 
 import importlib
+import re
+import shlex
 from keyword import iskeyword
 
 import pytest
 import typer
+from typer.main import get_command
 
 import stagewright
 from stagewright.cli.main import COMMANDS, build_app
+
+
+def command_of(name):
+    return get_command(build_app()).commands[name]
 
 
 def test_version(run):
@@ -19,6 +26,29 @@ def test_help_lists_every_command(run):
     ran = run("--help")
     assert ran.code == 0
     assert all(f"\n  {name} " in ran.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_two_examples_that_it_takes(run, name):
+    lines = run(name, "--help").stdout.splitlines()
+    examples = lines[lines.index("Examples:") + 1 :]
+    assert len(examples) == 2
+    for example in examples:
+        program, called, *words = shlex.split(example)
+        assert (program, called) == ("stagewright", name)
+        command_of(name).make_context(name, words)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short_unless_all_of_it_is_asked_for(run, name):
+    short, full = (run(name, word).stdout.splitlines() for word in ("--help", "--help-all"))
+    assert len(short) <= 72
+    # Every flag is named, also where it is not explained.
+    flags = [option for one in command_of(name).params for option in one.opts]
+    for text in (short, full):
+        # A flag may be broken at a hyphen.
+        joined = re.sub(r"-\s+", "-", " ".join(text))
+        assert [flag for flag in flags if flag.startswith("--") and flag not in joined] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -9,6 +9,7 @@ from stagewright.cli.commands import capture, estimate
 from stagewright.core.models.families import ModelSpec
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.presets import PRESETS
 
 
 def test_profile_is_written_and_labelled(run):
@@ -184,6 +185,17 @@ CONFIG = {
 }  # fmt: skip
 
 
+def test_unknown_names_lead_to_the_list_of_all(run):
+    ran = run("plan", "gpt2-xxl", "-d", "2xH100")
+    assert ran.code == 2
+    assert "did you mean 'gpt2-xl'" in ran.stderr
+    assert "'stagewright estimate --models' lists all" in ran.stderr
+    assert len(ran.stderr) < 200
+    listed = run("estimate", "--models")
+    assert listed.code == 0
+    assert all(f"\n{name} " in listed.stdout for name in PRESETS)
+
+
 def test_a_config_of_hugging_face_is_planned_as_it_is(run, tmp_path):
     folder = tmp_path / "llama"
     folder.mkdir()
@@ -204,6 +216,10 @@ def test_configs_that_are_not_built_are_refused_by_file(run, tmp_path):
     ran = run("plan", path, "-d", "2xL4")
     assert ran.code == 2
     assert f"{path}: 'model_type'" in ran.stderr
+    path.write_text(json.dumps({**CONFIG, "model_type": "qwen3", "hidden_act": "unheard_of"}))
+    for words in (("plan", "-d", "2xL4"), ("estimate", "-d", "L4"), ("capture",), ("profile",)):
+        ran = run(words[0], path, *words[1:])
+        assert (ran.code, f"{path}: transformers builds no" in ran.stderr) == (2, True), ran.stderr
     ran = run("plan", tmp_path / "empty", "-d", "2xL4")
     assert (ran.code, "cannot read" in ran.stderr) == (2, True)
     (tmp_path / "empty").mkdir()

@@ -11,11 +11,11 @@ from tests.builders import chain_profile
 
 
 def test_every_option_has_the_flag_that_the_command_takes(run):
-    text = run("plan", "--help").stdout
+    text = run("plan", "--help-all").stdout
     assert flags_of_options().keys() == PlanOptions.model_fields.keys() - {"auto"}
     assert all(flag in text for flag in flags_of_options().values())
     assert FLAGS["deadline_s"] in text
-    profiling = run("profile", "--help").stdout
+    profiling = run("profile", "--help-all").stdout
     assert all(FLAGS[name] in profiling for name in ("budget_s", "num_threads", "busy_neighbours"))
 
 

@@ -19,7 +19,14 @@ from stagewright.core.models.families import (
 )
 from stagewright.core.requests.default_samples import default_sample
 from stagewright.core.requests.hugging_face import CAUSAL_TYPES
-from stagewright.profiler.estimates.estimate import document, rates_for, spec_work, target
+from stagewright.profiler.estimates.estimate import (
+    document,
+    estimate,
+    estimate_spec,
+    rates_for,
+    spec_work,
+    target,
+)
 from stagewright.profiler.estimates.layer_costs import model_work
 from stagewright.profiler.estimates.repeated_blocks import find_pattern, repeated_work
 from stagewright.profiler.models.families import build_model
@@ -123,6 +130,19 @@ def test_the_pattern_of_blocks_is_found(kind, pattern):
     found = find_pattern(build_model(causal_lm(kind)))
     assert found is not None
     assert (found.head, found.period, found.kept, found.total) == pattern
+
+
+def test_what_was_not_looked_for_is_said_of_ones_own_model_alone():
+    spec = SPECS["gpt2, a tied head"]
+    inputs = {"input_ids": torch.zeros(1, 8, dtype=torch.int64)}
+    notes = {
+        of: [note for note in profile.notes if "looked for" in note]
+        for of, profile in (
+            ("name", estimate_spec(spec, device="H100")),
+            ("model", estimate(build_model(spec), inputs, device="H100")),
+        )
+    }
+    assert (len(notes["name"]), len(notes["model"])) == (0, 1)
 
 
 def test_two_lists_of_blocks_are_captured_as_a_whole():
