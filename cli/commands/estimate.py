@@ -28,6 +28,17 @@ def list_models(is_asked: bool) -> None:
     raise Exit
 
 
+Models = Annotated[
+    bool,
+    Option(
+        "--models",
+        is_eager=True,
+        callback=list_models,
+        help="List the published models by name, and exit.",
+    ),
+]
+
+
 def command(
     model: Annotated[
         str,
@@ -67,15 +78,7 @@ def command(
         Path, Option("--output", "-o", help="Write the profile to this file.")
     ] = Path("profile.json"),
     no_cache: NoCacheFlag = False,
-    models: Annotated[
-        bool,
-        Option(
-            "--models",
-            is_eager=True,
-            callback=list_models,
-            help="List the published models by name, and exit.",
-        ),
-    ] = False,
+    models: Models = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Estimate what each layer of a model costs on a device that is not available here.
