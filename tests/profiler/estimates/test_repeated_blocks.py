@@ -47,6 +47,8 @@ OWN = {
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "glm4_moe": {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 1},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "helium": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
