@@ -1,4 +1,4 @@
-"""What every stage's program has in common: its arguments, its result and its exit code."""
+"""Arguments, result and exit code that the programs of all stages share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Given:
-    """What a stage is told.
+    """Arguments of a stage.
 
     Attributes:
         device: ``cuda`` or ``cpu``.

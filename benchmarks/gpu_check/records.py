@@ -16,7 +16,7 @@ Status = Literal["passed", "failed", "over its limit", "lacking", "cut off"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how stages run; a result counts only for the setting it was made in."""
+    """Setting that stages run in; a result counts only for the one it was made in."""
 
     device: str
     device_name: str
@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Record:
-    """How one stage ended.
+    """Outcome of one stage.
 
     Attributes:
         error: One line; empty if it passed.

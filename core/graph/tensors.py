@@ -111,7 +111,7 @@ class IntegerFill(Record):
 
 
 class ConstantFill(Record):
-    """The same number everywhere."""
+    """Fill with one number everywhere."""
 
     kind: Literal["constant"] = "constant"
     value: Number

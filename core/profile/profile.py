@@ -110,7 +110,7 @@ class Clocks(Record):
 
 
 class Provenance(Record):
-    """Where and how the numbers were obtained."""
+    """Origin of a profile's numbers: device, software and settings."""
 
     source: Literal["measured", "estimated"] = "measured"
     device: Name = "cpu"

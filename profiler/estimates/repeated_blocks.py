@@ -46,7 +46,7 @@ class NotRepeated(Exception):
 
 @dataclass(frozen=True)
 class BlockPattern:
-    """How the blocks of a model repeat.
+    """Pattern in which the blocks of a model repeat.
 
     Attributes:
         path: Of the list that holds the blocks.
