@@ -65,6 +65,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         max_replicas=None,
         recompute="auto",
         gap=arguments.gap,
+        precision=arguments.precision,
+        optimizer=arguments.optimizer,
     )
     _say(f"{arguments.layers} layers over {arguments.devices} devices: one plan to warm up")
     rows = []
@@ -213,6 +215,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=_positive(int), help="default: twice the devices")
     parser.add_argument("--memory-gb", type=_positive(float), default=32.0, help="of each device")
     parser.add_argument("--kinds", type=int, choices=(1, 2, 3), default=1, help="of devices")
+    parser.add_argument("--precision", help="recipe of precision; default: the planner's")
+    parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--gap", type=float, default=1e-4, help="good enough, relatively")
     parser.add_argument("--repeats", type=_positive(int), default=3)
     parser.add_argument("--seed", type=int, default=0)

@@ -125,13 +125,21 @@ def _build_causal_lm(config: CausalLMConfig) -> nn.Module:
     except InvalidInput:
         raise
     except Exception as error:  # whatever a configuration leads transformers to
-        # A KeyError says what was looked for, such as an activation, and nothing else.
-        text = f"it knows no {error}" if isinstance(error, KeyError) else str(error)
         raise InvalidInput(
-            f"transformers builds no {kind} of these settings: {' '.join(text.split())[:300]}",
+            f"transformers builds no {kind} of these settings: {_reason(error, config)}",
             field="/model/config",
         ) from error
     return model
+
+
+def _reason(error: Exception, config: CausalLMConfig) -> str:
+    """Return what transformers said, without Python's words for a value that is null."""
+    if isinstance(error, KeyError):  # says what was looked for, such as an activation, and no more
+        return f"it knows no {error}"
+    empty = sorted(name for name, value in config.settings.items() if value is None)
+    if isinstance(error, TypeError) and empty:
+        return f"a value is needed where the file has null; give one to {' or '.join(empty)}"
+    return " ".join(str(error).split())[:300]
 
 
 def _check_rest(made: Any, config: CausalLMConfig, known: set[str]) -> None:
