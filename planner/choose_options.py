@@ -51,7 +51,7 @@ MOST_PER_DEVICE = 8
 """Micro-batches tried first, and at most for each device."""
 
 GAIN = 0.02
-"""Bubble, absolute, that twice as many micro-batches have to save."""
+"""Share of the time of a micro-batch that twice as many have to save."""
 
 SHAPES = 2
 """Pipeline lengths and replications tried for each schedule, the most promising."""
@@ -186,6 +186,11 @@ class _Trial:
     best: _QuickPlan
     plain: _QuickPlan | None
 
+    @property
+    def microbatch_s(self) -> float:
+        """The step's time for each micro-batch."""
+        return self.best.step_s / self.num_microbatches
+
 
 class _Study:
     """Quick plans of a request under several schedules."""
@@ -216,7 +221,8 @@ class _Study:
             trial = self._try(count)
             if trial is None:
                 continue
-            if last is not None and last.best.bubble - trial.best.bubble < GAIN:
+            # Not by bubbles, which are of the devices in use: plans may use more or fewer.
+            if last is not None and trial.microbatch_s > last.microbatch_s * (1 - GAIN):
                 return last
             last = trial
             if trial.best.bubble < SMALL_BUBBLE:
@@ -269,7 +275,7 @@ def _why_count(trial: _Trial) -> str:
     chosen = f"{trial.num_microbatches} micro-batches chosen: bubble about {trial.best.bubble:.0%}"
     if trial.best.bubble < SMALL_BUBBLE:
         return chosen
-    return f"{chosen}; more would shrink it little, or take too large a batch"
+    return f"{chosen}; twice as many save less than {GAIN:.0%} of the time, or take too large a batch"
 
 
 def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule]) -> Iterator[str]:

@@ -63,6 +63,8 @@ def read_devices(text: str) -> Cluster:
             field="/devices",
         )
     path = Path(text)
+    if path.suffix in (".yaml", ".yml", ".toml"):
+        raise InvalidInput(f"{text}: a cluster file is JSON (docs/guides/clusters.md)")
     if not (path.suffix == ".json" or path.exists()):
         return parse_devices(text)
     return read_document(path, Cluster)

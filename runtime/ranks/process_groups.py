@@ -179,6 +179,8 @@ def group_timeout(group: dist.ProcessGroup | None) -> timedelta | None:
 
 
 DEFAULT_TIMEOUT_S = 300.0
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets, and torch's ``env://`` reads."""
 
 
 def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -192,8 +194,14 @@ def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT
         timeout_s: How long a rank waits for another before the missing one is determined.
 
     Raises:
-        InvalidInput: This machine has fewer GPUs than processes.
+        InvalidInput: This machine has fewer GPUs than processes, or no launcher started this one.
     """
+    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
+    if missing:
+        raise InvalidInput(
+            f"{', '.join(missing)} not set in the environment; start the script with a launcher, "
+            "such as 'torchrun --nproc-per-node 2 train.py'"
+        )
     dist.init_process_group(choose_backend(backend), timeout=timedelta(seconds=timeout_s))
 
 

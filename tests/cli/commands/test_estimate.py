@@ -220,6 +220,11 @@ def test_configs_that_are_not_built_are_refused_by_file(run, tmp_path):
     for words in (("plan", "-d", "2xL4"), ("estimate", "-d", "L4"), ("capture",), ("profile",)):
         ran = run(words[0], path, *words[1:])
         assert (ran.code, f"{path}: transformers builds no" in ran.stderr) == (2, True), ran.stderr
+    # Of Ministral's heads transformers computes nothing where the file has null.
+    sizes = {"model_type": "ministral", "head_dim": None, "rms_norm_eps": 1e-5}
+    path.write_text(json.dumps(CONFIG | sizes))
+    ran = run("plan", path, "-d", "2xL4")
+    assert (ran.code, "give one to head_dim" in ran.stderr) == (2, True), ran.stderr
     ran = run("plan", tmp_path / "empty", "-d", "2xL4")
     assert (ran.code, "cannot read" in ran.stderr) == (2, True)
     (tmp_path / "empty").mkdir()

@@ -9,7 +9,12 @@ import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.ranks import process_groups as groups_module
-from stagewright.runtime.ranks.process_groups import WATCHDOG, ProcessGroups, group_timeout
+from stagewright.runtime.ranks.process_groups import (
+    WATCHDOG,
+    ProcessGroups,
+    group_timeout,
+    init_process_group,
+)
 from tests.runtime.forked import run_worker
 
 
@@ -20,6 +25,13 @@ def alone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=waits)
     yield
     dist.destroy_process_group()
+
+
+def test_a_script_started_without_a_launcher_is_told_of_torchrun(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidInput, match="RANK, .*torchrun --nproc-per-node"):
+        init_process_group(backend="gloo")
 
 
 @pytest.mark.distributed
