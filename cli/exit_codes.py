@@ -17,6 +17,7 @@ code  meaning, and what the caller does next
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import Any, cast
 
@@ -73,6 +74,10 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "cancelled"
     if isinstance(error, UsageError):
+        option = getattr(error, "option_name", None) or ""  # of flags that do not exist
+        near = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
+        if near:
+            return f"no such option: {option}; did you mean {near[0]}?"
         # Typer's words for a number out of range.
         return str(error.format_message()).replace("Input should be", "it should be")
     if extra := find_missing_extra(error):

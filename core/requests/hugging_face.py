@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from ..errors import InvalidInput
@@ -145,8 +146,10 @@ def read_hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return _read_causal(kind, config)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        built = ", ".join([*FAMILIES, *TEXT_TYPES, *sorted(CAUSAL_TYPES)])
-        raise _refusal("model_type", f"is {_shown(kind)}; built are {built}")
+        built = [*FAMILIES, *TEXT_TYPES, *sorted(CAUSAL_TYPES)]
+        near = get_close_matches(str(kind)[:80], built, n=1, cutoff=0.85)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise _refusal("model_type", f"is {_shown(kind)}{meant}; built are {', '.join(built)}")
     _check_architecture(config, family)
     values: dict[str, Any] = {}
     for name in family.sizes.split():

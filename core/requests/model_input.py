@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, JsonValue, TypeAdapter, ValidationError
 from ..document import Name
 from ..errors import InvalidInput
 from ..models.families import ModelSpec
+from ..validation_words import describe_violation
 from .default_samples import default_sample
 from .hugging_face import read_hugging_face_config
 from .presets import find_preset
@@ -40,7 +41,7 @@ def read_model(model: object) -> object:
         # not in the file, and "[key]" stands for a key that is refused itself.
         *_, name = (part for part in first["loc"] if part not in ("settings", "[key]"))
         place = "" if name == "config" else f"/{name}"
-        message = f"Hugging Face config{place}: {first['msg'].removeprefix('Value error, ')}"
+        message = f"Hugging Face config{place}: {describe_violation(first)}"
         raise InvalidInput(message, field=place) from None
 
 
