@@ -275,9 +275,8 @@ def _why_count(trial: _Trial) -> str:
     chosen = f"{trial.num_microbatches} micro-batches chosen: bubble about {trial.best.bubble:.0%}"
     if trial.best.bubble < SMALL_BUBBLE:
         return chosen
-    return (
-        f"{chosen}; twice as many save less than {GAIN:.0%} of the time, or take too large a batch"
-    )
+    saved = f"save less than {GAIN:.0%} of the time"
+    return f"{chosen}; twice as many {saved}, or take too large a batch"
 
 
 def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule]) -> Iterator[str]:

@@ -59,6 +59,12 @@ def test_every_command_explains_itself_and_takes_json(run, name):
     assert "--json" in ran.stdout
 
 
+def test_a_flag_that_is_no_flag_leads_to_the_nearest(run):
+    ran = run("plan", "gpt2-xl", "--device", "4x24GB")
+    assert ran.code == 2
+    assert "no such option: --device; did you mean --devices?" in ran.stderr
+
+
 def test_commands_are_the_registry():
     app = build_app()
     assert isinstance(app, typer.Typer)

@@ -30,7 +30,7 @@ def alone():
 def test_a_script_started_without_a_launcher_is_told_of_torchrun(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InvalidInput, match="RANK, .*torchrun --nproc-per-node"):
+    with pytest.raises(InvalidInput, match=r"RANK, .*torchrun --nproc-per-node"):
         init_process_group(backend="gloo")
 
 
