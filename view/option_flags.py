@@ -50,7 +50,6 @@ def flags_of_options() -> dict[str, str]:
 
 def flags_of(options: PlanOptions) -> list[str]:
     """Return the command-line words for these options; defaults of the command are left out."""
-    from ..core.cluster.reserves import MemoryReserves
     from ..core.plan.plan import PlanOptions
     from ..schedules.traits import FOLDED, SEVERAL_STAGES
 
@@ -61,12 +60,9 @@ def flags_of(options: PlanOptions) -> list[str]:
         chosen.add("chunks")
     if options.batch_size is None:
         chosen.add("num_microbatches")
-    # Named in every plan; these follow from profiles of float32 weights on a CPU.
-    usual = {"precision": "fp32", "reserves": MemoryReserves()}
     for name, flag in flags_of_options().items():
         value = getattr(options, name)
-        default = PlanOptions.model_fields[name].default
-        if value in (default, usual.get(name, default)) and name not in chosen:
+        if value == PlanOptions.model_fields[name].default and name not in chosen:
             continue
         for text in _format_value(name, value):
             words += [flag, text]

@@ -17,6 +17,7 @@ from stagewright.core.graph.graph import Edge
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
+from stagewright.core.profile.profile import Provenance
 from stagewright.core.service.documents import StoredPlan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.plan_timeline import plan_timeline
@@ -203,17 +204,20 @@ def test_a_plan_that_was_only_priced_has_no_proof():
     assert line == NOT_SEARCHED
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "options",
     [
         {},
+        {"precision": "fp32", "reserves": {}},
         {"num_microbatches": 4, "schedule": "gpipe", "recompute": "auto"},
         {"max_replicas": None, "together": (("layer.0", "layer.2"),), "memory_fraction": 0.5},
         {"no_cut_after": ("layer.3",), "pins": ({"layer": "layer.7", "stage": 1},)},
     ],
 )
-def test_the_commands_make_the_plan_again(options, tmp_path, monkeypatch, capsys):
-    profile = a_profile()
+def test_the_commands_make_the_plan_again(options, device, tmp_path, monkeypatch, capsys):
+    """Cause: no reserves were left out of the command, which on GPUs are not the usual ones."""
+    profile = a_profile().model_copy(update={"provenance": Provenance(device=device)})
     made = planned(profile, **options)
     again = build_plan_view(made, profile, CLUSTER).reproduce
     monkeypatch.chdir(tmp_path)

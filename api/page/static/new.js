@@ -30,8 +30,8 @@ const fill = (select, entries, usual = entries[0][0]) => {
 };
 fill(find("family"), families.map((family) => [family.family, family.family]));
 fill(find("schedule"), [["auto", "auto, the fastest"], ...capabilities.schedules.map((name) => [name, name])], "1f1b");
-fill(find("objective"), capabilities.objectives.map((name) => [name, name]), "step_time");
-fill(find("as"), [["", "what their name or memory says"], ...catalogue.map((one) => [one.name, one.full_name])]);
+fill(find("objective"), capabilities.objectives.map((name) => [name, name.replaceAll("_", " ")]), "step_time");
+fill(find("as"), [["", "by name or memory"], ...catalogue.map((one) => [one.name, one.full_name])]);
 
 find("published").replaceChildren(...families.flatMap((one) => one.published.map((entry) => make("option", { value: entry.name }))));
 

@@ -107,7 +107,7 @@ def test_an_estimate_counts_in_the_requests_own_deadline(
         ("gpt2-x", "/model", "did you mean 'gpt2-xl'"),
         ("x" * 100_000, "/model", "unknown model"),
         ({**CONFIG, "n_inner": 17}, "/model/n_inner", "is 17; built is 64"),
-        ({**CONFIG, "n_layer": 0}, "/model/n_layer", "greater than or equal to 1"),
+        ({**CONFIG, "n_layer": 0}, "/model/n_layer", "is too small: at least 1"),
         ({"model_type": "mamba"}, "/model/model_type", "built are gpt2, bert"),
     ],
 )
