@@ -2,11 +2,13 @@
 import { data, say } from "./api.js";
 import { Address } from "./address.js";
 import { Bars } from "./bars.js";
+import { make } from "./dom.js";
 import { bytes, percent, time, visible } from "./format.js";
 import { sortable } from "./table.js";
 
 const layers = data("profile");
 const bars = new Bars(document.getElementById("bars"), { layers, balance: [layers.names.length] }, null);
+bars.legend.replaceChildren(make("li", {}, "forward and backward of one micro-batch")); // a profile has no stages
 const rows = layers.names.map((name, index) => index);
 const column = (title, values, form = String, key = title) => ({ key, title, value: (row) => values[row], text: (row) => form(values[row]) });
 const address = new Address();
