@@ -81,8 +81,9 @@ Microbatches = Annotated[
     str,
     _option(
         STEP,
-        "Micro-batches per training step; auto takes as many as keep the bubble under 10 %. With "
-        "--batch-size, a number must divide the batch and fixes the micro-batch size.",
+        "Micro-batches per training step; auto takes more until the bubble is under 10 % or "
+        "more save little. With --batch-size, a number must divide the batch and fixes the "
+        "micro-batch size.",
         "--microbatches",
         "-m",
         metavar="N|auto",

@@ -1,4 +1,4 @@
-"""Documents, records and device lists read from files and command-line text."""
+".yaml", """Documents, records and device lists read from files and command-line text."""
 
 from __future__ import annotations
 
@@ -63,9 +63,8 @@ def read_devices(text: str) -> Cluster:
             field="/devices",
         )
     path = Path(text)
-    if path.suffix in (".yaml", ".yml", ".toml"):
-        raise InvalidInput(f"{text}: a cluster file is JSON (docs/guides/clusters.md)")
-    if not (path.suffix == ".json" or path.exists()):
+    # Of others that do not exist, "cannot parse devices" would not say that a file is missing.
+    if not (path.suffix in (".json", ".yml", ".toml") or path.exists()):
         return parse_devices(text)
     return read_document(path, Cluster)
 

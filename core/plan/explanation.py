@@ -86,7 +86,7 @@ class Explanation(Record):
             limits would save over 1 % and more than free links or gradient sums would.
         reason: The bottleneck in words, with its numbers.
         shares: Breakdown of the step time.
-        bubble: Idle share of all devices' time.
+        bubble: Idle share of the used devices' time.
         busiest_stage: Stage whose device computes longest.
         busiest_link: Stage before the cut that sends longest; `None` for a single stage.
         link_busy: Share of the step during which that cut is sending, both ways.

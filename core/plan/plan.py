@@ -310,7 +310,7 @@ class Plan(Document):
         balance: Layers per stage, as torchgpipe writes it.
         step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
             weights; not the optimizer's update), by the simulator.
-        bubble_fraction: Idle share of all devices' time in that step.
+        bubble_fraction: Idle share of the used devices' time in that step.
         forward_channels: For each boundary the shared connection its activations leave by, -1 for
             one of their own; empty where none is shared.
         backward_channels: Likewise for the gradients on their way back.

@@ -137,7 +137,7 @@ def _reason(error: Exception, config: CausalLMConfig) -> str:
     if isinstance(error, KeyError):  # says what was looked for, such as an activation, and no more
         return f"it knows no {error}"
     empty = sorted(name for name, value in config.settings.items() if value is None)
-    if isinstance(error, TypeError) and empty:
+    if isinstance(error, TypeError) and "NoneType" in str(error) and empty:
         return f"a value is needed where the file has null; give one to {' or '.join(empty)}"
     return " ".join(str(error).split())[:300]
 

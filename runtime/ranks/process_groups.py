@@ -197,7 +197,7 @@ def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT
         InvalidInput: This machine has fewer GPUs than processes, or no launcher started this one.
     """
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
-    if missing:
+    if missing and backend != "mpi":  # mpirun tells MPI itself
         raise InvalidInput(
             f"{', '.join(missing)} not set in the environment; start the script with a launcher, "
             "such as 'torchrun --nproc-per-node 2 train.py'"

@@ -216,7 +216,7 @@ def test_a_plan_that_was_only_priced_has_no_proof():
     ],
 )
 def test_the_commands_make_the_plan_again(options, device, tmp_path, monkeypatch, capsys):
-    """Cause: no reserves were left out of the command, which on GPUs are not the usual ones."""
+    """Empty reserves were left out of the command, which then reserves the usual on GPUs."""
     profile = a_profile().model_copy(update={"provenance": Provenance(device=device)})
     made = planned(profile, **options)
     again = build_plan_view(made, profile, CLUSTER).reproduce

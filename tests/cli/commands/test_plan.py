@@ -212,7 +212,7 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     [
         (["absent.json", "-d", "2xcpu"], "cannot read absent.json"),
         (["ladder.json", "-d", "many"], "cannot parse devices 'many'"),
-        (["ladder.json", "-d", "cluster.yaml"], "a cluster file is JSON"),
+        (["ladder.json", "-d", "absent.yaml"], "cannot read absent.yaml"),
         (["ladder.json", "-d", ""], "no devices given; write '4x24GB'"),
         (["ladder.json", "-d", "unjoined.json"], "give the links as 'levels', innermost first"),
         (["ladder.json", "-d", "2xcpu", "--deadline", "nan"], "--deadline"),
