@@ -1,4 +1,4 @@
-".yaml", """Documents, records and device lists read from files and command-line text."""
+"""Documents, records and device lists read from files and command-line text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_devices(text: str) -> Cluster:
         )
     path = Path(text)
     # Of others that do not exist, "cannot parse devices" would not say that a file is missing.
-    if not (path.suffix in (".json", ".yml", ".toml") or path.exists()):
+    if not (path.suffix in (".json", ".yaml", ".yml", ".toml") or path.exists()):
         return parse_devices(text)
     return read_document(path, Cluster)
 
