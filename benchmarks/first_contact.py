@@ -80,7 +80,7 @@ def measure(
             folder = Path(path)
             plan = ("plan", name, "-d", devices, "-o", "plan.json")
             estimate = ("estimate", name, "--device", device, "-o", "profile.json")
-            explain = ("explain", "plan.json", "profile.json", "-d", devices)
+            explain = ("explain", "plan.json")
             for what, words in (
                 (f"plan {name}, cold", plan),
                 (f"plan {name}, warm", plan),

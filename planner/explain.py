@@ -169,14 +169,6 @@ class _Study:
             alternatives = alternatives[1:]  # planning again finds nothing better
         shares, stage = _shares(plan)
         link, link_busy = _busiest_link(plan)
-        memory_used = max(
-            (
-                entry.memory.total_bytes / entry.memory_limit_bytes
-                for entry in plan.stages
-                if entry.memory_limit_bytes
-            ),
-            default=None,
-        )
         bound = _bound(plan, shares, self.least_s, unlimited_s)
         return Explanation(
             step_time_s=plan.step_time_s,
@@ -190,7 +182,7 @@ class _Study:
             busiest_stage=stage,
             busiest_link=link,
             link_busy=link_busy,
-            memory_used=memory_used,
+            memory_used=_memory_used(plan),
             unlimited_step_time_s=unlimited_s,
             unlimited_proven=is_proven,
             alternatives=tuple(alternatives),
@@ -328,6 +320,16 @@ def _busiest(plan: Plan) -> tuple[float, int]:
         on_device[stage.devices[0]].append(index)
     busiest = max(on_device.values(), key=lambda held: sum(work_s[index] for index in held))
     return sum(work_s[index] for index in busiest), max(busiest, key=lambda index: work_s[index])
+
+
+def _memory_used(plan: Plan) -> float | None:
+    """Return the largest share of its limit that a device needs for all of its stages."""
+    used: dict[str, float] = defaultdict(float)
+    for stage in plan.stages:
+        if stage.memory_limit_bytes:
+            for device in stage.devices:
+                used[device] += stage.memory.total_bytes / stage.memory_limit_bytes
+    return max(used.values(), default=None)
 
 
 def _busiest_link(plan: Plan) -> tuple[int | None, float]:

@@ -56,11 +56,15 @@ class Verification:
     unknown: tuple[str, ...]
 
     def __str__(self) -> str:
-        names = f"missing {list(self.missing)}, unknown {list(self.unknown)}"
-        return (
+        text = (
             f"worst difference {self.worst:.2g} (loss {self.loss:.2g}, {len(self.gradients)} "
-            f"gradients, {len(self.buffers)} buffers), {names}"
+            f"gradients, {len(self.buffers)} buffers)"
         )
+        if self.missing:
+            text += f"; no stage holds {', '.join(self.missing)}"
+        if self.unknown:
+            text += f"; the model does not have {', '.join(self.unknown)}"
+        return text
 
     @property
     def worst(self) -> float:

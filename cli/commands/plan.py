@@ -103,7 +103,7 @@ def command(
     elif name is None:
         plan, explain = _plan_files(profiles, estimate, cluster, make, ("-d", devices), output)
     else:
-        plan, explain = _plan_name(name, estimate, cluster, make, quiet=as_json)
+        plan, explain = _plan_name(name, estimate, cluster, make, devices, output, quiet=as_json)
     _finish(context, plan, output, explain)
 
 
@@ -173,17 +173,29 @@ def _warn_if_poor(path: str, profile: Profile) -> None:
 
 
 def _plan_name(
-    name: str, estimate: EstimateFlags, cluster: Cluster, make: MakePlan, *, quiet: bool
+    name: str,
+    estimate: EstimateFlags,
+    cluster: Cluster,
+    make: MakePlan,
+    devices: str,
+    output: Path | None,
+    *,
+    quiet: bool,
 ) -> tuple[Plan, str]:
-    """Plan a published model; return the plan and the command that writes its profile."""
+    """Plan a published model; return the plan and the command that explains it.
+
+    Without a cache it is the command that writes the profile, which explaining needs.
+    """
     from ...core.errors import Infeasible
 
-    estimated = estimate.estimate(name, cluster)
+    estimated = estimate.estimate(name, cluster, devices)
     say(describe_estimate(name, estimated, estimate), quiet=quiet)
     try:
         plan = make([estimated.profile], estimated.cluster)
     except Infeasible as error:
         raise suggest_smaller_samples(error, estimated.profile) from None
+    if estimate.use_cache:
+        return plan, command_line("explain", output)
     return plan, estimate.estimate_command(name, estimated)
 
 

@@ -99,6 +99,6 @@ def _read_profile(given: Mapping[str, Any], cluster: Cluster) -> tuple[Profile, 
     if name is None:
         estimate.refuse_for_profiles()
         return read_document(Path(model), Profile), cluster
-    estimated = estimate.estimate(name, cluster)
+    estimated = estimate.estimate(name, cluster, given["devices"])
     say(describe_estimate(name, estimated, estimate), quiet=given["as_json"])
     return estimated.profile, estimated.cluster

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -61,6 +61,14 @@ def store(asked: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         _forget_oldest(path.parent)
 
 
+def list_entries() -> Iterator[dict[str, Any]]:
+    """Yield the stored answers, the last used first."""
+    with suppress(OSError):
+        for path in reversed(_by_use(cache_folder())):
+            with suppress(OSError, ValueError):
+                yield json.loads(path.read_text(encoding="utf-8"))
+
+
 def _path_of(asked: Mapping[str, Any]) -> Path:
     text = json.dumps([asked, _code()], sort_keys=True, default=_as_json)
     return cache_folder() / f"{sha256(text.encode()).hexdigest()[:32]}.json"
@@ -85,6 +93,9 @@ def _version(package: str) -> str:
 
 
 def _forget_oldest(folder: Path) -> None:
-    entries = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in entries[:-MAX_ENTRIES]:
+    for path in _by_use(folder)[:-MAX_ENTRIES]:
         path.unlink(missing_ok=True)
+
+
+def _by_use(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import InvalidInput
@@ -41,7 +43,9 @@ def load_object(target: str) -> Any:
         raise InvalidInput(f"importing {module_name} failed: {_describe(error)}") from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            raise InvalidInput(f"{module_name} has no {attribute!r}")
+            near = " or ".join(map(repr, get_close_matches(name, dir(found), n=3)))
+            meant = f"; did you mean {near}?" if near else ""
+            raise InvalidInput(f"{module_name} has no {attribute!r}{meant}")
         found = getattr(found, name)
     return found
 
@@ -59,6 +63,17 @@ def call_object(target: str) -> Any:
 
 def load_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
     """Return the user's module and sample; ``model`` may name a module or its factory."""
+    if model is not None and model.endswith(".py"):
+        name = Path(model).stem
+        raise InvalidInput(
+            f"{model} is a file; name the functions in it that return the model and a sample, "
+            f"such as {name}:build --sample {name}:sample"
+        )
+    if model is not None and sample is None:
+        raise InvalidInput(
+            f"{model} needs a sample, one micro-batch of its inputs: add --sample "
+            "package.module:function"
+        )
     if model is None or sample is None:
         raise InvalidInput(
             "name a model and its sample (MODEL --sample package.module:function), "

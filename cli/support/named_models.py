@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...core.errors import Infeasible, InvalidInput
-from .estimate_cache import recall_or_make, store
-from .next_steps import command_line
+from .estimate_cache import list_entries, recall_or_make, store
+from .next_steps import command_line, drop_flags
 from .progress import working
 from .read_documents import read_document, read_json
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...core.graph.tensors import Sample
     from ...core.models.families import ModelSpec
     from ...core.models.training_memory import Recipe
+    from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
     from ...core.requests.precision import AskedPrecision
     from ...profiler.estimates.cluster_estimate import ClusterEstimate
@@ -36,6 +37,13 @@ def find_model_name(arguments: Sequence[str]) -> str | None:
     names = [text for text in arguments if not _is_file(text) or find_config(text) is not None]
     if not names:
         return None
+    module, colon, _ = names[0].partition(":")
+    if colon or module.endswith(".py"):
+        code = names[0] if colon else f"{Path(module).stem}:build"
+        raise InvalidInput(
+            f"{names[0]} is code of yours; measure it first, then plan the profile: stagewright "
+            f"profile {code} --sample {code.partition(':')[0]}:sample -o profile.json"
+        )
     if len(arguments) > 1:
         raise InvalidInput(
             f"{names[0]!r} names a model; give either one model or profiles, not both"
@@ -214,8 +222,19 @@ class EstimateFlags:
             if value:
                 raise InvalidInput(f"{option} requires a model name; a profile already fixes it")
 
-    def estimate(self, name: str, cluster: Cluster) -> ClusterEstimate:
-        """Estimate a published model's costs on a cluster's devices."""
+    def words(self) -> list[str]:
+        """Return the flags as given, in words of a command."""
+        given: list[tuple[str, object]] = [
+            ("--microbatch", self.microbatch),
+            ("--sequence", self.sequence),
+            ("--precision", self.precision),
+            ("--estimate-for", self.kind),
+            *(("--calibrate", path) for path in self.calibrate),
+        ]
+        return [str(word) for pair in given if pair[1] is not None for word in pair]
+
+    def estimate(self, name: str, cluster: Cluster, devices: str) -> ClusterEstimate:
+        """Estimate a published model's costs on a cluster's devices, described by ``devices``."""
         from ...core.cluster.accelerators import get_accelerator
         from ...core.profile.profile import Profile
 
@@ -232,19 +251,19 @@ class EstimateFlags:
             with working(text), name_config_file(name):
                 from ...profiler.estimates.for_cluster import estimate_for_cluster
 
-                return _to_json(
-                    estimate_for_cluster(
-                        spec,
-                        sample,
-                        cluster,
-                        kind=self.kind,
-                        precision=precision,
-                        calibrate_by=measured,
-                    )
+                made = estimate_for_cluster(
+                    spec,
+                    sample,
+                    cluster,
+                    kind=self.kind,
+                    precision=precision,
+                    calibrate_by=measured,
                 )
+            return _to_json(made) | {"words": words}
 
+        words = [name, "-d", devices, *self.words()]
         asked = _asked(spec, sample, precision, measured)
-        question = {**asked, "cluster": cluster, "kind": self.kind}
+        question = {**asked, "cluster": cluster, "kind": self.kind, "words": words}
         found = _from_json(recall_or_make(question, make, use=self.use_cache))
         if self.use_cache and len(found.taken) == 1:
             # What `stagewright estimate` would make: the next command that is suggested.
@@ -256,16 +275,52 @@ class EstimateFlags:
     def estimate_command(self, name: str, estimated: ClusterEstimate) -> str:
         """Return the command that writes the profile this estimate amounts to."""
         words: list[object] = ["--device", next(iter(estimated.taken.values())).name]
-        for option, value in (
-            ("--microbatch", self.microbatch),
-            ("--sequence", self.sequence),
-            ("--precision", self.precision),
-            ("--threads", estimated.profile.provenance.num_threads),
-            *(("--calibrate", path) for path in self.calibrate),
-        ):
-            if value is not None:
-                words += [option, value]
+        words += drop_flags(self.words(), [], ["--estimate-for"])
+        if (threads := estimated.profile.provenance.num_threads) is not None:
+            words += ["--threads", threads]
         return command_line("estimate", name, *words, "-o", "profile.json")
+
+
+@dataclass(frozen=True)
+class PlanSource:
+    """What a plan was made from.
+
+    Attributes:
+        profile: Its costs, as the planner was given them.
+        cluster: Its devices.
+        words: Arguments of ``stagewright plan`` that name both.
+        fixed: Flags of ``plan`` that `words` settle, given or not.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    words: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
+
+
+def recall_source(plan: Plan) -> PlanSource | None:
+    """Return what a named model's plan was made from, if its estimate is still in the cache."""
+    from ...core.document import is_same_id
+    from ...core.profile.forward_only import match_profile
+
+    for entry in list_entries():
+        if "words" not in entry:
+            continue  # an estimate on one device
+        try:
+            found = _from_json(entry)
+        except (ValueError, KeyError, InvalidInput):
+            continue  # written by another version
+        profile = match_profile(found.profile, plan.profile_id)
+        names = {device.name for device in found.cluster.devices}
+        used = {name for stage in plan.stages for name in stage.devices}
+        if (
+            is_same_id(profile.content_id(), plan.profile_id)
+            and len(names) == plan.cluster_devices
+            and used <= names
+        ):
+            # The precision also decides what is estimated; the default is not always a recipe's.
+            return PlanSource(found.profile, found.cluster, tuple(entry["words"]), ("--precision",))
+    return None
 
 
 def estimate_on_device(

@@ -33,7 +33,11 @@ def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
             except InvalidInput as error:
                 raise InvalidInput(f"{path} is {error}", field=error.field) from None
     expected = " or ".join(kind.SCHEMA for kind in kinds)
-    raise InvalidInput(f"{path} is {found or 'JSON without a schema_version'}; expected {expected}")
+    if found is None:
+        raise InvalidInput(f"{path} is JSON without a schema_version; expected {expected}")
+    raise InvalidInput(
+        f"{path} is {found}; expected {expected} ('stagewright show {path}' prints what it is)"
+    )
 
 
 def read_json_file(path: Path) -> bytes:

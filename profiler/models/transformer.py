@@ -139,7 +139,9 @@ def _reason(error: Exception, config: CausalLMConfig) -> str:
     empty = sorted(name for name, value in config.settings.items() if value is None)
     if isinstance(error, TypeError) and "NoneType" in str(error) and empty:
         return f"a value is needed where the file has null; give one to {' or '.join(empty)}"
-    return " ".join(str(error).split())[:300]
+    # A validator of transformers puts its name and the type of its error in front.
+    _, _, said = f"ValueError: {error}".rpartition("ValueError: ")
+    return " ".join(said.split())[:300]
 
 
 def _check_rest(made: Any, config: CausalLMConfig, known: set[str]) -> None:

@@ -113,7 +113,9 @@ def test_a_model_that_was_made_already_needs_no_function(run, theirs):
     ("words", "said"),
     [
         ([], "name a model and its sample"),
-        (["theirs:model"], "name a model and its sample"),
+        (["theirs:model"], "theirs:model needs a sample"),
+        (["theirs.py"], "such as theirs:build --sample theirs:sample"),
+        (["theirs:modle", "--sample", "theirs:sample"], "did you mean 'model' or"),
         (["theirs", "--sample", "theirs:sample"], "write package.module:name"),
         (["absent:model", "--sample", "theirs:sample"], "there is no module 'absent' in "),
         (["./theirs.py:model", "--sample", "theirs:sample"], "name its module: theirs:model"),

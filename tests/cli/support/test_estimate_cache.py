@@ -1,6 +1,8 @@
 """Estimates kept between commands."""
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -81,6 +83,43 @@ def test_plan_and_estimate_share_it_and_answer_without_torch(run):
             assert Plan.from_json(done.stdout) == Plan.from_json(first.stdout)
     plan = Plan.from_json(first.stdout)
     assert Profile.read("profile.json").content_id() == plan.profile_id
+
+
+def test_a_named_plan_is_explained_by_its_file_alone(run):
+    named = ("plan", "resnet18", "-d", "2xL4", "--microbatch", 2, "-m", 4, "--schedule", "gpipe")
+    ran = run(*named, "-o", "plan.json")
+    assert "next: stagewright explain plan.json\n" in ran.stderr
+    assert run("plan", "resnet18", "-d", "3xL4", "-o", "other.json").code == 0
+    by_cache = run("explain", "plan.json")
+    assert by_cache.code == 0, by_cache.stderr
+    estimated = run("estimate", "resnet18", "--device", "L4", "--microbatch", 2, "-o", "p.json")
+    assert estimated.code == 0, estimated.stderr
+    assert by_cache.stdout == run("explain", "plan.json", "p.json", "-d", "2xL4").stdout
+    words = shlex.split(by_cache.stderr.splitlines()[-1].removeprefix("next: stagewright "))
+    assert words[:6] == ["plan", "resnet18", "-d", "2xL4", "--microbatch", "2"]
+    again = run(*words, "--json")
+    assert Plan.from_json(again.stdout).profile_id == Plan.read("plan.json").profile_id
+
+
+def test_what_an_estimate_is_needed_for_is_said_without_the_cache(run):
+    ran = run(*WORDS[:-1], "--no-cache", "-o", "plan.json")
+    assert "next: stagewright estimate resnet18 --device L4 -o profile.json\n" in ran.stderr
+    ran = run("explain", "plan.json")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "not in the cache; give the plan's profile and devices: stagewright exp" in ran.stderr
+    ran = run("explain", "plan.json", "profile.json")
+    assert "name the plan's devices as well" in ran.stderr
+
+
+def test_an_entry_of_another_version_explains_nothing(run):
+    assert run(*WORDS[:-1], "-o", "plan.json").code == 0
+    for entry in cache_folder().glob("*.json"):
+        held = json.loads(entry.read_text())
+        held.pop("taken", None)
+        entry.write_text(json.dumps(held))
+    ran = run("explain", "plan.json")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "is not in the cache" in ran.stderr
 
 
 @pytest.mark.parametrize("words", [WORDS, ("estimate", "resnet18", "--device", "L4")])
