@@ -14,6 +14,7 @@ from stagewright.runtime import distributed, elastic
 from stagewright.runtime.distributed import DistributedPipeline, init_process_group
 from stagewright.runtime.inference import distributed as distributed_inference
 from stagewright.runtime.ranks.device_placement import CONNECTIONS, LOADING, choose_device
+from stagewright.runtime.ranks.process_groups import LAUNCHER_VARIABLES
 from stagewright.runtime.rpc import stage_builder
 from tests.torch_models import make_case, make_plan
 
@@ -33,6 +34,8 @@ def calls(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", CONNECTIONS, LOADING, connect, world, "LOCAL_RANK"):
         monkeypatch.setenv(name, "")  # put back at the end, whatever the test sets
         monkeypatch.delenv(name)
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.setenv(name, "0")
     return found
 
 
