@@ -246,6 +246,6 @@ def test_all_that_a_stage_holds_goes_to_the_device_chosen(monkeypatch):
 def test_a_script_without_a_launcher_is_told_of_one(calls, monkeypatch, left_out):
     """torch's error named the variable and not what sets it, after the GPU had been taken."""
     monkeypatch.delenv(left_out)
-    with pytest.raises(InvalidInput, match=f"{left_out} not set .* torchrun --nproc-per-node 2"):
+    with pytest.raises(InvalidInput, match=f"{left_out} not set .*torchrun --nproc-per-node 2"):
         init_process_group()
     assert order(calls) == []
