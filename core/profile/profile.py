@@ -207,8 +207,9 @@ def list_parameters(profile: Profile) -> tuple[Parameter, ...]:
     Profiles written by hand often give only each layer's bytes; taking them for nothing would
     promise memory that is not there.
     """
+    # Not validated, as the sizes are valid already: that would take longer than all else here.
     return profile.parameters or tuple(
-        Parameter(
+        Parameter.model_construct(
             names=(entry.layer.name,),
             size_bytes=entry.layer.parameter_bytes,
             numel=-(-entry.layer.parameter_bytes // 4),
