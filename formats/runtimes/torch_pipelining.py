@@ -45,8 +45,11 @@ SCHEDULE_CLASSES: dict[ScheduleName, str] = {
 rank."""
 
 _SCRIPT = '''\
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+import torch
 from torch.distributed.pipelining import {imports}
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.export import export
@@ -65,18 +68,52 @@ def build_schedule(model, microbatch, rank, device, loss_fn, group=None):
     of the last stage (both on a rank with both), ``schedule.step()`` elsewhere. Gradients are
     averaged over micro-batches.
     """
-    for node in export(model, microbatch).graph.nodes:
-        if str(node.target).startswith("wrap_with_"):
+    refuse_gradient_modes(export(model, microbatch))
+    with without_modes():
+        refuse_gradient_modes(export(model, microbatch), also_equal=True)
+        cut = pipeline(model, mb_args=microbatch, split_spec=SPLIT_SPEC)
+    stages = [{stage} for index in STAGES_OF_RANK[rank]]
+    schedule = _PipelineScheduleRuntime(stages, NUM_MICROBATCHES, loss_fn=loss_fn)
+    schedule._load_csv(str(SCHEDULE_CSV))
+    return [stage.submod for stage in stages], schedule
+
+
+def refuse_gradient_modes(program, also_equal=False):
+    """Refuse operations under no_grad or autocast that would compute something else without it.
+
+    pipeline() loses both. Without either, an operation is the same if no parameter goes into it,
+    such as those of rotary embeddings.
+    """
+    reached = set()
+    for node in program.graph.nodes:
+        region = str(node.target)
+        if node.name in program.graph_signature.inputs_to_parameters or (
+            reached.intersection(node.all_input_nodes) and "aten.detach" not in region
+        ):
+            reached.add(node)
+        if region == "wrap_with_set_grad_enabled":
+            is_same = node.args[0] or node not in reached
+            inner = getattr(program.graph_module, node.args[1].target)
+            is_same &= not any("autocast" in str(each.target) for each in inner.graph.nodes)
+        elif region == "wrap_with_autocast":
+            is_same = False
+        else:
+            continue
+        if also_equal or not is_same:
             name = [*node.meta["nn_module_stack"].values()][-1][0] or "the model"
             raise NotImplementedError(
                 f"{{name}} has operations under torch.no_grad or autocast, which pipeline() loses; "
                 "detach() their results, or run the whole step under autocast"
             )
-    cut = pipeline(model, mb_args=microbatch, split_spec=SPLIT_SPEC)
-    stages = [{stage} for index in STAGES_OF_RANK[rank]]
-    schedule = _PipelineScheduleRuntime(stages, NUM_MICROBATCHES, loss_fn=loss_fn)
-    schedule._load_csv(str(SCHEDULE_CSV))
-    return [stage.submod for stage in stages], schedule
+
+
+@contextmanager
+def without_modes():
+    """Have ``torch.no_grad`` do nothing; ``torch.set_grad_enabled`` still does what it does."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.no_grad, "__enter__", lambda mode: None))
+        stack.enter_context(patch.object(torch.no_grad, "__exit__", lambda mode, *error: None))
+        yield
 '''
 
 

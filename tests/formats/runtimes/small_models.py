@@ -52,6 +52,26 @@ def build_cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 36, 5)).double()
 
 
+class Logits(nn.Module):
+    """Llama of transformers, whose rotary embedding runs under no_grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 17}
+        config = LlamaConfig(**sizes, num_hidden_layers=4, num_attention_heads=2)
+        self.llama = LlamaForCausalLM(config)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.llama(tokens, use_cache=False, return_dict=False)[0]
+
+
+def build_llama() -> nn.Module:
+    torch.manual_seed(8)
+    return Logits().double()
+
+
 def build_tied() -> nn.Module:
     """Embedding, a projection in the middle and the head, all of one weight."""
     torch.manual_seed(7)
@@ -89,6 +109,7 @@ def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 MODELS = {
     "gpt": (build_gpt, tokens, next_tokens),
     "cnn": (build_cnn, images, labels),
+    "llama": (build_llama, tokens, next_tokens),
     "tied": (build_tied, tokens, next_tokens),
 }
 """Model, sample and target by name."""

@@ -17,6 +17,7 @@ CASES = [
     ("gpt", "zero_bubble", 3, {}, "compute_only"),
     ("gpt", "interleaved_zero_bubble", 2, {}, "compute_only"),
     ("gpt", "zbv", 2, {}, "compute_comms"),
+    ("llama", "1f1b", 2, {}, "compute_comms"),
     ("cnn", "looped_bfs", 2, {}, "compute_only"),
     ("cnn", "dualpipev", 2, {"num_microbatches": 8}, "compute_only"),
     ("cnn", "1f1b", 4, {"max_extra_in_flight": 2, "num_microbatches": 8}, "compute_comms"),
@@ -120,12 +121,32 @@ class Centred(torch.nn.Module):
         return self.inner(x - mean)
 
 
-def test_regions_without_gradients_are_refused_by_name(tmp_path):
-    """Their stages raised "Expected positional argument for parameter x"."""
-    model = torch.nn.Sequential(*(Centred() for _ in range(4)))
+class SwitchedOff(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(False):
+            scale = torch.ones(8)
+        return super().forward(x * scale)
+
+
+class HalfPrecision(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(Centred, 1), (lambda: SwitchedOff(8, 8), 0), (lambda: HalfPrecision(8, 8), 0)],
+)
+def test_regions_without_gradients_are_refused_by_name(module, name, tmp_path):
+    """Their stages raised "Expected positional argument for parameter x".
+
+    The mean of the first `Centred` is of the inputs, into which no parameter goes.
+    """
+    model = torch.nn.Sequential(*(module() for _ in range(4)))
     profile = stagewright.profile(model, torch.randn(2, 8))
     options = stagewright.PlanOptions(num_microbatches=2, num_stages=2)
     scope = {"__file__": str(tmp_path / "torch_pipeline.py")}
     exec(export(stagewright.plan(profile, "2xcpu", options), "torch").text, scope)
-    with pytest.raises(NotImplementedError, match=r"^0 has operations under torch.no_grad"):
+    with pytest.raises(NotImplementedError, match=rf"^{name} has operations under torch.no_grad"):
         scope["build_schedule"](model, (torch.randn(2, 8),), 0, torch.device("cpu"), None)
