@@ -61,7 +61,11 @@ LABELS_PER_ARC = 20
 """Candidate labels of a dive in a large problem, per arc."""
 
 SPLIT_LABELS = 1_000_000
-"""A box whose search would look at more labels is halved instead, while that narrows it."""
+"""A box whose search would look at more labels is halved instead, while that narrows it.
+
+Its halves may look at twice as many. Where halving shortens no search, as with many replicas, one
+is then carried through before the searches given up have taken longer than it.
+"""
 
 SPLIT_PER_ARC = 4
 """The same limit in a large problem, per arc."""
@@ -148,6 +152,7 @@ class _Box:
         attained: Metrics of the plan of least sum; ``upper`` where it is not known yet.
         arcs: All arcs that they can have, and perhaps others.
         is_solved: False if the box's own search was given up as too long.
+        given_up: Boxes around it, itself included, whose searches were.
     """
 
     bound: float
@@ -158,6 +163,7 @@ class _Box:
     attained: Metrics = field(compare=False)
     arcs: StageArcs = field(compare=False)
     is_solved: bool = field(compare=False, default=True)
+    given_up: int = field(compare=False, default=0)
 
 
 @dataclass(frozen=True)
@@ -421,7 +427,13 @@ class BranchAndBound:
         return (wanted - sum(lower) - self.tied_s) * (1 + ROUNDING)
 
     def _open_box(
-        self, lower: Metrics, upper: Metrics, known: float, weight: float, arcs: StageArcs
+        self,
+        lower: Metrics,
+        upper: Metrics,
+        known: float,
+        weight: float,
+        arcs: StageArcs,
+        given_up: int = 0,
     ) -> Metrics:
         """Solve a box at its upper corner; return the least metrics beyond that corner.
 
@@ -446,7 +458,7 @@ class BranchAndBound:
                 arcs = arcs.prune(relaxed.replicas)
         widest = _widest(lower, upper)[1]
         can_split = widest > max(self.effort.gap, LEAST_SPLIT) * self.best_value / 16
-        budget = self._split_budget() if can_split else None
+        budget = self._split_budget() << given_up if can_split else None
         if solution is None:
             solution = self._solve(caps, exact=True, budget=budget, arcs=arcs)
         if solution.best is not None or (can_split and not solution.complete):
@@ -456,7 +468,8 @@ class BranchAndBound:
                 attained = solution.best.metrics if solution.best else upper
                 self._push(
                     _Box(bound, 0, lower, upper, weight, attained, arcs,
-                         is_solved=solution.best is not None)
+                         is_solved=solution.best is not None,
+                         given_up=given_up + (not solution.complete))
                 )  # fmt: skip
         elif not solution.complete:
             self.unproven = min(self.unproven, known)
@@ -488,7 +501,7 @@ class BranchAndBound:
         if middle >= attained[k]:  # rounded up: the two are neighbours
             middle = box.lower[k]
         beyond = self._open_box(
-            box.lower, _with(box.upper, k, middle), box.bound, box.weight, box.arcs
+            box.lower, _with(box.upper, k, middle), box.bound, box.weight, box.arcs, box.given_up
         )
         # no stage has a metric between the middle and the next value: skip what is empty
         start = max(beyond[k], math.nextafter(middle, math.inf))
@@ -499,7 +512,7 @@ class BranchAndBound:
         if box.is_solved:  # the same search bounds the upper half, whose corner is the same
             self._push(replace(box, bound=bound, lower=lower))
         else:
-            self._open_box(lower, box.upper, bound, box.weight, box.arcs)
+            self._open_box(lower, box.upper, bound, box.weight, box.arcs, box.given_up)
 
     def _split_budget(self) -> int:
         return max(SPLIT_LABELS, SPLIT_PER_ARC * len(self.arcs.last))
