@@ -78,6 +78,9 @@ def format_error(error: BaseException) -> str:
         near = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
         if near:
             return f"no such option: {option}; did you mean {near[0]}?"
+        command = getattr(getattr(error, "ctx", None), "command", None)
+        if option and any(entry.name == "cut" for entry in getattr(command, "params", ())):
+            return f"no such option: {option}; a cut that begins with - goes last: -- '-ts 6,2'"
         # Typer's words for a number out of range.
         return str(error.format_message()).replace("Input should be", "it should be")
     if extra := find_missing_extra(error):

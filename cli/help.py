@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from typer.core import TyperCommand, TyperGroup
@@ -157,6 +158,8 @@ SUMMARIES = {name: found for group in GROUPS.values() for name, found in group.i
 HELP_ALL = "--help-all"
 """Word that the command line takes like ``--help``, and that leaves nothing out."""
 
+_FLAGS = re.compile(r"--?[A-Za-z][A-Za-z-]*\s")
+
 OTHER = "Options"
 MOST_LINES = 48
 """Longest list of options that is printed in full."""
@@ -173,6 +176,13 @@ class Overview(TyperGroup):
 
 class GroupedCommand(TyperCommand):
     """Command whose help has one section per option group; typer needs rich for that."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take words such as '-ts 6,2' as the cut of another runtime: no option has a space."""
+        if "--" not in args and any(entry.name == "cut" for entry in self.params):
+            cuts = [word for word in args if _FLAGS.match(word)]
+            args = [*(word for word in args if word not in cuts), "--", *cuts]
+        return list(super().parse_args(ctx, args))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, whose outputs must be none of its inputs."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
-from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.plan.table import describe_step
 from ..core.profile.forward_only import for_serving, list_phase_notes
 from ..core.profile.profile import Profile
@@ -16,6 +17,7 @@ from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
 from ..planner.price_split import plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
+from ..planner.remedies import keep_remedies
 from ..planner.search.branch_and_bound import ROUNDING
 from .plan_for import SAME, Search
 from .runtimes.registry import import_cut
@@ -183,7 +185,7 @@ def check_cut(
     try:
         best = search(profile, cluster, options)
     except Infeasible as error:
-        best_reason = str(error)
+        best_reason = str(keep_remedies(error, options, partial(_keeps_form, options)))
     if priced is not None:
         best = min(best or priced, priced, key=lambda each: each.step_time_s)
     refused = cut.check(priced) if priced is not None else ()
@@ -201,6 +203,12 @@ def check_cut(
         (*_compare_microbatch(cut, profile), *list_phase_notes(profile), *cut.notes),
         bool(refused),
     )
+
+
+def _keeps_form(asked: PlanOptions, remedy: Remedy) -> bool:
+    """Return whether a remedy only changes devices and micro-batches, as every runtime can."""
+    sizes = {"num_microbatches": asked.num_microbatches, "batch_size": asked.batch_size}
+    return remedy.options.model_copy(update=sizes) == asked
 
 
 def import_plan(

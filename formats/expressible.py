@@ -19,6 +19,7 @@ from .target import (
     count_blocks,
     find_skipping_value,
     find_tied,
+    is_for_inference,
 )
 
 MOST_SHOWN = 3
@@ -79,14 +80,6 @@ def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:
             f"the plan's schedule is {plan.schedule}, {title} has {', '.join(schedules)}",
             f"--schedule {schedules[0]}",
         )
-
-
-def is_for_inference(plan: Plan) -> bool:
-    """Return whether a plan was made from a forward-only profile."""
-    return not any(
-        stage.backward_time_s or stage.send_backward_bytes or stage.memory.gradients_bytes
-        for stage in plan.stages
-    )
 
 
 def _check_depths(plan: Plan, target: Target) -> Iterator[Rejection]:

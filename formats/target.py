@@ -24,6 +24,12 @@ MOST_NAMED = 6
 FORWARD_SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
 """Orders of work that runtimes of inference can be given: each device has one stage."""
 
+PHASE = (
+    "Priced for prefill, without decoding or its cache of keys and values: leave room for the "
+    "cache by planning with --memory-fraction."
+)
+"""Line of an export of inference; see `core.profile.forward_only`."""
+
 WITHOUT_BLOCKS = ("torch", "deepspeed", "torchgpipe", "pipedream")
 """Targets that cut between modules or layers."""
 
@@ -197,12 +203,14 @@ class ModelLayers:
         types: Class names of the layers' modules; empty if not known.
         modules: Modules that hold weights.
         weightless: Indices of the layers known to have no parameters.
+        parameter_counts: Trainable parameters that each layer uses; empty if not known.
     """
 
     names: tuple[str, ...]
     types: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     weightless: frozenset[int] = frozenset()
+    parameter_counts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, model: Plan | Profile) -> Self:
@@ -212,7 +220,9 @@ class ModelLayers:
             types = tuple(layer.module_type for layer in layers)
             modules = tuple(chain.from_iterable(layer.module_fqns for layer in layers))
             bare = frozenset(at for at, layer in enumerate(layers) if not layer.parameter_bytes)
-            return cls(tuple(layer.name for layer in layers), types * any(types), modules, bare)
+            counts = _count_parameters(model)
+            names = tuple(layer.name for layer in layers)
+            return cls(names, types * any(types), modules, bare, counts)
         types = tuple(chain.from_iterable(stage.layer_types for stage in model.stages))
         modules = tuple(chain.from_iterable(stage.module_fqns for stage in model.stages))
         return cls(model.layer_names, types, modules)
@@ -267,6 +277,15 @@ class ModelLayers:
         return ImportedCut(tuple(map(tuple, stages)), len(self.names), excess=excess, **form)
 
 
+def _count_parameters(profile: Profile) -> tuple[int, ...]:
+    counts = [0] * len(profile.layers)
+    for entry in profile.parameters:
+        if entry.kind == "parameter" and entry.trainable:
+            for layer in entry.layers:
+                counts[layer] += entry.numel
+    return tuple(counts) if any(counts) else ()
+
+
 def _count_excess(listed: int, there: int, unit: str) -> str:
     return f"the stages have {listed} {unit}, but the model has {there}" * (listed > there)
 
@@ -306,8 +325,17 @@ def write_header(plan: Plan, title: str, checked_with: str, *use: str, comment: 
         f"Plan {plan.content_id()} of {plan.model or 'a model'}, written for {title}.",
         f"Checked with {checked_with}.",
         *use,
+        *[PHASE] * is_for_inference(plan),
     )
     return "".join(f"{comment} {line}".rstrip() + "\n" for line in lines)
+
+
+def is_for_inference(plan: Plan) -> bool:
+    """Return whether a plan was made from a forward-only profile."""
+    return not any(
+        stage.backward_time_s or stage.send_backward_bytes or stage.memory.gradients_bytes
+        for stage in plan.stages
+    )
 
 
 def find_tied(plan: Plan) -> list[Parameter]:

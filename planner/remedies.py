@@ -93,11 +93,14 @@ def add_remedies(
 def keep_remedies(
     error: Infeasible, options: PlanOptions, is_allowed: Callable[[Remedy], bool]
 ) -> Infeasible:
-    """Return the error with those of its remedies that are allowed."""
+    """Return the error with those of its remedies that are allowed.
+
+    Without any it names none of the changes tried, some of which may not be allowed.
+    """
     kept = tuple(filter(is_allowed, error.remedies))
-    if len(kept) == len(error.remedies):
+    if error.summary == str(error) or (kept and len(kept) == len(error.remedies)):
         return error
-    advice = "no change that is allowed helps; use more or larger devices"
+    advice = "no change that is allowed was found to help; use more or larger devices"
     if kept:
         advice = _advice(kept, options, error.constraint, cut_short=False)
     return Infeasible(

@@ -22,11 +22,17 @@ from ..target import (
     write_header,
 )
 from .block_counts import parse_counts
+from .deepspeed_split import split_by_method
 
 TITLE = "DeepSpeed"
 CHECKED = "deepspeed 0.19.8, its own PipelineModule on two processes"
 
 _OWN_SPLIT = re.compile(r"(?:partition_method|num_stages|\"(?:stages|partition)\"|PipelineModule)")
+
+COMPUTED = (
+    "parts computed as {parts}, if the PipelineModule is given the profile's {number} layers; "
+    "compare print(engine.module.parts)"
+)
 
 _CLASS = '''\
 from deepspeed.pipe import PipelineModule{imports}
@@ -168,12 +174,14 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         InvalidInput: There are no parts, they do not begin with 0, or they fall.
     """
     found = re.search(r"(?:PARTS|parts)\s*=\s*(\[[^\]]*\])", text)
-    if found is None and (own := _OWN_SPLIT.search(text)):
+    computed = None if found else split_by_method(text, layers)
+    if found is None and computed is None and (own := _OWN_SPLIT.search(text)):
         raise InvalidInput(
             f"{own[0]} leaves the cut to {TITLE}, which makes it from the model; it is read from "
-            "PARTS = [0, 3, 8], the value of its module's parts: print(engine.module.parts)"
+            "PARTS = [0, 3, 8], the value of its module's parts: print(engine.module.parts), or "
+            "computed from num_stages=2 with partition_method='parameters' for a profile"
         )
-    parts = parse_counts(found[1] if found else text, "PARTS = [0, 3, 8]")
+    parts = computed or parse_counts(found[1] if found else text, "PARTS = [0, 3, 8]")
     counts = [last - first for first, last in pairwise(parts)]
     if parts[0] != 0 or len(parts) < 2 or min(counts) < 0:
         raise InvalidInput(f"parts begin with 0 and rise, such as [0, 3, 8]; found {list(parts)}")
@@ -187,6 +195,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         schedule="1f1b",
         num_microbatches=int(steps) * replicas if steps else None,
         recompute=("always" if int(interval[1]) else "never") if interval else None,
+        notes=(COMPUTED.format(parts=parts, number=len(layers.names)),) if computed else (),
     )
 
 
