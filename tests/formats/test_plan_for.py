@@ -13,6 +13,7 @@ from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.block_stack import find_stack
 from stagewright.core.profile.forward_only import for_inference
+from stagewright.formats.check_cut import check
 from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.formats.target import ModelLayers
@@ -261,6 +262,32 @@ def test_remedies_are_what_the_target_allows():
     for remedy in error.value.remedies:
         made = plan_for("megatron", profile, remedy.cluster, remedy.options).plan
         assert export(made, "megatron").text
+
+
+def test_no_remedies_are_named_that_the_target_cannot_do():
+    """Recomputation and other schedules were among the "changes tried", also for vLLM."""
+    profile = chain_profile([1e-3] * 4, parameter_bytes=1000, saved_bytes=3000)
+    cluster = Cluster.parse("4x1KB")
+    with pytest.raises(Infeasible, match=r"recomputation.* another schedule"):
+        plan(profile, cluster)
+    for name in ("megatron", "vllm", "colossalai"):
+        with pytest.raises(Infeasible, match=r"use more or larger devices$") as error:
+            plan_for(name, profile, cluster)
+        assert not re.search("recompute|recomputation|schedule|optimizer", str(error.value))
+    report = check("2,2", "vllm", profile, cluster)
+    assert "nothing fits" in str(report)
+    assert not re.search("recompute|recomputation|schedule|optimizer", report.best_reason)
+
+
+def test_a_check_keeps_the_remedies_that_every_runtime_has():
+    profile = chain_profile([1e-3] * 8, parameter_bytes=1000, saved_bytes=3000)
+    cluster = Cluster.parse("2x30KB")
+    with pytest.raises(Infeasible) as error:
+        plan(profile, cluster)
+    assert "recompute='auto'" in str(error.value)
+    report = check("4,4", "colossalai", profile, cluster)
+    assert re.search(r"it would fit with .*\d devices", report.best_reason)
+    assert "recompute" not in report.best_reason
 
 
 def test_a_model_without_blocks_is_refused_by_what_counts_them():

@@ -455,3 +455,24 @@ def test_flags_of_a_script_that_change_the_answer_are_named(call, profile, tmp_p
     script.write_text(flags.format(1, 1, ""))
     [note] = re.findall("note: (.*)", call(*words)[1])
     assert note.startswith("read --pipeline-model-parallel-size 2, --micro-batch-size 1, --global")
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("-ts 6,3", "llama.cpp"),
+        ("-m MODEL.gguf --tensor-split 6,3", "llama.cpp"),
+        ("--pipeline-model-parallel-layout 'Et*6|t*2L'", "megatron"),
+    ],
+)
+def test_a_cut_may_be_flags_of_its_runtime(call, profile, text, source):
+    """`-ts` was taken for an option: "No such option: -t"."""
+    words = ("--from", source, "--model", profile, "-d", "2xcpu")
+    code, out, _ = call("check", text, *words, "-m", "4")
+    assert code == 0
+    assert "2 stages of 6, 2 layers" in out
+    assert call("check", *words, "-m", "4", "--", text)[1] == out
+    code, _, err = call("check", "--tensor-split=6,3", *words)
+    assert code == 2
+    assert "a cut that begins with - goes last: -- '-ts 6,2'" in err
+    assert "did you mean --devices?" in call("check", text, "--device", "2xcpu", *words[:4])[2]

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -100,6 +101,23 @@ def ask_deepspeed_default(case: dict[str, Any]) -> list[int]:
     return list(map(int, partition_balanced(case["weights"], case["num_stages"])))
 
 
+def ask_deepspeed_method(case: dict[str, Any]) -> list[int]:
+    """Return the parts of DeepSpeed's own method, for layers of given classes and parameters."""
+    from deepspeed.pipe import PipelineModule
+
+    module = PipelineModule.__new__(PipelineModule)
+    nn.Module.__init__(module)
+    module._topo, module.global_rank, module.num_stages = OneStage(0), 0, case["num_stages"]
+    module.loss_fn, module._layer_specs = None, []
+    for kind, weights in zip(case["types"], case["weights"], strict=True):
+        layer = type(kind, (nn.Module,), {})()
+        layer.weight = nn.Parameter(torch.empty(weights, device="meta"))
+        layer.frozen = nn.Parameter(torch.empty(9999, device="meta"), requires_grad=False)
+        module._layer_specs.append(layer)
+    module._partition_layers(case["method"])
+    return list(map(int, module.parts))
+
+
 class Numbered(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -124,6 +142,7 @@ QUESTIONS = {
     "torchtitan": ask_torchtitan,
     "torchtitan's default": ask_torchtitan_default,
     "deepspeed": ask_deepspeed,
+    "deepspeed's methods": ask_deepspeed_method,
     "deepspeed's default": ask_deepspeed_default,
 }
 

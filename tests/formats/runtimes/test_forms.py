@@ -7,11 +7,12 @@ import pytest
 
 import stagewright
 from stagewright.core.errors import InvalidInput
+from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.formats.check_cut import check_cut, import_plan, merge_options
 from stagewright.formats.expressible import Inexpressible
 from stagewright.formats.plan_for import plan_for
-from stagewright.formats.runtimes.registry import export, import_cut
+from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.formats.target import ModelLayers
 from tests.builders import chain_profile
 from tests.formats.runtimes.test_own_parsers import ask, needs_runtimes
@@ -215,6 +216,36 @@ def test_what_deepspeed_splits_itself_is_said():
     ):
         with pytest.raises(InvalidInput, match=r"read from PARTS = .*print\(engine.module.parts"):
             import_cut(text, "deepspeed", EIGHT)
+
+
+def test_deepspeed_counts_the_profile_s_trained_parameters():
+    profile = chain_profile([1e-3] * 6, parameter_bytes=400)
+    parameters = tuple(
+        Parameter(names=(f"w{index}",), size_bytes=4 * numel, numel=numel, layers=layers, **kind)
+        for index, (numel, layers, kind) in enumerate(
+            [
+                (100, (0, 5), {}),
+                (30, (1,), {}),
+                (10, (2,), {}),
+                (20, (3,), {}),
+                (900, (4,), {"trainable": False}),
+                (900, (4,), {"kind": "buffer"}),
+            ]
+        )
+    )
+    given = profile.model_copy(update={"parameters": parameters})
+    text = 'PipelineModule(layers, num_stages=2, partition_method="{}")'
+    assert import_cut(text.format("parameters"), "deepspeed", given).balance == (2, 4)
+    assert import_cut(text.format("uniform"), "deepspeed", given).balance == (3, 3)
+    for method, reason in (("type:[", "is no pattern"), ("profile", "no partition_method")):
+        with pytest.raises(InvalidInput, match=reason):
+            import_cut(text.format(method), "deepspeed", given)
+
+
+def test_exports_of_inference_say_what_is_not_priced():
+    for name in TARGETS:
+        said = "without decoding or its cache" in export(make_plan(name), name).text
+        assert said == TARGETS[name].rules.inference, name
 
 
 @pytest.mark.parametrize(

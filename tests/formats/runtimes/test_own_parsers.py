@@ -174,6 +174,46 @@ def test_deepspeed_sets_the_bounds_of_each_stage():
         assert bounds == [list(pair) for pair in pairwise(accumulate(plan.balance, initial=0))]
 
 
+def draw_method(draw):
+    """Return a DeepSpeed script with what its method reads, and the model's layers."""
+    size = draw.randint(2, 24)
+    types = tuple(draw.choice(["Embedding", "Block", "BlockNorm", "Linear"]) for _ in range(size))
+    weights = tuple(draw.choice([0, 1, 5, 5, 12, draw.randint(0, 99)]) for _ in range(size))
+    pattern = draw.choice([types[0], "block", "BLOCK|Linear", r"norm$", "^b.o"])
+    method = draw.choice(["uniform", "parameters", "Parameters", f"type:{pattern}"])
+    case = {"types": types, "weights": weights, "num_stages": draw.randint(1, 8), "method": method}
+    text = f"PipelineModule(layers=layers, num_stages={case['num_stages']}"
+    if method != "parameters" or draw.random() < 0.5:
+        text += f', partition_method="{method}"'
+    names = tuple(f"layer.{index}" for index in range(size))
+    return case, f"{text})", ModelLayers(names, types, parameter_counts=weights)
+
+
+@needs_runtimes
+def test_deepspeed_partitions_by_its_methods_as_we_compute():
+    draw = random.Random(29)
+    drawn, unfit, empty = [], 0, 0
+    while len(drawn) < NUM_PLANS:
+        case, text, layers = draw_method(draw)
+        fits = re.compile(case["method"].removeprefix("type:"), re.IGNORECASE).search
+        if case["method"].startswith("type:") and not any(map(fits, case["types"])):
+            unfit += 1
+            with pytest.raises(InvalidInput, match="no layer has a type that fits"):
+                import_cut(text, "deepspeed", layers)
+        elif case["method"].lower() == "parameters" and not any(case["weights"]):
+            continue
+        else:
+            drawn.append((case, text, layers))
+    answers = ask("deepspeed's methods", [case for case, _, _ in drawn])
+    for (case, text, layers), parts in zip(drawn, answers, strict=True):
+        cut = import_cut(text, "deepspeed", layers)
+        assert list(accumulate(cut.balance, initial=0)) == parts, case
+        assert f"parts computed as {parts}" in cut.notes[0]
+        empty += not cut.is_ordered
+    assert unfit
+    assert empty > 20
+
+
 def check_left_out(draw, plan, root, device_map):
     """Leave an entry out; a layer counts as missing where Accelerate refuses the map."""
     from accelerate.utils.modeling import check_device_map
