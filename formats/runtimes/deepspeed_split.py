@@ -44,9 +44,10 @@ def split_by_method(text: str, layers: ModelLayers) -> list[int] | None:
 
 def _match_types(pattern: str, types: Sequence[str]) -> list[bool]:
     try:
-        found = [re.search(pattern, name, re.IGNORECASE) is not None for name in types]
+        compiled = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise InvalidInput(f"{pattern!r} of partition_method is no pattern: {error}") from None
+    found = [compiled.search(name) is not None for name in types]
     if types and not any(found):
         raise InvalidInput(
             f"no layer has a type that fits {pattern!r} of partition_method; there are "

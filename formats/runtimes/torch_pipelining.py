@@ -151,6 +151,8 @@ def write(plan: Plan) -> Export:
         "_load_csv takes",
         f"the plan's, from {CSV_NAME}. {COMMUNICATION_NAME} is the same with sends and receives "
         '(format="compute_comms").',
+        "build_schedule refuses autocast regions, and no_grad ones that parameters go into: plans "
+        "do not know of them.",
         f"{list_devices(plan)}.",
     )
     script = _SCRIPT.format(

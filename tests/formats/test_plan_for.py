@@ -267,7 +267,9 @@ def test_remedies_are_what_the_target_allows():
 def test_no_remedies_are_named_that_the_target_cannot_do():
     """Recomputation and other schedules were among the "changes tried", also for vLLM."""
     profile = chain_profile([1e-3] * 4, parameter_bytes=1000, saved_bytes=3000)
-    cluster = Cluster.parse("4x1KB")
+    devices = Cluster.parse("4xcpu").devices
+    small = tuple(each.model_copy(update={"memory_bytes": 500}) for each in devices)
+    cluster = Cluster.parse("4xcpu").model_copy(update={"devices": small})
     with pytest.raises(Infeasible, match=r"recomputation.* another schedule"):
         plan(profile, cluster)
     for name in ("megatron", "vllm", "colossalai"):

@@ -147,6 +147,8 @@ def test_regions_without_gradients_are_refused_by_name(module, name, tmp_path):
     profile = stagewright.profile(model, torch.randn(2, 8))
     options = stagewright.PlanOptions(num_microbatches=2, num_stages=2)
     scope = {"__file__": str(tmp_path / "torch_pipeline.py")}
-    exec(export(stagewright.plan(profile, "2xcpu", options), "torch").text, scope)
+    text = export(stagewright.plan(profile, "2xcpu", options), "torch").text
+    assert "# build_schedule refuses autocast regions" in text
+    exec(text, scope)
     with pytest.raises(NotImplementedError, match=rf"^{name} has operations under torch.no_grad"):
         scope["build_schedule"](model, (torch.randn(2, 8),), 0, torch.device("cpu"), None)
