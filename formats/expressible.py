@@ -33,20 +33,26 @@ class Inexpressible(InvalidInput):
         rejections: Each feature with its reason and remedy.
     """
 
-    def __init__(self, target: Target, rejections: tuple[Rejection, ...]) -> None:
+    def __init__(
+        self, target: Target, rejections: tuple[Rejection, ...], *, is_planned: bool = False
+    ) -> None:
         self.rejections = rejections
         listed = "; ".join(
             f"{entry.feature}: {entry.reason} ({entry.remedy})" for entry in rejections
         )
         hint = f". To plan under all of its rules: --for {target.name}"
-        is_said = f"--for {target.name}" in listed or any(each.is_of_model for each in rejections)
+        is_said = (
+            is_planned
+            or f"--for {target.name}" in listed
+            or any(each.is_of_model for each in rejections)
+        )
         super().__init__(
             f"{target.title} cannot express this plan. {listed}" + hint * (not is_said)
         )
 
 
-def check_expressible(plan: Plan, target: Target) -> None:
-    """Refuse a plan that a runtime cannot express.
+def check_expressible(plan: Plan, target: Target, *, is_planned: bool = False) -> None:
+    """Refuse a plan that a runtime cannot express, which may be planned under its rules already.
 
     Raises:
         Inexpressible: With every feature that is in the way.
@@ -54,7 +60,7 @@ def check_expressible(plan: Plan, target: Target) -> None:
     found = (check(plan, target) for check in CHECKS)
     rejections = (*chain.from_iterable(found), *target.check(plan))
     if rejections:
-        raise Inexpressible(target, rejections)
+        raise Inexpressible(target, rejections, is_planned=is_planned)
 
 
 def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:

@@ -99,7 +99,7 @@ def plan_for(
             break
         choice = alternative
         best = _search_within(target, profile, cluster, choice.options, search)
-    check_expressible(best, target)
+    check_expressible(best, target, is_planned=True)
     settled = choice.options
     free = unrestricted = search(profile, cluster, settled)
     # The micro-batches stay, or steps of different batches would be compared.

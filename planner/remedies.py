@@ -86,7 +86,7 @@ def add_remedies(
         required=error.required,
         available=error.available,
         remedies=tuple(remedies),
-        summary=str(error),
+        summary=error.summary,
     )
 
 
@@ -98,7 +98,7 @@ def keep_remedies(
     Without any it names none of the changes tried, some of which may not be allowed.
     """
     kept = tuple(filter(is_allowed, error.remedies))
-    if error.summary == str(error) or (kept and len(kept) == len(error.remedies)):
+    if error.summary == str(error):
         return error
     advice = "no change that is allowed was found to help; use more or larger devices"
     if kept:

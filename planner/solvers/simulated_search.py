@@ -262,13 +262,17 @@ class CandidateSource:
                 constraint="schedule",
             )
         if not self.by_fullness:
-            return Infeasible(
+            summary = (
                 f"no plan tried for the {name} schedule keeps all constraints of the options "
-                "(pins, together, no_cut_after); drop one of them, or use the 1f1b schedule, "
-                "which is searched exhaustively",
+                "(pins, together, no_cut_after)"
+            )
+            return Infeasible(
+                f"{summary}; drop one of them, or use the 1f1b schedule, which is searched "
+                "exhaustively",
                 constraint="constraints",
                 required=1,
                 available=0,
+                summary=summary,
             )
         (_, needed, limit, device), _ = self.by_fullness[0]
         return Infeasible(

@@ -14,6 +14,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.block_stack import find_stack
 from stagewright.core.profile.forward_only import for_inference
 from stagewright.formats.check_cut import check
+from stagewright.formats.expressible import Inexpressible
 from stagewright.formats.plan_for import plan_for
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.formats.target import ModelLayers
@@ -279,6 +280,17 @@ def test_no_remedies_are_named_that_the_target_cannot_do():
     report = check("2,2", "vllm", profile, cluster)
     assert "nothing fits" in str(report)
     assert not re.search("recompute|recomputation|schedule|optimizer", report.best_reason)
+
+
+def test_a_plan_under_rules_is_not_sent_to_them_again():
+    """MaxText was sent to 1f1b, and `--for megatron` to `--for megatron`."""
+    options = PlanOptions(schedule="looped_bfs", num_microbatches=4)
+    with pytest.raises(Infeasible, match="it would fit with schedule='gpipe'") as error:
+        plan_for("maxtext", chain_profile([1e-3] * 5), "2xcpu", options)
+    assert "1f1b" not in str(error.value)
+    options = PlanOptions(schedule="interleaved_1f1b", num_microbatches=4)
+    with pytest.raises(Inexpressible, match=r"one rank has all 2 stages.*\(--schedule 1f1b\)$"):
+        plan_for("megatron", chain_profile([1e-3] * 8), "1xcpu", options)
 
 
 def test_a_check_keeps_the_remedies_that_every_runtime_has():
