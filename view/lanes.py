@@ -25,12 +25,20 @@ def build_lanes(plan: Plan, where: Layout, step: StepRows | None) -> tuple[Lane,
     for event in step.events if step is not None else ():
         if event.kind in COMPUTATIONS:  # a device that waits for a transfer is idle
             busy_s[event.rank] += event.end_s - event.start_s
-    return tuple(
-        Lane(
-            device=name_device(plan, where, rank), stages=where.stages_of(rank), busy_s=busy_s[rank]
+    peaks = plan.memory_by_device()
+    lanes = []
+    for rank in range(where.num_ranks):
+        stages, device = where.stages_of(rank), name_device(plan, where, rank)
+        lanes.append(
+            Lane(
+                device=device,
+                stages=stages,
+                busy_s=busy_s[rank],
+                memory_bytes=peaks[device],
+                memory_limit_bytes=plan.stages[stages[0]].memory_limit_bytes,
+            )
         )
-        for rank in range(where.num_ranks)
-    )
+    return tuple(lanes)
 
 
 def build_boxes(step: StepRows) -> Boxes:

@@ -102,11 +102,15 @@ class Lane(Record):
         device: Its name.
         stages: Those it holds.
         busy_s: For how long it computes.
+        memory_bytes: Peak of its device, over all its stages.
+        memory_limit_bytes: What that device allows; `None` for no limit.
     """
 
     device: str
     stages: tuple[int, ...]
     busy_s: float
+    memory_bytes: int
+    memory_limit_bytes: int | None
 
 
 class Boxes(Record):

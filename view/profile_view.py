@@ -58,7 +58,7 @@ def describe_quality(profile: Profile) -> tuple[str, ...]:
     if noisy:
         named = ", ".join(noisy[:3]) + (" and others" if len(noisy) > 3 else "")
         lines.append(
-            f"{count(len(noisy), 'layer')} spread by more than {NOISY:.0%} of their time: {named}; "
+            f"times spread by more than {NOISY:.0%} in {count(len(noisy), 'layer')}: {named}; "
             "measure again with a larger budget"
         )
     if provenance.busy_neighbours:

@@ -29,8 +29,7 @@ def explain_fastest(comparison: Comparison) -> list[str]:
     best = plans.get(comparison.fastest or "")
     if best is None:
         return []
-    # Samples a second compare plans of different batches; where one lacks them, steps are compared.
-    by_sample = all(plan.samples_per_s for plan in plans.values())
+    by_sample = comparison.is_by_sample
     numbers = {plan.id: place for place, plan in enumerate(comparison.plans, 1)}
     mine = _split(best, by_sample)
     return [
@@ -50,8 +49,9 @@ def _explain(best: _Split, other: _Split, first: int, second: int, by_sample: bo
     of = "sample" if by_sample else "step"
     if not best.total_s or other.total_s / best.total_s < 1.0005:
         return f"Plans {first} and {second} are equally fast."
-    more = percent(other.total_s / best.total_s - 1)
-    slower = f"Plan {second} takes {more} longer a {of} than {first}"
+    ratio = other.total_s / best.total_s
+    more = f"{percent(ratio - 1)} longer" if ratio < 2 else f"{ratio:.1f} times as long"
+    slower = f"Plan {second} takes {more} per {of} {'than' if ratio < 2 else 'as'} plan {first}"
     computing, waiting = other.busy_s - best.busy_s, other.idle_s - best.idle_s
     busy = f"compute {format_time(other.busy_s)} instead of {format_time(best.busy_s)}"
     idle = f"wait {format_time(other.idle_s)} instead of {format_time(best.idle_s)}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from ...core.errors import InvalidInput
 from ...core.profile.diff import diff
@@ -85,6 +85,14 @@ async def show_file(planning: ThePlanning, principal: CurrentPrincipal, request:
     body = await request.body()
     template, shown = await planning.run_in_solver(principal, file_values, body)
     return await run_in_threadpool(render, template, here="", **shown)
+
+
+@router.get("/plans/progress/{request_id}")
+def planning_phase(
+    planning: ThePlanning, principal: CurrentPrincipal, request_id: str
+) -> JSONResponse:
+    """Say what the planning request with an ``X-Request-ID`` is doing; empty if unknown."""
+    return JSONResponse({"text": planning.phases.describe(principal.project_id, request_id)})
 
 
 @router.get("/plans/{plan_id}")

@@ -14,6 +14,7 @@ from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord, to_infeasible_answer
 from ...core.units import format_bytes
 from ...planner.plan import plan, was_cut_short
+from .solver_process import report_best
 
 MAX_RECORD_BYTES = 4 * 2**20
 """JSON of a plan record; one for 16,384 devices and 1,000 layers has less than half of it."""
@@ -32,7 +33,7 @@ def decide(
     The result names the profile that was chosen; if nothing fits, the first.
     """
     try:
-        found = plan(profiles, cluster, options, deadline_s=deadline_s)
+        found = plan(profiles, cluster, options, deadline_s=deadline_s, progress=report_best)
     except Infeasible as error:
         record = PlanRecord(
             status="infeasible",

@@ -34,6 +34,7 @@ from ..store.errors import RecordNotFound
 from ..store.records import Stored
 from ..store.store import Store
 from .decision import decide, is_final
+from .progress import PlanningPhases, SearchProgress
 from .requests import PlanRequest, check_effort, digest_estimate, digest_plan_request
 from .solver_pool import Solver
 from .what_if import (
@@ -98,6 +99,9 @@ class Planning:
         deadline_s: Longest search of one request.
         factories: Registered model factories.
         builds_here: Whether models are built on this machine, rather than by workers elsewhere.
+
+    Attributes:
+        phases: What requests are doing.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Planning:
         factories: Factories | None = None,
         builds_here: bool = True,
     ) -> None:
+        self.phases = PlanningPhases()
         self._builds_here = builds_here
         self._factories = factories or {}
         self._store = store
@@ -216,12 +221,14 @@ class Planning:
         is_patient: bool = False,
     ) -> PlanRecord:
         """Run `decide` in a solver process."""
-        with blaming_own_deadline(request):
+        progress = SearchProgress(request.options.objective)
+        with blaming_own_deadline(request), self.phases.phase(project, progress):
             return await self._solver.search(
                 partial(decide, profiles, cluster, request.options),
                 deadline_s,
                 project=project,
                 is_patient=is_patient,
+                progress=progress,
             )
 
     async def create(self, project_id: str, document: Profile | Graph) -> Stored:
@@ -375,7 +382,8 @@ class Planning:
     async def _run_estimate(
         self, asked: EstimateRequest, project: str, request: PlanRequest
     ) -> Estimated:
-        with blaming_own_deadline(request):
+        phase = self.phases.phase(project, "Estimating what each layer costs …")
+        with blaming_own_deadline(request), phase:
             return await self._estimator.estimate(asked, project, request.deadline_s)
 
 

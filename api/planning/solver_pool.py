@@ -17,7 +17,8 @@ from ..errors import SolverEnded
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
-from .solver_process import MAX_BYTES, Call, SolverProcess, start_executor, too_late
+from .progress import SearchProgress
+from .solver_process import MAX_BYTES, BestPlan, Call, SolverProcess, start_executor, too_late
 
 R = TypeVar("R")
 
@@ -93,6 +94,7 @@ class Solver:
         *,
         project: str = "",
         is_patient: bool = False,
+        progress: SearchProgress | None = None,
     ) -> R:
         """Run a function that is given the seconds it may take; projects take turns.
 
@@ -101,6 +103,7 @@ class Solver:
             deadline_s: Time from now to the answer.
             project: Whose turn it takes.
             is_patient: Whether waiting for a place takes none of the time.
+            progress: Shows what the search has found, from its beginning on.
 
         Raises:
             DeadlineExceeded: Nothing was found in time, or no place was free.
@@ -109,7 +112,7 @@ class Solver:
         until_s = math.inf if is_patient else time.monotonic() + deadline_s
         attempts_s: list[float] = []
         try:
-            return await self._search(work, until_s, deadline_s, project, attempts_s)
+            return await self._search(work, until_s, deadline_s, project, attempts_s, progress)
         finally:
             if attempts_s:
                 self._observe(name_of(work), sum(attempts_s))
@@ -121,6 +124,7 @@ class Solver:
         deadline_s: float,
         project: str,
         attempts_s: list[float],
+        progress: SearchProgress | None,
     ) -> R:
         """Search in a short place, and then in a long one; ``until_s`` is a time on the clock."""
         async with AsyncExitStack() as short:
@@ -132,6 +136,8 @@ class Solver:
                 return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
             self._warm_up_spares(work)
             call = await process.begin(work, until_s, deadline_s)
+            if progress is not None:  # the memory stays the same in a long place
+                progress.best = process.best
             if await self._wait_in_short_place(process, call):
                 return process.take(call)
             if call.left_s + GRACE_S <= 0:
@@ -269,12 +275,12 @@ class Solver:
             for process in ended:
                 process.join()
 
-    def _start(self) -> ProcessPoolExecutor:
+    def _start(self, best: BestPlan) -> ProcessPoolExecutor:
         if self._is_closed:
             raise SolverEnded("this server is shutting down; ask again")
         if self._compiler is None:
             self._compiler = KernelCompiler()
-        return start_executor(self._compiler.done)
+        return start_executor(self._compiler.done, best)
 
 
 def name_of(work: Callable[..., Any]) -> str:

@@ -17,11 +17,11 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import resolve_name
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
@@ -29,7 +29,13 @@ from ...planner import numba_cache
 from ...schedules import numba_jit as jit
 from ..errors import SolverEnded
 
+if TYPE_CHECKING:
+    from ...planner.problem.problem import Progress
+
 R = TypeVar("R")
+
+BestPlan = ctypes.Array[ctypes.c_double]
+"""Value and lower bound, in memory that a solver process shares with the server."""
 
 MAX_BYTES = 8 * 2**30
 """Address space of one process. The largest request allowed needed 0.7 GB (see `admission`);
@@ -73,11 +79,16 @@ class SolverProcess:
     search with it.
 
     Args:
-        start: Returns an executor with one process; see `start_executor`.
+        start: Returns an executor with one process, given the memory in which that process reports
+            its best plan; see `start_executor`.
+
+    Attributes:
+        best: Value of the best plan that the call has found, infinite at first, and a lower bound.
     """
 
-    def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
+    def __init__(self, start: Callable[[BestPlan], ProcessPoolExecutor]) -> None:
         self._start = start
+        self.best = multiprocessing.get_context("forkserver").RawArray("d", (math.inf, 0.0))
         self._pool: ProcessPoolExecutor | None = None
         self._imported: dict[Callable[..., Any], Future[bool]] = {}
 
@@ -99,7 +110,7 @@ class SolverProcess:
         if self._pool is not None and not _is_alive(self._pool):
             self.end()
         if self._pool is None:
-            self._pool = self._start()
+            self._pool = self._start(self.best)
         return self._pool
 
     def warm_up(self, function: Callable[..., Any]) -> Future[bool]:
@@ -136,6 +147,7 @@ class SolverProcess:
             if not await self.wait(warming, None if until_s == math.inf else warming.left_s):
                 raise too_late(deadline_s)
             self.take(warming)
+        self.best[:] = [math.inf, 0.0]
         now_s = time.monotonic()
         ends_s = min(until_s, now_s + deadline_s)
         given = [max(0.0, ends_s - now_s)] if is_timed else []
@@ -168,6 +180,7 @@ class SolverProcess:
         """Return the process with its call, as an object of its own; this one has none then."""
         detached = SolverProcess(self._start)
         detached._pool, self._pool = self._pool, None
+        detached.best, self.best = self.best, detached.best
         detached._imported, self._imported = self._imported, {}
         return detached
 
@@ -193,12 +206,15 @@ class SolverProcess:
         return [] if self._pool is None else list((self._pool._processes or {}).values())
 
 
-def start_executor(compiled: ctypes.c_byte) -> ProcessPoolExecutor:
-    """Start an executor with one process, which uses the kernels once ``compiled`` is 1."""
+def start_executor(compiled: ctypes.c_byte, best: BestPlan) -> ProcessPoolExecutor:
+    """Start an executor with one process, which uses the kernels once ``compiled`` is 1.
+
+    Searches in it report their ``best`` plan.
+    """
     # Forked from a process without threads: a fork of this one could inherit a lock that is held.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([resolve_name(name, __package__) for name in PRELOADED])
-    return ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(compiled,))
+    return ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(compiled, best))
 
 
 def _is_alive(pool: ProcessPoolExecutor) -> bool:
@@ -221,7 +237,7 @@ def _read_profile(text: str) -> Profile:
 ForkingPickler.register(Profile, _reduced)
 
 
-def _prepare(compiled: ctypes.c_byte) -> None:
+def _prepare(compiled: ctypes.c_byte, best: BestPlan) -> None:
     """Limit this process, tie its life to the server's, and see to it that the kernels are loaded.
 
     With them a plan of twenty layers takes 15 ms instead of 80.
@@ -229,6 +245,7 @@ def _prepare(compiled: ctypes.c_byte) -> None:
     os.nice(NICENESS)
     gc.freeze()  # a collection would look through, and so copy, what the processes share
     gc.set_threshold(GARBAGE_AFTER)
+    _shared_best().append(best)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which drains first
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
@@ -254,6 +271,18 @@ def _prepare(compiled: ctypes.c_byte) -> None:
         # A search that compiled for itself would take twenty seconds for that, and be killed.
         jit.postpone()
         threading.Thread(target=load, daemon=True).start()
+
+
+@cache
+def _shared_best() -> list[BestPlan]:
+    """Hold the memory that this process shares with the server; nothing in the server itself."""
+    return []
+
+
+def report_best(found: Progress) -> None:
+    """Tell the server the best plan so far, if this is a solver process."""
+    for best in _shared_best():
+        best[:] = [found.value, found.lower_bound]
 
 
 def too_late(deadline_s: float) -> DeadlineExceeded:

@@ -152,22 +152,25 @@ class ComparisonRequest(Record):
 
 def compare(records: tuple[StoredPlan, ...]) -> Comparison:
     """Compare plans and name the fastest."""
-    steps = [record.plan.step_time_s for record in records if record.plan is not None]
-    plans = tuple(_compared(record, max(steps, default=0.0)) for record in records)
-    ready = [entry for entry in plans if entry.step_time_s is not None]
+    planned = {record.id: record.plan for record in records if record.plan is not None}
     # Plans may differ in batch size; then only the throughput compares them.
-    if all(entry.samples_per_s is not None for entry in ready):
-        ready.sort(key=lambda entry: -(entry.samples_per_s or 0.0))
-    else:
-        ready.sort(key=lambda entry: entry.step_time_s or 0.0)
+    rates = {name: plan.samples_per_s for name, plan in planned.items()}
+    times_s = {
+        name: 1 / rate if rate and all(rates.values()) else planned[name].step_time_s
+        for name, rate in rates.items()
+    }
+    slowest_s = max(times_s.values(), default=0.0)
     return Comparison(
-        plans=plans,
-        fastest=ready[0].id if ready else None,
+        plans=tuple(
+            _compared(record, times_s.get(record.id, 0.0) / slowest_s if slowest_s else 1.0)
+            for record in records
+        ),
+        fastest=min(times_s, key=lambda name: times_s[name], default=None),
         same_profile=all(is_same_id(records[0].profile_id, one.profile_id) for one in records),
     )
 
 
-def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
+def _compared(record: StoredPlan, times_slowest: float) -> ComparedPlan:
     plan = record.plan
     common = {
         "id": record.id,
@@ -179,7 +182,6 @@ def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
     if plan is None:
         assert record.infeasible is not None, "a record has a plan or a reason"
         return ComparedPlan.model_validate({**common, "message": record.infeasible.message})
-    step_s = plan.step_time_s
     return ComparedPlan.model_validate(
         {
             **common,
@@ -187,8 +189,8 @@ def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
             "num_microbatches": plan.num_microbatches,
             "balance": plan.balance,
             "replicas": tuple(stage.replicas for stage in plan.stages),
-            "step_time_s": step_s,
-            "times_slowest": step_s / slowest_s if slowest_s else 1.0,
+            "step_time_s": plan.step_time_s,
+            "times_slowest": times_slowest,
             "samples_per_s": plan.samples_per_s,
             "bubble_fraction": plan.bubble_fraction,
             "peak_memory_bytes": max(plan.memory_by_device().values()),

@@ -113,9 +113,6 @@ def planning_progress(
 
 def best_so_far(objective: Objective, found: PlanningProgress) -> str:
     """Describe the best plan found so far and the bound on any plan."""
-    from ...core.plan.table import format_objective
+    from ...core.plan.table import format_best_so_far
 
-    text = f"planning: {format_objective(objective, found.value)} so far"
-    if 0 < found.lower_bound <= found.value:
-        text += f", lower bound {format_objective(objective, found.lower_bound)}"
-    return text
+    return f"planning: {format_best_so_far(objective, found.value, found.lower_bound)}"

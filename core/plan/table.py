@@ -92,6 +92,7 @@ def format_summary(plan: Plan, *, details: bool = False) -> list[str]:
         f"step time {format_time(plan.step_time_s)} ({describe_step(plan)}), "
         f"bubble {plan.bubble_fraction:.1%}",
         *_past_stages(plan),
+        *_shared_devices(plan),
         *format_training_memory(plan),
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
         f"proof: {format_verdict(plan)}",
@@ -99,6 +100,23 @@ def format_summary(plan: Plan, *, details: bool = False) -> list[str]:
         *(f"note: {note}" for note in plan.notes),
     ]
     return [sanitize(line) for line in lines]
+
+
+def _shared_devices(plan: Plan) -> list[str]:
+    """Format the memory of devices that hold several stages, whose columns show each stage's."""
+    stages: dict[str, list[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        for name in stage.devices:
+            stages.setdefault(name, []).append(index)
+    lines = []
+    for name, size in plan.memory_by_device().items():
+        if len(held := stages[name]) > 1:
+            limit = plan.stages[held[0]].memory_limit_bytes
+            used = f" of {format_bytes(limit)} ({size / limit:.0%})" if limit else ""
+            listed = ", ".join(map(str, held))
+            lines.append(f"device {name} holds {format_bytes(size)}{used} in stages {listed}")
+    more = [f"and {len(lines) - MAX_COUNTS} more devices"] if len(lines) > MAX_COUNTS else []
+    return lines[:MAX_COUNTS] + more
 
 
 def format_training_memory(plan: Plan) -> list[str]:
@@ -206,6 +224,14 @@ def format_objective(objective: Objective, value: float) -> str:
     if objective == "devices":
         return f"{value:.0f}"
     return format_time(value)
+
+
+def format_best_so_far(objective: Objective, value: float, lower_bound: float) -> str:
+    """Describe the best plan that a search has found so far and the bound on any plan, if known."""
+    text = f"{format_objective(objective, value)} so far"
+    if 0 < lower_bound <= value:
+        text += f", lower bound {format_objective(objective, lower_bound)}"
+    return text
 
 
 def _percent(share: float) -> str:

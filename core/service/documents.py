@@ -277,7 +277,8 @@ class ComparedPlan(Record):
 
     Attributes:
         samples_per_s: Throughput, if the profile knows the micro-batch size.
-        times_slowest: Step time divided by the longest one compared.
+        times_slowest: Time per sample divided by the longest one compared; step time where a
+            throughput is unknown.
         peak_memory_bytes: Peak memory of the device that needs most.
         gap: Relative gap between the plan's objective and its lower bound.
     """
@@ -313,3 +314,8 @@ class Comparison(Record):
     plans: tuple[ComparedPlan, ...]
     fastest: str | None
     same_profile: bool
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Return True if times are compared per sample, as plans may differ in batch size."""
+        return all(one.samples_per_s for one in self.plans if one.step_time_s is not None)

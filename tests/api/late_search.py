@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 from stagewright.api.planning.decision import decide
+from stagewright.api.planning.solver_process import report_best
+from stagewright.planner.problem.problem import Progress
 
 DURATION_S = 2.0
 
@@ -41,3 +43,11 @@ def sleep_through(duration_s: float, seconds: float) -> float:
 def overrun(*_: Any) -> Any:
     """Search without a look at the deadline."""
     time.sleep(20.0)
+
+
+def report(value: float, lower_bound: float, seconds: float) -> float:
+    """Report a plan of that value unless it is 0, and take a second."""
+    if value:
+        report_best(Progress(0.0, value, lower_bound))
+    time.sleep(min(seconds, 1.0))
+    return seconds

@@ -137,7 +137,7 @@ def test_stages_out_of_sight_are_announced_and_reached(opened):
         graph.evaluate("element => element.scrollTo(0, 0)")
         expect(graph).to_have_class("scroll more-right")
         assert told.inner_text().startswith("Stage 0 to ")
-        assert told.inner_text().endswith("of 8 in sight; scroll sideways for the others.")
+        assert told.inner_text().endswith("of 8 in view; scroll sideways for the others.")
         page.locator("[role=treeitem][tabindex='0']").focus()
         page.keyboard.press("End")
         expect(graph).to_have_class("scroll more-left")

@@ -145,6 +145,26 @@ def test_planning_shows_its_time_and_can_be_stopped(signed_in):
     page.unroute_all()
 
 
+def test_a_page_that_waits_says_what_the_service_is_doing(signed_in):
+    page = opened(signed_in)
+    held, ids = [], []
+    page.route("**/v1/plans", lambda route: held.append(route))
+
+    def answer(route):
+        ids.append(route.request.url.rpartition("/")[2])
+        route.fulfill(json={"text": f"Searching: {len(ids)} s so far …"})
+
+    page.route("**/plans/progress/*", answer)
+    page.locator("#submit").click()
+    expect(page.locator("#message")).to_have_text("Searching: 2 s so far …")
+    assert {held[0].request.headers["x-request-id"]} == set(ids)
+    page.locator("#stop").click()
+    expect(page.locator("#message")).to_contain_text("Search stopped")
+    page.unroute_all()
+    found = page.request.get(f"{signed_in.url}/plans/progress/{ids[0]}")
+    assert found.json() == {"text": ""}
+
+
 def test_what_is_chosen_before_the_program_comes_is_in_the_address(signed_in):
     page = signed_in.page
     held = []

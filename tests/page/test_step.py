@@ -175,7 +175,7 @@ def test_compared_plans_fit_and_say_why_one_wins(signed_in, plan_ids):
     table = page.locator("#comparison")
     assert table.evaluate("(table) => table.scrollWidth <= table.parentElement.clientWidth")
     expect(page.locator("#reasons li")).to_have_count(1)
-    expect(page.locator("#reasons")).to_contain_text("% longer a ")
+    expect(page.locator("#reasons")).to_contain_text("% longer per ")
     page.set_viewport_size({"width": 1280, "height": 900})
 
 

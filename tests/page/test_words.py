@@ -69,8 +69,8 @@ def explained(*plans):
 def test_why_one_wins_is_split_into_computing_and_waiting():
     (words,) = explained(compared("a", 1.0, 0.1), compared("b", 1.5, 0.4))
     assert words == (
-        "Plan 2 takes 50.0 % longer a step than 1: its devices wait 600 ms instead of 100 ms "
-        "(the mean of all devices)."
+        "Plan 2 takes 50.0 % longer per step than plan 1: its devices wait 600 ms instead of "
+        "100 ms (the mean of all devices)."
     )
     (words,) = explained(compared("a", 1.0, 0.1), compared("b", 1.2, 0.0))
     assert "its devices compute 1.2 s instead of 900 ms, but wait 0 us instead of 100 ms" in words
@@ -80,7 +80,7 @@ def test_plans_of_different_batches_are_compared_by_sample():
     plans = (compared("a", 1.0, 0.0, 100.0), compared("b", 1.5, 0.0, 200.0))
     found = Comparison(plans=plans, fastest="b", same_profile=True)
     (words,) = explain_fastest(found)
-    assert words.startswith("Plan 1 takes 100.0 % longer a sample than 2")
+    assert words.startswith("Plan 1 takes 2.0 times as long per sample as plan 2: ")
 
 
 def form(text):

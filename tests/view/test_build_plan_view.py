@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from typing import get_args
@@ -62,6 +63,22 @@ def test_boxes_and_curves_are_the_timelines(schedule):
     busy_s = sum(lane.busy_s for lane in view.lanes)
     idle = 1 - busy_s / (len(view.lanes) * made.step_time_s)
     assert idle == pytest.approx(made.bubble_fraction, abs=1e-9)
+
+
+def test_a_lane_has_the_memory_of_all_stages_of_its_device():
+    made = planned(schedule="interleaved_1f1b", num_stages=4)
+    view = build_plan_view(made, a_profile(), CLUSTER, with_step=False)
+    for lane in view.lanes:
+        held = [made.stages[stage].memory.total_bytes for stage in lane.stages]
+        assert len(held) == 2
+        assert lane.memory_bytes == sum(held)
+        assert lane.memory_limit_bytes == made.stages[0].memory_limit_bytes
+        share = f"{lane.memory_bytes / lane.memory_limit_bytes:.0%}"
+        listed = ", ".join(map(str, lane.stages))
+        assert re.search(
+            f"device {lane.device} holds .* [(]{share}[)] in stages {listed}\n", str(made)
+        )
+    assert "holds" not in str(planned())
 
 
 CHUNKED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")

@@ -155,7 +155,7 @@ export class Graph {
     const seen = columns.map((column) => column.getBoundingClientRect())
       .flatMap((box, stage) => (box.right > place.left + 20 && box.left < place.right - 20 ? [stage] : []));
     const sight = seen.length === columns.length || !seen.length ? ""
-      : `Stage ${seen.length > 1 ? `${seen[0]} to ` : ""}${seen.at(-1)} of ${columns.length} in sight; scroll sideways for the others.`;
+      : `${seen.length > 1 ? "Stages" : "Stage"} ${seen.length > 1 ? `${seen[0]} to ` : ""}${seen.at(-1)} of ${columns.length} in view; scroll sideways for the others.`;
     const lines = this.undrawn ? ` Of the lines past boxes ${this.undrawn} more are not drawn.` : "";
     this.told.textContent = (sight + lines).trim();
   }

@@ -69,12 +69,13 @@ export function fill(root, view, ghost) {
 
 /** The table of devices: other schedules may put several stages on one. */
 function laneRows({ lanes, boxes }) {
+  const held = (rank, name) => make("td", {}, make("span", { "data-value": `lanes.${rank}.${name}`, "data-form": "bytes" }, shown(lanes[rank][name], "bytes")));
   const busy = (lane, rank) => (boxes ? make("span", { "data-value": `lanes.${rank}.busy_s`, "data-form": "time" }, time(lane.busy_s))
     : "not simulated");
   document.querySelector("#lanes tbody").replaceChildren(...lanes.map((lane, rank) => make("tr", {},
     make("th", { scope: "row" }, ...lane.stages.slice(0, 4).map((stage) => make("span", { class: `dot hue-${stage % 8}` })), String(rank)),
     make("td", {}, visible(lane.device)), make("td", {}, lane.stages.join(", ")),
-    make("td", {}, busy(lane, rank)))));
+    make("td", {}, busy(lane, rank)), held(rank, "memory_bytes"), held(rank, "memory_limit_bytes"))));
 }
 
 /** The charts and tables of one plan, and what shows another in their place. */

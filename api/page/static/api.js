@@ -37,6 +37,27 @@ export function say(text, bad = false) {
   line.classList.toggle("bad", bad);
 }
 
+const PHASE_MS = 1000;
+
+/** Asks for a plan, and says meanwhile what the service is doing. */
+export async function askForPlan({ body, headers = {}, signal }) {
+  const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  let said = "";
+  let isOver = false;
+  const asking = setInterval(async () => {
+    const [{ text }] = await ask(`/plans/progress/${id}`).catch(() => [{}]);
+    if (isOver || !text || text === said) return;
+    said = text;
+    say(text);
+  }, PHASE_MS);
+  try {
+    return await ask("/v1/plans", { method: "POST", body, headers: { ...headers, "X-Request-ID": id }, signal });
+  } finally {
+    isOver = true;
+    clearInterval(asking);
+  }
+}
+
 /** Where the answer to a planning request is to be seen: the plan, or the job that makes it. */
 export function placeOf(response) {
   return response.headers.get("Location").replace("/v1", "");

@@ -1,5 +1,5 @@
 // Ways out of a request that nothing fits, planned at a click.
-import { ask, data, placeOf, say } from "./api.js";
+import { askForPlan, data, placeOf, say } from "./api.js";
 
 const request = document.getElementById("request") ? data("request") : null;
 
@@ -31,7 +31,7 @@ for (const button of document.querySelectorAll("[data-way]")) {
     try {
       const cluster = withDevices(request.cluster, way.num_devices);
       const body = { profile_id: request.profile_id, cluster, options: way.options };
-      const [, response] = await ask("/v1/plans", { method: "POST", body });
+      const [, response] = await askForPlan({ body });
       location.assign(placeOf(response));
     } catch (error) {
       say(error.message, true);

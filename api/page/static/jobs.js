@@ -11,8 +11,8 @@ function row(job) {
   const link = make("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, job.kind === "profile" ? "measure a model" : "plan a model");
   return make("tr", {}, make("th", { scope: "row" }, link),
     make("td", {}, make("span", { class: `badge ${job.state}` }, job.state)),
-    make("td", {}, job.created_at.slice(0, 19).replace("T", " ")),
-    make("td", { class: "wrap" }, job.problem?.detail ?? job.message ?? ""));
+    make("td", { class: "wrap" }, job.problem?.detail ?? job.message ?? ""),
+    make("td", {}, job.created_at.slice(0, 19).replace("T", " ")));
 }
 
 /** Shows the jobs there are; for how long that will do. */
@@ -25,7 +25,7 @@ async function read() {
         make("p", {}, make("a", { class: "button primary", href: "/new" }, "New plan"))));
       return QUIET_MS;
     }
-    const heads = ["job", "state", "made", "message"].map((text) => make("th", { scope: "col" }, text));
+    const heads = ["job", "state", "message", "created (UTC)"].map((text) => make("th", { scope: "col" }, text));
     place.replaceChildren(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Jobs" },
       make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...jobs.map(row)))));
     return jobs.some((job) => !ENDED.has(job.state)) ? BUSY_MS : QUIET_MS;

@@ -1,6 +1,6 @@
 // A planning request out of a form; the same request as curl and Python is always in sight.
 import { Address } from "./address.js";
-import { ask, placeOf, say } from "./api.js";
+import { ask, askForPlan, placeOf, say } from "./api.js";
 import { ClusterEditor, isUnfinished } from "./cluster.js";
 import { make, settled } from "./dom.js";
 import { Elapsed } from "./elapsed.js";
@@ -262,7 +262,7 @@ find("new").addEventListener("submit", async (event) => {
       return;
     }
     const headers = sent.model && !sent.estimate ? { Prefer: "respond-async" } : {}; // measured: watch the job
-    const [, response] = await ask("/v1/plans", { method: "POST", body: sent, headers, signal });
+    const [, response] = await askForPlan({ body: sent, headers, signal });
     location.assign(placeOf(response));
   } catch (error) {
     if (error.document?.errors?.length || error.message.includes("--estimate-for")) markProblem(error);

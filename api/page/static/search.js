@@ -1,5 +1,5 @@
 // A search for the best plan: the time it has taken so far, and a way to stop it.
-import { ask, placeOf, say } from "./api.js";
+import { askForPlan, placeOf, say } from "./api.js";
 import { Elapsed } from "./elapsed.js";
 
 /** What to say of a search that made no plan: the words, and whether something is wrong. */
@@ -22,7 +22,7 @@ export class Search {
     say("Searching for the best cuts …");
     try {
       const body = await this.body(signal);
-      const [, response] = await ask("/v1/plans", { method: "POST", body, signal });
+      const [, response] = await askForPlan({ body, signal });
       location.assign(placeOf(response));
     } catch (error) {
       say(...wordsOf(error));

@@ -40,6 +40,22 @@ def test_plans_are_put_side_by_side(client, ids):
     assert none["message"]
 
 
+def test_plans_of_different_batches_are_compared_per_sample(client, profile):
+    """A step of twice the micro-batches takes longer, and less for each sample."""
+    profile["inputs"] = [{"name": "x", "shape": [4, 8], "dtype": "float32"}]
+    ids = []
+    for count in (4, 16):
+        options = {"num_microbatches": count}
+        body = {"profile": profile, "cluster": "2x24GB", "options": options}
+        ids.append(client.post("/v1/plans", json=body).json()["id"])
+    body = client.post("/v1/comparisons", json={"plan_ids": ids}).json()
+    few, many = body["plans"]
+    assert many["step_time_s"] > few["step_time_s"]
+    assert body["fastest"] == many["id"]
+    assert few["times_slowest"] == 1.0
+    assert many["times_slowest"] == pytest.approx(few["samples_per_s"] / many["samples_per_s"])
+
+
 @pytest.mark.parametrize(
     ("plan_ids", "pointer"),
     [

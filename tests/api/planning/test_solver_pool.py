@@ -13,10 +13,12 @@ import pytest
 
 from stagewright.api.http.examples import example_graph
 from stagewright.api.planning import solver_pool
+from stagewright.api.planning.progress import PlanningPhases, SearchProgress
 from stagewright.api.planning.solver_pool import NUM_SPARES, Solver
 from stagewright.api.planning.solver_process import LONG_NICENESS, SolverProcess
+from stagewright.api.telemetry.tracing import fresh
 from stagewright.core.errors import DeadlineExceeded
-from tests.api.late_search import overrun, ready, sleep_through, take_all, take_all_of
+from tests.api.late_search import overrun, ready, report, sleep_through, take_all, take_all_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -200,6 +202,40 @@ def test_a_search_is_observed_once_however_often_it_began(play):
         assert min(duration_s for _, duration_s in observed) > 1.4
 
     play(main)
+
+
+def test_the_best_plan_so_far_is_known_while_a_search_goes_on(play):
+    """Its short place ends after half of it; the next search in a process has found nothing yet."""
+
+    async def main(solver):
+        for value in (3.0, 5.0):
+            progress = SearchProgress("step_time")
+            assert progress.describe() == "Searching for the best cuts …"
+            work = partial(report, value, 2.0)
+            search = asyncio.create_task(solver.search(work, 10.0, progress=progress))
+            await asyncio.sleep(0.8)
+            assert not search.done()
+            wanted = f"Searching: {value:g} s so far, lower bound 2 s …"
+            assert progress.describe() == wanted
+            await search
+        await solver.search(partial(report, 3.0, 2.0), 0.2)  # its process is used again
+        progress = SearchProgress("step_time")
+        search = solver.search(partial(report, 0.0, 0.0), 0.4, progress=progress)
+        asleep = asyncio.create_task(search)
+        await asyncio.sleep(0.2)
+        assert progress.best
+        assert progress.describe() == "Searching for the best cuts …"
+        await asleep
+
+    play(main)
+
+
+def test_the_phase_of_a_request_is_known_to_its_project_until_it_ends():
+    phases = PlanningPhases()
+    with fresh(request_id="one"), phases.phase("mine", "Estimating"):
+        assert phases.describe("mine", "one") == "Estimating"
+        assert phases.describe("other", "one") == phases.describe("mine", "two") == ""
+    assert phases.describe("mine", "one") == ""
 
 
 def test_processes_for_the_next_searches_start_beside_the_first():
