@@ -47,9 +47,6 @@ EVENT_SCHEMA = {
     },
 }
 
-REPORTED = frozenset({"progress"})
-"""Events whose data comes from the worker as it is."""
-
 After = Annotated[
     int | None,
     Query(ge=0, le=2**31, description="Start after this event; Last-Event-ID takes precedence."),
@@ -233,8 +230,7 @@ async def _format_event(
 ) -> bytes:
     """Format an event for the stream; the final one includes the job."""
     data = json.loads(event.data_json)
-    if event.kind not in REPORTED:
-        data |= {"at": event.created_at.isoformat(), "attempt": event.attempt}
+    data |= {"at": event.created_at.isoformat(), "attempt": event.attempt}
     if event.kind in FINAL_STATES:
         view = await jobs.view(await jobs.get(project, job_id))
         data |= {"job": view.model_dump(mode="json")}

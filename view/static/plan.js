@@ -75,7 +75,7 @@ function laneRows({ lanes, boxes }) {
   document.querySelector("#lanes tbody").replaceChildren(...lanes.map((lane, rank) => make("tr", {},
     make("th", { scope: "row" }, ...lane.stages.slice(0, 4).map((stage) => make("span", { class: `dot hue-${stage % 8}` })), String(rank)),
     make("td", {}, visible(lane.device)), make("td", {}, lane.stages.join(", ")),
-    make("td", {}, busy(lane, rank)), held(rank, "memory_bytes"), held(rank, "memory_limit_bytes"))));
+    held(rank, "memory_bytes"), held(rank, "memory_limit_bytes"), make("td", {}, busy(lane, rank)))));
 }
 
 /** The charts and tables of one plan, and what shows another in their place. */

@@ -1,4 +1,8 @@
-// A plan or a profile dropped on any page is shown, unless the page itself takes files.
+// On every page: wide tables fade at their edge, and a dropped plan or profile is shown unless the
+// page itself takes files.
+import { markScrolling } from "./scrolling.js";
+
+for (const table of document.querySelectorAll(".scroll:not(#graph)")) markScrolling(table);
 
 for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 addEventListener("drop", async (event) => {

@@ -28,7 +28,9 @@ const labelOf = (field) => [...field.closest("label").childNodes].find((node) =>
 const forForm = (text) => text.replace(" (--estimate-for)", " under “Estimated as”");
 
 export function clearMarks() {
-  for (const mark of document.querySelectorAll(".field-error")) mark.remove();
+  const marks = document.querySelectorAll(".field-error");
+  if (marks.length) say(""); // the message line repeats them
+  for (const mark of marks) mark.remove();
   for (const field of document.querySelectorAll("[aria-invalid]")) {
     field.removeAttribute("aria-invalid");
     field.removeAttribute("aria-describedby");

@@ -25,8 +25,11 @@ function describe(found) {
   return visible([...words, ...others.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)].join(", "));
 }
 
-/** A moment, as whoever reads it writes it. */
-const moment = (text) => (text ? new Date(text).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" }) : "");
+/** A cell with the time of day, as whoever reads it writes it; the date is its title. */
+function moment(text) {
+  const at = new Date(text);
+  return make("td", { title: at.toLocaleDateString([], { dateStyle: "medium" }) }, at.toLocaleTimeString());
+}
 
 async function show() {
   const [job] = await ask(path);
@@ -65,7 +68,7 @@ function watch() {
   for (const kind of KINDS) {
     events.addEventListener(kind, (event) => {
       const found = JSON.parse(event.data);
-      find("events").append(make("tr", {}, make("th", { scope: "row" }, kind), make("td", {}, moment(found.at)),
+      find("events").append(make("tr", {}, make("th", { scope: "row" }, kind), moment(found.at),
         make("td", { class: "wrap" }, describe(found))));
       if (ENDED.has(kind)) events.close();
       show().catch((error) => say(error.message, true));

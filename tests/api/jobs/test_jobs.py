@@ -101,7 +101,7 @@ def test_its_events_are_numbered_and_a_stream_goes_on_where_one_broke(serving):
     assert set(kinds[2:-1]) == {"progress"}
     assert kinds[-1] == "succeeded"
     assert told[-1][2]["job"] == job
-    assert told[2][2].keys() == {"step", "done", "total", "layer"}
+    assert told[2][2].keys() == {"step", "done", "total", "layer", "at", "attempt"}
     path = f"/v1/jobs/{job['id']}/events"
     later = client.get(path, headers={"Last-Event-ID": "2"})
     assert events(later.text) == told[2:]
