@@ -192,7 +192,7 @@ def test_plans_are_found_by_model_and_devices(browser, program):
     assert "nothing fits" in nothing
     plan_id = re.search(r'href="/plans/(plan_\w+)"', nothing)[1]
     page = browser.get(f"/plans/{plan_id}").text
-    assert "Nothing fits: Findable &lt;i&gt;, 4 layers" in page
+    assert "Nothing fits: Findable &lt;i&gt;, 1 × 40MiB" in page
     assert "stagewright plan profile.json --devices 1x40MiB" in page
     none = browser.get("/plans?search=%22%3E%3Cb%3E%25_").text
     assert not rows(none)
