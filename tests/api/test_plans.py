@@ -111,7 +111,7 @@ def test_shorthand_takes_nodes_and_kinds_and_so_many_devices(client, profile):
 def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monkeypatch):
     given = []
 
-    def note(*arguments, deadline_s):
+    def note(*arguments, deadline_s, progress):
         given.append(deadline_s)
         return make_plan(*arguments)
 

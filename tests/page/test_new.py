@@ -151,17 +151,17 @@ def test_a_page_that_waits_says_what_the_service_is_doing(signed_in):
     page.route("**/v1/plans", lambda route: held.append(route))
 
     def answer(route):
-        ids.append(route.request.url.rpartition("/")[2])
+        ids.append(route.request.url.rpartition("=")[2])
         route.fulfill(json={"text": f"Searching: {len(ids)} s so far …"})
 
-    page.route("**/plans/progress/*", answer)
+    page.route("**/progress?*", answer)
     page.locator("#submit").click()
     expect(page.locator("#message")).to_have_text("Searching: 2 s so far …")
     assert {held[0].request.headers["x-request-id"]} == set(ids)
     page.locator("#stop").click()
     expect(page.locator("#message")).to_contain_text("Search stopped")
     page.unroute_all()
-    found = page.request.get(f"{signed_in.url}/plans/progress/{ids[0]}")
+    found = page.request.get(f"{signed_in.url}/progress?request_id={ids[0]}")
     assert found.json() == {"text": ""}
 
 
