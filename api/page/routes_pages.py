@@ -87,7 +87,7 @@ async def show_file(planning: ThePlanning, principal: CurrentPrincipal, request:
     return await run_in_threadpool(render, template, here="", **shown)
 
 
-@router.get("/progress")
+@router.get("/plans/progress")
 def planning_phase(
     planning: ThePlanning, principal: CurrentPrincipal, request_id: str
 ) -> JSONResponse:

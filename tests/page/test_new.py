@@ -154,14 +154,14 @@ def test_a_page_that_waits_says_what_the_service_is_doing(signed_in):
         ids.append(route.request.url.rpartition("=")[2])
         route.fulfill(json={"text": f"Searching: {len(ids)} s so far …"})
 
-    page.route("**/progress?*", answer)
+    page.route("**/plans/progress?*", answer)
     page.locator("#submit").click()
     expect(page.locator("#message")).to_have_text("Searching: 2 s so far …")
     assert {held[0].request.headers["x-request-id"]} == set(ids)
     page.locator("#stop").click()
     expect(page.locator("#message")).to_contain_text("Search stopped")
     page.unroute_all()
-    found = page.request.get(f"{signed_in.url}/progress?request_id={ids[0]}")
+    found = page.request.get(f"{signed_in.url}/plans/progress?request_id={ids[0]}")
     assert found.json() == {"text": ""}
 
 

@@ -45,7 +45,7 @@ export async function askForPlan({ body, headers = {}, signal }) {
   let said = "";
   let isOver = false;
   const asking = setInterval(async () => {
-    const [{ text }] = await ask(`/progress?request_id=${id}`).catch(() => [{}]);
+    const [{ text }] = await ask(`/plans/progress?request_id=${id}`).catch(() => [{}]);
     if (isOver || !text || text === said) return;
     said = text;
     say(text);
