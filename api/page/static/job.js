@@ -41,7 +41,7 @@ async function show() {
     progress.value = share;
   }
   if (job.problem) say(job.problem.detail, true);
-  else say(job.message ?? { queued: "Waiting for a worker.", running: "Running.", succeeded: "Done.", cancelled: "Cancelled." }[job.state] ?? "");
+  else say(job.message ?? { queued: "Waiting for a worker.", running: job.progress ? "Running." : "Building and capturing the model, before anything is measured.", succeeded: "Done.", cancelled: "Cancelled." }[job.state] ?? "");
   const actions = [];
   if (job.result) actions.push(make("a", { class: "button primary", href: job.result.href.replace("/v1", "") }, `Open the ${job.result.kind}`));
   if (!ENDED.has(job.state)) actions.push(make("button", { type: "button", onclick: cancel }, "Cancel"));
