@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,16 +73,19 @@ class ActionOrder:
     def num_ranks(self) -> int:
         return len(self.first) - 1
 
-    @property
+    @cached_property
     def trains(self) -> bool:
         return bool((self.work != FORWARD).any())
 
-    @property
+    @cached_property
+    def kinds(self) -> Ints:
+        """Work and stage of each action, ``work * stages + stage``."""
+        return self.work * self.num_stages + self.stage
+
+    @cached_property
     def counts(self) -> Ints:
         """Return the number of actions of each kind and stage, kind by kind."""
-        return np.bincount(
-            self.work * self.num_stages + self.stage, minlength=len(WORKS) * self.num_stages
-        )
+        return np.bincount(self.kinds, minlength=len(WORKS) * self.num_stages)
 
     @property
     def ranks(self) -> Ints:

@@ -150,6 +150,11 @@ class ChainCosts(CostColumns):
         return len(self.positions) - 1
 
     @cached_property
+    def cuts_by_rule(self) -> dict[tuple[str, int], tuple[int, ...] | None]:
+        """Cuts found by a rule for a number of stages, kept for the next plan of the profile."""
+        return {}
+
+    @cached_property
     def index(self) -> dict[int, int]:
         """Position of each layer index in ``positions``."""
         return {layer: index for index, layer in enumerate(self.positions)}

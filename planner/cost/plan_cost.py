@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from ...core.errors import InvalidInput
@@ -62,6 +62,11 @@ class StageCost:
     def whole_s(self) -> float:
         """Return tau: the stage's work plus the transfers over its outgoing cut."""
         return self.forward_s + self.backward_s + self.outgoing_s
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """Return the sum of `memory`."""
+        return self.memory.total_bytes
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,9 @@ class CostModel:
         self._values = find_skip_values(costs.profile) if options.skips == "direct" else ()
         self._apart = lru_cache(maxsize=64)(self._tables)
         self._counted = lru_cache(maxsize=256)(self._counted_depths)
+        # Most plans that are compared differ in one or two stages, and each is looked at thrice.
+        self._stage = lru_cache(maxsize=8192)(self._compute_stage)
+        self.stages = lru_cache(maxsize=16)(self._compute_stages)
         self.evaluate = lru_cache(maxsize=16)(
             self._evaluate
         )  # a plan and its baselines, twice each
@@ -187,7 +195,7 @@ class CostModel:
         """Return True if the profile says which layers read each value."""
         return self._values is not None
 
-    def stages(
+    def _compute_stages(
         self, assignment: Assignment, skips: tuple[SkipConnection, ...] = ()
     ) -> tuple[StageCost, ...]:
         """Compute every stage's costs; a stage neither relays nor holds what bypasses it."""
@@ -198,7 +206,7 @@ class CostModel:
         links = []
         for stage in range(len(spans) - 1):
             position = spans[stage][1]
-            past = bytes_over_cut(skips, stage)
+            past = bytes_over_cut(skips, stage) if skips else (0, 0)
             forward_bytes = int(costs.arriving_bytes[position]) - past[0]
             backward_bytes = int(costs.returning_bytes[position]) - past[1]
             links.append(
@@ -206,27 +214,36 @@ class CostModel:
             )
         found = []
         for stage, span in enumerate(spans):
+            number, count = assignment.classes[stage], assignment.replicas[stage]
+            level, end = 0, assignment.ends[stage]
+            if count > 1:
+                level = self.devices.classes[number].level_of(end - count, end - 1)
             before = links[stage - 1] if stage else NOTHING
             after = links[stage] if stage + 1 < len(spans) else NOTHING
-            past = bytes_past_stage(skips, stage)
+            past = bytes_past_stage(skips, stage) if skips else (0, 0)
+            again = assignment.recompute[stage]
             found.append(
-                self._stage(costs, assignment, stage, span, depths[stage], before, after, past)
+                self._stage(
+                    costs, span, number, count, level, again, depths[stage], before, after, past
+                )
             )
         return tuple(found)
 
-    def _stage(
+    def _compute_stage(
         self,
         costs: ChainCosts,
-        assignment: Assignment,
-        stage: int,
         span: tuple[int, int],
+        number: int,
+        count: int,
+        level: int,
+        again: bool,
         depth: int,
         before: Sent,
         after: Sent,
         past: tuple[int, int],
     ) -> StageCost:
-        entry = self.devices.classes[assignment.classes[stage]]
-        count, again = assignment.replicas[stage], assignment.recompute[stage]
+        """Compute the costs of a stage of ``count`` devices of a class, joined by a link level."""
+        entry = self.devices.classes[number]
         forward_s = float(costs.forward_s[span]) / entry.speed
         backward = float(costs.backward_s[span])
         if again:
@@ -234,8 +251,6 @@ class CostModel:
         backward_s = backward / entry.speed
         sync_s = exposed_s = 0.0
         if count > 1:
-            end = assignment.ends[stage]
-            level = entry.level_of(end - count, end - 1)
             sync_s = self.devices.cluster.all_reduce_time_s(
                 self._gradients_bytes(costs, span), count, level, entry.group_sizes
             )
@@ -350,13 +365,13 @@ class CostModel:
     def held_bytes(self, stages: tuple[StageCost, ...], assignment: Assignment) -> list[int]:
         """Return, per stage, the bytes its device needs for all the stages it holds."""
         if assignment.chunks == 1:
-            return [stage.memory.total_bytes for stage in stages]
+            return [stage.held_bytes for stage in stages]
         owners = [
             assignment.device_indices(self.devices, number)[0] for number in range(len(stages))
         ]
         held: dict[int, int] = {}
         for owner, stage in zip(owners, stages, strict=True):
-            held[owner] = held.get(owner, 0) + stage.memory.total_bytes
+            held[owner] = held.get(owner, 0) + stage.held_bytes
         return [held[owner] for owner in owners]
 
     def model_s(self, stages: tuple[StageCost, ...], tied_s: float) -> float:
@@ -481,14 +496,15 @@ class CostModel:
         """
         if skips := self.skips(assignment):  # what is sent straight is not sent over the cuts
             stages = self.stages(assignment, skips)
+        splits, laps = self.schedule in SPLIT_BACKWARD, assignment.chunks > 1
+        share = 0.5 if splits else 1.0
         bound_s = sum(
-            self.through_s(stage.forward_s, stage.backward_s) + stage.outgoing_s for stage in stages
+            stage.forward_s + share * stage.backward_s + stage.outgoing_s for stage in stages
         )
-        splits = self.schedule in SPLIT_BACKWARD
         busy_s, edges_s = [0.0] * len(stages), [0.0] * len(stages)
         front_s = back_s = 0.0
         for number, stage in enumerate(stages):
-            owner = self._first_stage(assignment, number)
+            owner = self._first_stage(assignment, number) if laps else number
             back_s += stage.send_backward_s
             if owner == number:
                 after_s = stage.sync_s if assignment.chunks == 1 else 0.0
@@ -503,10 +519,6 @@ class CostModel:
         positions = assignment.num_stages // assignment.chunks
         lap, place = divmod(stage, positions)
         return positions - 1 - place if self.schedule in FOLDED and lap else place
-
-    def through_s(self, forward_s: float, backward_s: float) -> float:
-        """Return one micro-batch's time there and back; split backwards count the input part."""
-        return forward_s + (backward_s / 2 if self.schedule in SPLIT_BACKWARD else backward_s)
 
 
 MAX_KEPT = 64

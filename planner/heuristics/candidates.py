@@ -52,6 +52,13 @@ def even_times(costs: ChainCosts, num_stages: int) -> Cuts | None:
     """Return the cuts with the fastest slowest stage, ignoring communication and memory."""
     if num_stages > costs.num_atoms:
         return None
+    key = ("even times", num_stages)
+    if key not in costs.cuts_by_rule:
+        costs.cuts_by_rule[key] = _balance_times(costs, num_stages)
+    return costs.cuts_by_rule[key]
+
+
+def _balance_times(costs: ChainCosts, num_stages: int) -> Cuts:
     work = costs.forward_s + costs.backward_s
     atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
     blocks = to_cuts(balance(atoms, num_stages))
@@ -88,6 +95,13 @@ def uniform_grids(cost_model: CostModel) -> Iterator[Assignment]:
 def _torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
     if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
         return None
+    key = ("torchgpipe", num_stages)
+    if key not in costs.cuts_by_rule:
+        costs.cuts_by_rule[key] = _balance_as_torchgpipe(costs, num_stages)
+    return costs.cuts_by_rule[key]
+
+
+def _balance_as_torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
     layers = costs.profile.layers
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
     counts = torchgpipe_balance(layer_s, num_stages, costs.positions)

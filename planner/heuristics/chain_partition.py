@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from ...core.errors import InvalidInput
@@ -44,10 +43,10 @@ def _check(costs: Sequence[float], num_parts: int) -> None:
 
 
 def _as_integers(costs: Sequence[float]) -> list[int]:
-    # Floats are dyadic rationals, so a common factor turns all of them into integers.
-    exact = [Fraction(cost) for cost in costs]
-    factor = math.lcm(*(value.denominator for value in exact))
-    return [int(value * factor) for value in exact]
+    # Floats are dyadic rationals, so the largest denominator turns all of them into integers.
+    ratios = [cost.as_integer_ratio() for cost in costs]
+    factor = max(below for _, below in ratios)
+    return [above * (factor // below) for above, below in ratios]
 
 
 def _smallest_largest_part(prefix: list[int], num_parts: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -157,6 +158,17 @@ class StepMessages(NamedTuple):
     @classmethod
     def of(cls, times: StageTimes) -> StepMessages:
         """Build the messages between neighbours and along skip connections."""
+        if not times.skips and not times.shares_channels:
+            sends = times.send_forward_s, times.send_backward_s
+            nothing = [0.0] * (times.num_stages - 1)
+            between = [one for each in sends for one in (each if len(each) else nothing)]
+            return _between_neighbours(times.num_stages)._replace(
+                send_s=np.array(between, np.float64)
+            )
+        return cls._build(times)
+
+    @classmethod
+    def _build(cls, times: StageTimes) -> StepMessages:
         stages = times.num_stages
         rows = sorted(_list_messages(times), key=lambda row: row[0])
         columns = np.array([row[0] for row in rows], np.int64).reshape(-1, 3).T
@@ -177,6 +189,13 @@ class StepMessages(NamedTuple):
             first_read=_firsts((direction * stages + reader)[by_reader], 2 * stages + 1),
             num_channels=len(shared),
         )
+
+
+@lru_cache(maxsize=256)
+def _between_neighbours(num_stages: int) -> StepMessages:
+    """Return the messages of a pipeline without skip connections, which take no time yet."""
+    nothing = [0.0] * num_stages
+    return StepMessages._build(StageTimes(forward_s=nothing, backward_s=nothing))
 
 
 Row = tuple[tuple[int, int, int], float, int]

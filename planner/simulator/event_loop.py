@@ -19,6 +19,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
         len(order.stage),
         Actions(
             first=order.first,
-            kind=order.work * order.num_stages + order.stage,
+            kind=order.kinds,
             microbatch=order.microbatch,
             num_microbatches=order.num_microbatches,
             first_holder=np.array([0, *accumulate(map(len, order.stage_ranks))], np.int64),
@@ -222,23 +223,29 @@ class State(NamedTuple):
 
 
 def _list_kinds(order: ActionOrder, times: StageTimes, messages: StepMessages) -> Kinds:
-    stages, m = order.num_stages, order.num_microbatches
+    reads, needs, makes = _list_results(order.num_stages)
+    first_read, first_made = messages.first_read, messages.first_made
+    return Kinds(
+        duration_s=durations(times),
+        first_read=first_read[reads],
+        last_read=first_read[reads + 1],
+        needs=needs * order.num_microbatches,
+        makes=makes * order.num_microbatches,
+        first_made=first_made[makes],
+        last_made=first_made[makes + 1],
+    )
+
+
+@lru_cache(maxsize=256)
+def _list_results(stages: int) -> tuple[Ints, Ints, Ints]:
+    """Return what each kind of action reads of others, needs of its own rank, and makes."""
     forward = np.arange(stages)
     backward, none = forward + stages, np.full(stages, 2 * stages)
     # in the order of `WORKS`: F, B, I, W and R; F, B and I make results, W and R make none
     reads = np.concatenate((forward, backward, backward, none, backward))
     needs = np.concatenate((none, forward, forward, backward, forward))
     makes = np.concatenate((forward, backward, backward, none, none))
-    first_read, first_made = messages.first_read, messages.first_made
-    return Kinds(
-        duration_s=durations(times),
-        first_read=first_read[reads],
-        last_read=first_read[reads + 1],
-        needs=needs * m,
-        makes=makes * m,
-        first_made=first_made[makes],
-        last_made=first_made[makes + 1],
-    )
+    return reads, needs, makes
 
 
 def _make_state(order: ActionOrder, messages: StepMessages) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from ...schedules.layout import copies
 from .durations import StageTimes as StageTimes
 from .event_loop import SimulatedStep, bubble_fraction, simulate_step
 from .rows import StepRows, event_rows, held_rows
+
+MAX_KEPT = 10_000
+"""Micro-batches times stages up to which orders are kept: plans with other cuts have the same."""
+
+_keep_order = lru_cache(maxsize=32)(make_order)
 
 
 def step_time(
@@ -35,8 +41,9 @@ def step_time(
     replicas = tuple(replicas) or (1,) * times.num_stages
     parts = 1 if times.shares_channels else math.gcd(*replicas)
     sizes = copies(num_microbatches, parts)[: 1 if chunks == 1 else 2]
-    alone = [count // parts for count in replicas]
-    orders = [make_order(name, dealt, alone, depths, chunks) for dealt in sizes]
+    alone = tuple(count // parts for count in replicas)
+    make = make_order if sizes[0] * times.num_stages > MAX_KEPT else _keep_order
+    orders = [make(name, dealt, alone, tuple(depths), chunks) for dealt in sizes]
     longest_s = max(simulate_step(order, times).step_time_s for order in orders)
     if len(orders) == 1:  # a stage does the same for every micro-batch
         counts = orders[0].counts * num_microbatches // sizes[0]

@@ -82,9 +82,9 @@ class Tournament:
     def add_simulated(self, costed: CostedPlan) -> None:
         """Add a plan whose step is known already."""
         group = self.group_of(costed.assignment)
-        if self.best is None or _rank(costed) < _rank(self.best):
+        if self.best is None or _is_before(costed, self.best):
             self.best = costed
-        if group not in self._leaders or _rank(costed) < _rank(self._leaders[group]):
+        if group not in self._leaders or _is_before(costed, self._leaders[group]):
             self._leaders[group] = costed
 
     def leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
@@ -121,8 +121,14 @@ class Tournament:
         return least_s > self.best.step_time_s * (1 + self.slack)
 
 
+def _is_before(one: CostedPlan, other: CostedPlan) -> bool:
+    if one.step_time_s != other.step_time_s:
+        return one.step_time_s < other.step_time_s
+    return _rank(one) < _rank(other)
+
+
 def _rank(costed: CostedPlan) -> tuple[float, float, int, int, int, Assignment]:
-    largest_bytes = max(stage.memory.total_bytes for stage in costed.stages)
+    largest_bytes = max(stage.held_bytes for stage in costed.stages)
     return (
         costed.step_time_s, costed.value, costed.assignment.num_stages, largest_bytes,
         sum(costed.assignment.extra_depths), costed.assignment,

@@ -13,29 +13,46 @@ from dataclasses import replace
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices, list_incomplete
-from ..cost.plan_cost import Decision
+from ..cost.plan_cost import CostedPlan, Decision
 from ..problem.problem import PlanningRequest
 
 Solver = Callable[[PlanningRequest], Decision]
 
 
 def solve_with_whole_groups(request: PlanningRequest, solver: Solver) -> Decision:
-    """Return the solver's decision, or its plan for the complete groups alone if that is faster."""
+    """Return the solver's decision, or its plan for the complete groups alone if that is faster.
+
+    The latter is made first, as the search of all groups is shorter once it knows a plan.
+    """
+    known = _plan_complete(request, solver)
+    if known is None:
+        return solver(request)
+    decision = solver(replace(request, known=known.assignment))
+    return (
+        replace(decision, costed=known)
+        if known.step_time_s < decision.costed.step_time_s
+        else decision
+    )
+
+
+def _plan_complete(request: PlanningRequest, solver: Solver) -> CostedPlan | None:
+    """Return the plan for the complete groups, if there are others and it fits."""
     incomplete = list_incomplete(request.cluster)
-    decision = solver(request)
-    if not incomplete or len(incomplete) == len(request.cluster.devices) or request.is_over:
-        return decision
+    if not incomplete or len(incomplete) == len(request.cluster.devices):
+        return None
+    cluster = request.cluster.without(*incomplete)
     try:
-        cluster = request.cluster.without(*incomplete)
-        part = replace(request, cluster=cluster, progress=None)
+        part = replace(
+            request, cluster=cluster, seeks_bound=False,
+            progress=lambda found: request.tell(found.value),
+        )  # fmt: skip
         found = solver(part).costed.assignment
     except (DeadlineExceeded, Infeasible, InvalidInput):  # such as a pin to a kind that is gone
-        return decision
+        return None
     moved = transfer(found, part.devices, request.devices)
-    other = request.cost_model.evaluate_if_feasible(moved)
-    if other is None or decision.costed.step_time_s <= other.step_time_s:
-        return decision
-    return replace(decision, costed=other)
+    if moved is None or not request.allows(moved):
+        return None
+    return request.cost_model.evaluate_if_feasible(moved)
 
 
 def transfer(assignment: Assignment, source: Devices, target: Devices) -> Assignment | None:
