@@ -115,7 +115,10 @@ def test_baselines_with_recomputation_are_counted_again(recompute, memory_bytes)
 def test_idle_devices_are_told():
     made = plan(chain_profile([1, 1]), "4xcpu", PlanOptions(num_microbatches=8))
     assert (made.cluster_devices, made.num_stages) == (4, 2)
-    assert made.notes == ("2 of 4 devices stay idle: cpu:2, cpu:3",)
+    assert made.notes == (
+        "2 of 4 devices stay idle: cpu:2, cpu:3; max_replicas=None lets stages be copied to "
+        "several devices",
+    )
     options = PlanOptions(num_microbatches=12, max_replicas=None)
     cluster = Cluster.parse("2x4xcpu")
     gaps = plan_from_balance(chain_profile([1, 1]), cluster, options, [1, 1], replicas=[3, 3])
