@@ -17,6 +17,11 @@ from ..cost.plan_cost import CostModel
 RecomputeChoices = tuple[bool, ...]
 """Allowed values of a stage's recomputation."""
 
+RECOMPUTE_CHOICES: dict[str, list[RecomputeChoices]] = {
+    "never": [(False,)], "always": [(True,)], "auto": [(False,), (True,), (False, True)],
+}  # fmt: skip
+"""Those to try by the option; the last needs least memory."""
+
 MAX_EXACT = 200
 """Positions up to which earlier stages leave later ones the layers that their memory needs."""
 

@@ -22,7 +22,8 @@ from ..problem.problem import PlanningRequest
 from ..problem.regular import get_rule, list_equal_cuts
 from ..search.branch_and_bound import GAVE_UP
 from .all_plans import simulate_all
-from .cut_fitting import RecomputeChoices, fit_cuts, repair_memory
+from .cut_fitting import RECOMPUTE_CHOICES, RecomputeChoices, fit_cuts, repair_memory
+from .device_exchange import exchange_devices
 from .device_layouts import list_device_layouts
 from .simulated_bound import SimulatedStepBound
 from .step_proof import search_steps
@@ -207,10 +208,7 @@ class CandidateSource:
     @property
     def recompute_choices(self) -> list[RecomputeChoices]:
         """Return the sets of recomputation modes to try; the last needs least memory."""
-        choices: dict[str, list[RecomputeChoices]] = {
-            "never": [(False,)], "always": [(True,)], "auto": [(False,), (True,), (False, True)],
-        }  # fmt: skip
-        return choices[self.request.options.recompute]
+        return RECOMPUTE_CHOICES[self.request.options.recompute]
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -399,18 +397,15 @@ def _add_first(source: CandidateSource, tournament: Tournament) -> None:
 
 
 def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
-    """Yield plans with a run of cuts moved a little, or one stage no longer recomputed."""
+    """Yield plans with a run of cuts moved a little, other devices or one stage's recomputation."""
     if request.costs.has(assignment.cuts):
         yield from _shift_cuts(request, assignment)
+        if not assignment.order:
+            yield from filter(request.allows, exchange_devices(assignment, request.cost_model))
     if request.options.recompute == "auto":
         for stage, again in enumerate(assignment.recompute):
-            if again:
-                recompute = (
-                    *assignment.recompute[:stage],
-                    False,
-                    *assignment.recompute[stage + 1 :],
-                )
-                yield replace(assignment, recompute=recompute)
+            front, rest = assignment.recompute[:stage], assignment.recompute[stage + 1 :]
+            yield replace(assignment, recompute=(*front, not again, *rest))
 
 
 def _shift_cuts(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
@@ -19,6 +20,7 @@ from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest
 from ..search.arcs import to_assignment
 from ..search.branch_and_bound import GAVE_UP, BranchAndBound, Effort
+from .device_exchange import exchange_devices
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages
@@ -118,7 +120,8 @@ def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignme
     order, own = assignment.order, replace(assignment, order=())
     view = request.reorder_profile(order) if order else request
     if view.costs.has(own.cuts):
-        for other in (*move_cuts(own, view.costs), *reshape_stages(own, view.cost_model)):
+        changes = (move_cuts(own, view.costs), reshape_stages(own, view.cost_model))
+        for other in chain(*changes, exchange_devices(own, view.cost_model)):
             if view.allows(other):
                 yield replace(other, order=order)
 
