@@ -1,4 +1,4 @@
-"""Plans on two kinds of devices are not beaten by one that has the kinds of two stages exchanged."""
+"""Plans on two kinds of devices: none with the kinds of two stages exchanged is faster."""
 
 import random
 from itertools import pairwise
