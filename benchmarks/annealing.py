@@ -140,8 +140,8 @@ class Annealing:
     def _resize(self, draft: Draft) -> Draft | None:
         replicas, step = list(draft.replicas), self.draw.choice([1, 1, 1, 2, 4])
         if self.has_equal:
-            return self._with(draft, replicas=[max(1, replicas[0] + self.draw.choice([-1, 1]))
-                                               for _ in replicas])  # fmt: skip
+            count = max(1, replicas[0] + self.draw.choice([-1, 1]))
+            return self._with(draft, replicas=[count] * len(replicas))
         taken, given = (self.draw.randrange(-1, len(replicas)) for _ in range(2))
         if taken >= 0:
             replicas[taken] -= step

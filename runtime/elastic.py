@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import groupby
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.places import list_groups
 from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
@@ -107,6 +111,91 @@ def plan_for_world(
         raise
     store.set(key, json.dumps({"plan": plan.to_json()}))
     return plan
+
+
+def cluster_of_world(
+    whole: Cluster, *, host: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Cluster:
+    """Return the devices of the ranks that are left, each in its place; called on every rank.
+
+    The first host, in the order of the ranks, is the first innermost group of ``whole``, and so
+    on; a host with fewer ranks than its group has devices is taken to have lost the last ones.
+    Device r is that of rank r; `move_ranks` has them follow a plan.
+
+    Args:
+        whole: The cluster with nothing lost.
+        host: This rank's host; its name by default.
+        timeout_s: How long a rank waits for the others.
+
+    Raises:
+        InvalidInput: There are more hosts than groups, or more ranks on one than devices, or the
+            ranks of a host do not follow each other.
+        RankFailed: A rank did not say where it is.
+    """
+    rank, store = dist.get_rank(), distributed_c10d._get_default_store()
+    keys = [f"{PREFIX}/host of rank {other}" for other in range(dist.get_world_size())]
+    store.set(keys[rank], host or socket.gethostname())
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RankFailed(f"a rank named no host within {timeout_s:g} s ({error})") from error
+    runs = [(name, len(list(run))) for name, run in groupby(map(store.get, keys))]
+    if len({name for name, _ in runs}) < len(runs):
+        raise InvalidInput("the ranks of a host do not follow each other")
+    if len(whole.levels) < 2:  # one link joins all: any device is as good
+        if len(keys) > len(whole.devices):
+            raise InvalidInput(f"{len(keys)} ranks; the cluster has {len(whole.devices)} devices")
+        return whole.without(*range(len(keys), len(whole.devices)))
+    numbers = list_groups(whole)[0]
+    groups = [list(group) for _, group in groupby(range(len(numbers)), key=numbers.__getitem__)]
+    if len(runs) > len(groups):
+        raise InvalidInput(f"{len(runs)} hosts have ranks; the cluster has {len(groups)}")
+    left: list[int] = []
+    for (name, count), group in zip(runs, groups, strict=False):
+        if count > len(group):
+            raise InvalidInput(
+                f"host {name.decode()} has {count} ranks; the cluster has {len(group)} devices "
+                "there"
+            )
+        left += group[:count]
+    return whole.without(*(set(range(len(numbers))) - set(left)))
+
+
+def move_ranks(plan: Plan, cluster: Cluster) -> None:
+    """Give the ranks numbers in the order of the plan's devices; called on every rank.
+
+    A pipeline takes ranks stage by stage, whatever the names of the devices: a plan that puts a
+    node with a lost device last would run on the links of others. Spare ranks come last. The
+    default process group is made again; make no other group before.
+
+    Args:
+        plan: Made for ``cluster``.
+        cluster: Its device r is that of rank r, as from `cluster_of_world`.
+
+    Raises:
+        InvalidInput: The plan uses other devices, or there are not as many as ranks.
+    """
+    names = [device.name for device in cluster.devices]
+    used = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
+    if len(names) != dist.get_world_size() or not used.keys() <= set(names):
+        raise InvalidInput(
+            f"{dist.get_world_size()} ranks for a cluster of {len(names)} devices, of which the "
+            f"plan uses {len(used.keys() & set(names))} of its {len(used)}; plan for the cluster "
+            "of the ranks"
+        )
+    order = list(dict.fromkeys([*used, *names]))
+    if order == names:
+        return
+    rank, store = dist.get_rank(), distributed_c10d._get_default_store()
+    backend, timeout = dist.get_backend(), group_timeout(None)
+    dist.destroy_process_group()
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"{PREFIX}/moved", store),
+        rank=order.index(names[rank]),
+        world_size=len(names),
+        timeout=timeout,
+    )
 
 
 def group_for(plan: Plan) -> dist.ProcessGroup | None:

@@ -127,7 +127,10 @@ def test_idle_devices_are_told():
         "lies inside one group of devices or is made of whole ones",
     )
     many = plan(chain_profile([1]), "9xcpu").notes
-    assert many == ("8 of 9 devices stay idle: cpu:1, cpu:2, cpu:3, cpu:4 and 4 more",)
+    assert many == (
+        "8 of 9 devices stay idle: cpu:1, cpu:2, cpu:3, cpu:4 and 4 more; max_replicas=None lets "
+        "stages be copied to several devices",
+    )
     assert plan(chain_profile([1, 1]), "2xcpu").notes == ()
 
 
