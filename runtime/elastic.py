@@ -143,8 +143,6 @@ def cluster_of_world(
     if len({name for name, _ in runs}) < len(runs):
         raise InvalidInput("the ranks of a host do not follow each other")
     if len(whole.levels) < 2:  # one link joins all: any device is as good
-        if len(keys) > len(whole.devices):
-            raise InvalidInput(f"{len(keys)} ranks; the cluster has {len(whole.devices)} devices")
         return whole.without(*range(len(keys), len(whole.devices)))
     numbers = list_groups(whole)[0]
     groups = [list(group) for _, group in groupby(range(len(numbers)), key=numbers.__getitem__)]
@@ -164,24 +162,19 @@ def cluster_of_world(
 def move_ranks(plan: Plan, cluster: Cluster) -> None:
     """Give the ranks numbers in the order of the plan's devices; called on every rank.
 
-    A pipeline takes ranks stage by stage, whatever the names of the devices: a plan that puts a
-    node with a lost device last would run on the links of others. Spare ranks come last. The
-    default process group is made again; make no other group before.
-
-    Args:
-        plan: Made for ``cluster``.
-        cluster: Its device r is that of rank r, as from `cluster_of_world`.
+    A pipeline takes ranks stage by stage, whatever the names of the devices. Spare ranks come
+    last. The default process group is made again; make no other group before. The plan was made
+    for the cluster, whose device r is that of rank r, as from `cluster_of_world`.
 
     Raises:
-        InvalidInput: The plan uses other devices, or there are not as many as ranks.
+        InvalidInput: The plan is for other devices, or there are not as many as ranks.
     """
     names = [device.name for device in cluster.devices]
     used = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
     if len(names) != dist.get_world_size() or not used.keys() <= set(names):
         raise InvalidInput(
-            f"{dist.get_world_size()} ranks for a cluster of {len(names)} devices, of which the "
-            f"plan uses {len(used.keys() & set(names))} of its {len(used)}; plan for the cluster "
-            "of the ranks"
+            f"the plan or its cluster of {len(names)} devices is not that of the "
+            f"{dist.get_world_size()} ranks; plan for `cluster_of_world`"
         )
     order = list(dict.fromkeys([*used, *names]))
     if order == names:

@@ -68,16 +68,6 @@ def _runs(groups: Sequence[int]) -> str:
     return ", ".join(shown) + ", ..." * (len(runs) > MAX_SHOWN)
 
 
-def describe_place(cluster: Cluster, device: int) -> str:
-    """Name a device and its groups: ``device 'H100:20' (node 2)``."""
-    entry = cluster.devices[device]
-    inner = [
-        f"{link.name} {group_of(cluster, level, device)}"
-        for level, link in enumerate(cluster.levels[:-1])
-    ]
-    return f"device {entry.name!r}" + f" ({', '.join(inner)})" * bool(inner)
-
-
 def remove_devices(cluster: Cluster, devices: Sequence[int | str]) -> Cluster:
     """Return the cluster without some devices, each other in its place; see `Cluster.without`."""
     names = {device.name: index for index, device in enumerate(cluster.devices)}

@@ -52,17 +52,14 @@ def even_times(costs: ChainCosts, num_stages: int) -> Cuts | None:
     """Return the cuts with the fastest slowest stage, ignoring communication and memory."""
     if num_stages > costs.num_atoms:
         return None
-    key = ("even times", num_stages)
-    if key not in costs.cuts_by_rule:
-        costs.cuts_by_rule[key] = _balance_times(costs, num_stages)
-    return costs.cuts_by_rule[key]
-
-
-def _balance_times(costs: ChainCosts, num_stages: int) -> Cuts:
+    key = "even times", num_stages
+    if key in costs.cuts_by_rule:
+        return costs.cuts_by_rule[key]
     work = costs.forward_s + costs.backward_s
     atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
     blocks = to_cuts(balance(atoms, num_stages))
-    return tuple(costs.positions[block] for block in blocks)
+    costs.cuts_by_rule[key] = tuple(costs.positions[block] for block in blocks)
+    return costs.cuts_by_rule[key]
 
 
 def stage_counts(cost_model: CostModel) -> range:
@@ -95,17 +92,15 @@ def uniform_grids(cost_model: CostModel) -> Iterator[Assignment]:
 def _torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
     if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
         return None
-    key = ("torchgpipe", num_stages)
-    if key not in costs.cuts_by_rule:
-        costs.cuts_by_rule[key] = _balance_as_torchgpipe(costs, num_stages)
-    return costs.cuts_by_rule[key]
-
-
-def _balance_as_torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
+    key = "torchgpipe", num_stages
+    if key in costs.cuts_by_rule:
+        return costs.cuts_by_rule[key]
     layers = costs.profile.layers
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
     counts = torchgpipe_balance(layer_s, num_stages, costs.positions)
-    return to_cuts(counts) if all(counts) else None  # torchgpipe may leave a stage empty
+    # torchgpipe may leave a stage empty
+    costs.cuts_by_rule[key] = to_cuts(counts) if all(counts) else None
+    return costs.cuts_by_rule[key]
 
 
 def pipedream_plans(cost_model: CostModel) -> Iterator[Assignment]:

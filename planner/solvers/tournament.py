@@ -81,10 +81,10 @@ class Tournament:
 
     def add_simulated(self, costed: CostedPlan) -> None:
         """Add a plan whose step is known already."""
-        group = self.group_of(costed.assignment)
-        if self.best is None or _is_before(costed, self.best):
+        group, rank = self.group_of(costed.assignment), _rank(costed)
+        if self.best is None or rank < _rank(self.best):
             self.best = costed
-        if group not in self._leaders or _is_before(costed, self._leaders[group]):
+        if group not in self._leaders or rank < _rank(self._leaders[group]):
             self._leaders[group] = costed
 
     def leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
@@ -119,12 +119,6 @@ class Tournament:
         tied_s = self.cost_model.tied_sync_s(assignment)
         least_s = self.cost_model.least_step_s(assignment, stages, tied_s)
         return least_s > self.best.step_time_s * (1 + self.slack)
-
-
-def _is_before(one: CostedPlan, other: CostedPlan) -> bool:
-    if one.step_time_s != other.step_time_s:
-        return one.step_time_s < other.step_time_s
-    return _rank(one) < _rank(other)
 
 
 def _rank(costed: CostedPlan) -> tuple[float, float, int, int, int, Assignment]:

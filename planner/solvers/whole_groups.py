@@ -20,10 +20,8 @@ Solver = Callable[[PlanningRequest], Decision]
 
 
 def solve_with_whole_groups(request: PlanningRequest, solver: Solver) -> Decision:
-    """Return the solver's decision, or its plan for the complete groups alone if that is faster.
-
-    The latter is made first, as the search of all groups is shorter once it knows a plan.
-    """
+    """Return the solver's decision, or its plan for the complete groups alone if that is faster."""
+    # First the groups alone: the search of all is shorter once it knows a plan.
     known = _plan_complete(request, solver)
     if known is None:
         return solver(request)

@@ -78,8 +78,6 @@ def test_node_2_has_7_of_8(world):
 def test_with_one_link_for_all_every_place_is_as_good(world):
     whole = Cluster.uniform(3)
     assert elastic.cluster_of_world(whole, host=world(*"ab")) == whole.without(2)
-    with pytest.raises(InvalidInput, match="4 ranks; the cluster has 3"):
-        elastic.cluster_of_world(whole, host=world(*"abcd"))
 
 
 @pytest.mark.parametrize(
@@ -94,5 +92,5 @@ def test_ranks_that_do_not_match_the_cluster_are_refused(world, hosts, said):
 def test_a_plan_for_other_devices_is_refused(world):
     world(*"ab")
     made = plan(chain_profile([1] * 4), "2xcpu", PlanOptions(num_stages=2))
-    with pytest.raises(InvalidInput, match="plan uses 0 of its 2"):
+    with pytest.raises(InvalidInput, match="not that of the 2 ranks"):
         elastic.move_ranks(made, Cluster.uniform(2))

@@ -3,7 +3,7 @@
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
-from stagewright.core.cluster.places import describe_place, list_groups
+from stagewright.core.cluster.places import list_groups
 from stagewright.core.errors import InvalidInput
 
 
@@ -40,7 +40,6 @@ def test_groups_are_by_name_in_any_order_and_of_any_size():
     cluster = placed(*({"node": name} for name in "abaab"))
     assert list_groups(cluster) == ((0, 1, 0, 0, 1), (0, 0, 0, 0, 0))
     assert [cluster.link(0, other).name for other in (1, 2)] == ["network", "node"]
-    assert describe_place(cluster, 1) == "device '1' (node b)"
 
 
 def test_documents_without_places_keep_their_ids():
