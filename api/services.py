@@ -173,7 +173,8 @@ def build_authenticator(
         from .auth.oidc import OidcTokens, SigningKeys  # needs pyjwt, an extra
     except ModuleNotFoundError:
         raise InvalidInput(
-            "Tokens of an identity provider need pyjwt. Run: pip install 'stagewright[oidc]'"
+            "Tokens of an identity provider need pyjwt. "
+            "Run: pip install -e '.[oidc]' (in the checkout)"
         ) from None
     tokens = OidcTokens(settings.oidc, store, SigningKeys(settings.oidc.jwks_url))
     return Authenticator(settings.token, store, tokens, sessions=sessions)

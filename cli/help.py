@@ -54,7 +54,7 @@ GROUPS: dict[str, dict[str, Summary]] = {
         "explain": Summary(
             "Say what bounds a plan, and what changes would gain.",
             (
-                "explain plan.json profile.json -d 4x24GB",
+                "explain plan.json",
                 "explain plan.json profile.json -d cluster.json --json",
             ),
         ),
@@ -183,6 +183,10 @@ class GroupedCommand(TyperCommand):
             cuts = [word for word in args if _FLAGS.match(word)]
             args = [*(word for word in args if word not in cuts), "--", *cuts]
         return list(super().parse_args(ctx, args))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, without typer's braces around what is required."""
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, whose outputs must be none of its inputs."""

@@ -33,8 +33,7 @@ try:
     import httpx2 as httpx2
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "the client needs httpx2; run: pip install 'stagewright[client]', or in a checkout: "
-        "pip install -e '.[client]'",
+        "the client needs httpx2; run: pip install -e '.[client]' (in the checkout)",
         name=error.name,
     ) from None
 

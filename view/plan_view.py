@@ -58,7 +58,7 @@ class LayerColumns(Record):
     Attributes:
         stages: Where each is.
         parameter_bytes: Weights and buffers; what several layers share counts for each.
-        saved_bytes: Activations kept for the backward, likewise.
+        saved_bytes: Activations kept for the backward; what several layers share counts for each.
         cut_bytes: What a cut behind it would send, both ways; the last has 0.
         cut_reasons: Why no cut may be made behind it; empty where one may.
     """

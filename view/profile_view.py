@@ -66,5 +66,5 @@ def describe_quality(profile: Profile) -> tuple[str, ...]:
             f"{count(provenance.busy_neighbours, 'other process')} kept the machine busy meanwhile"
         )
     if provenance.source == "estimated" and provenance.error_band is None:
-        lines.append("estimated, and nobody has measured by how much it errs")
+        lines.append("estimated; its error has not been measured")
     return tuple(lines)

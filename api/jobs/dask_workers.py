@@ -31,7 +31,7 @@ from .messages import (
 )
 from .worker_resources import INVITATION, detect_resources
 
-MISSING = "jobs need Dask; run: pip install 'stagewright[cluster]'"
+MISSING = "jobs need Dask; run: pip install -e '.[cluster]' (in the checkout)"
 
 DASK_SETTINGS = {
     # This server restarts and counts jobs whose worker died; the scheduler must not.

@@ -1,4 +1,4 @@
-"""What planning requests are doing, for pages that wait for their plans."""
+"""Phases of planning requests, for pages that wait for their plans."""
 
 from __future__ import annotations
 

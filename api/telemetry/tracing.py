@@ -131,7 +131,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Callable[[
     except ModuleNotFoundError as error:
         _log.warning(
             "no traces: OpenTelemetry's variables are set, but %s is not installed; "
-            "run: pip install 'stagewright[otel]'",
+            "run: pip install -e '.[otel]' (in the checkout)",
             error.name,
         )
         return _no_tracing

@@ -22,14 +22,16 @@ def command(
     threads: Annotated[int | None, Option(help="CPU cores to use. Default: all.")] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="Write the table here. Default: where estimates look."),
+        Option(
+            "--output", "-o", help="Write the results here. Default: where 'estimate' finds them."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure this device's table, from which 'stagewright estimate' then predicts for it.
+    """Measure this device, so that 'stagewright estimate' predicts it more accurately.
 
     Products, attention, convolutions and memory traffic are timed for at most five minutes. The
-    table is kept for this device and precision; 'estimate' says when it used one.
+    results are kept by device and precision; 'estimate' says when it used them.
     """
     from ...core.requests.precision import split_precision
     from ...profiler.estimates.calibrate_here import calibrate_here

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def command(
     action: Annotated[
-        Literal["inspect", "convert"], Argument(help="List the contents, or write a single file.")
+        Literal["inspect", "convert"],
+        Argument(metavar="ACTION", help="List the contents, or write a single file."),
     ],
     folder: Annotated[
         Path, Argument(metavar="FOLDER", help="Folder given to save_checkpoint, or one step in it.")

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    action: Annotated[Literal["show"], Argument(help="show: each value and its origin.")] = "show",
+    action: Annotated[
+        Literal["show"], Argument(metavar="ACTION", help="show: each value and its origin.")
+    ] = "show",
     file: ConfigFlag = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -24,7 +24,7 @@ DaysOption = Annotated[float | None, Option(min=0, rich_help_panel="For prune")]
 
 
 def command(
-    action: Annotated[Action, Argument(help="Action; see below.")],
+    action: Annotated[Action, Argument(metavar="ACTION", help="What to do, as described above.")],
     file: Annotated[
         Path | None, Argument(metavar="FILE", help="For backup and restore: the backup file.")
     ] = None,

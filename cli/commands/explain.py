@@ -31,7 +31,7 @@ def command(
     profile: Annotated[
         Path | None,
         Argument(
-            metavar="[PROFILE]",
+            metavar="PROFILE",
             help="The profile the plan was made from; may be left out, as --devices may, for the "
             "plan of a named model while its estimate is in the cache.",
         ),

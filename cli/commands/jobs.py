@@ -22,7 +22,7 @@ State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
 def command(
-    action: Annotated[Action, Argument(help="Action; see below.")],
+    action: Annotated[Action, Argument(metavar="ACTION", help="What to do, as described above.")],
     job_id: Annotated[
         str | None, Argument(metavar="ID", help="Id of the job, for all actions but list.")
     ] = None,

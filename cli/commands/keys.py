@@ -28,7 +28,7 @@ Action = Literal["create", "list", "revoke"]
 
 
 def command(
-    action: Annotated[Action, Argument(help="Action; see below.")],
+    action: Annotated[Action, Argument(metavar="ACTION", help="What to do, as described above.")],
     name_or_id: Annotated[
         str | None,
         Argument(metavar="NAME|ID", help="For create: a descriptive name. For revoke: the id."),

@@ -15,7 +15,7 @@ def command(
     files: Annotated[
         list[Path],
         Argument(
-            metavar="PROFILE...",
+            metavar="PROFILE",
             help="Profiles of one model with equal settings; micro-batch sizes may differ.",
         ),
     ],

@@ -88,7 +88,7 @@ def command(
 ) -> None:
     """Split a profiled model into pipeline stages for a set of devices.
 
-    The costs of a model named instead are estimated. With --server, a service plans.
+    Costs of a model given by name are estimated. With --server, a service plans.
     """
     check_writable(output)
     check_token(server, token)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str | None,
     Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="package.module:function that returns the model, or a JSON file with a request, a "
         "captured graph or a Hugging Face configuration (or the folder of its config.json).",
     ),

@@ -233,7 +233,7 @@ MemoryFraction = Annotated[
     float | None,
     _option(
         MEMORY,
-        "Fraction of each device's memory that may be used, before reserves. Default: 1.",
+        "Fraction of each device's memory that may be used, before reserves.",
     ),
 ]
 Reserves = Annotated[

@@ -283,7 +283,7 @@ class EstimateFlags:
 
 @dataclass(frozen=True)
 class PlanSource:
-    """What a plan was made from.
+    """Profile, cluster and options that a plan was made from.
 
     Attributes:
         profile: Its costs, as the planner was given them.

@@ -138,7 +138,7 @@ def why_not() -> str | None:
     try:
         import psycopg  # noqa: F401
     except ImportError:
-        return "needs psycopg: pip install 'stagewright[postgres]'"
+        return "needs psycopg: pip install -e '.[postgres]'"
     if program("initdb") is None or program("postgres") is None:
         return "needs PostgreSQL: apt-get install postgresql"
     if os.geteuid() == 0 and _unprivileged() is None:

@@ -120,7 +120,7 @@ def test_without_the_extra_a_warning_says_what_to_install(monkeypatch, caplog):
 
     monkeypatch.setattr(builtins, "__import__", without)
     configure_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"})()
-    assert "pip install 'stagewright[otel]'" in caplog.text
+    assert "pip install -e '.[otel]'" in caplog.text
 
 
 def test_without_opentelemetry_at_all_work_is_done(monkeypatch):

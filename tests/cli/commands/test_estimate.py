@@ -66,7 +66,9 @@ def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
 
 
 def test_the_profile_planned_from_can_be_written_and_explained(run):
-    ran = run("plan", "resnet18", "-d", "2xcpu", "--microbatch", "2", "-o", "plan.json")
+    ran = run(
+        "plan", "resnet18", "-d", "2xcpu", "--microbatch", "2", "--no-cache", "-o", "plan.json"
+    )
     assert ran.code == 0, ran.stderr
     hint = ran.stderr.splitlines()[-2]
     words = hint.removeprefix("next: stagewright ").split()
