@@ -20,9 +20,19 @@ SCALED = {
 HOST_COPIES = 2.0
 """Without peer-to-peer every byte goes into the host's memory and out again."""
 
-RULE_SHARE = 0.75
-"""Of a switched link's data-sheet rate: what all-reduces among 8 devices reach (NCCL's tests, as
-NVIDIA's documents quote them). Used where no device with a switched link was measured."""
+RING_SHARE = {"NVLink": 20 / 25, "PCIe": 12 / 16}
+"""Of the data sheet's rate: what NCCL's search for rings counts on, for a link of NVLink 3 and for
+16 lanes of PCIe 3.0 (``topo.h``)."""
+
+RING_DELAYS_S = {"NVLink": (0.6e-6, 3.4e-6), "PCIe": (1.0e-6, 5.7e-6)}
+"""A step of a ring in the protocols LL and Simple (``hwLat`` of NCCL's ``tuning.cc`` at commit
+b6475625)."""
+
+RING_START_S = (6.6e-6, 8.4e-6)
+"""What these two protocols take before the first step (``baseLat``)."""
+
+SMALL_SHARE = 1 / 4
+"""Of a ring's bandwidth that LL reaches in an all-reduce, by the same source."""
 
 
 def fit_links(rows: Sequence[CollectiveRow]) -> dict[str, LinkFigures]:
@@ -92,29 +102,29 @@ def predict_left_out(rows: Sequence[CollectiveRow], device: str) -> LinkFigures:
     """Return what the rules say of a device's link without any of its rows.
 
     A measured link of the same kind of wiring (switched, or the host's PCIe) lends its shares of
-    the data-sheet rate; if there is none, delays are the median of the others' and the bandwidth is
-    `RULE_SHARE` of the data sheet's.
+    the data-sheet rate; if there is none, NCCL's own constants stand in, those of PCIe also for
+    links that NCCL does not know.
     """
     others = fit_links([row for row in rows if row.device != device])
     entry = get_accelerator(device)
-    if entry.link in others:
-        return others[entry.link]
-    known = [figures for figures in others.values() if figures.basis == "table"]
-    assert known, "no other device with all-reduces"
+    return others.get(entry.link) or ring_by_constants(entry.link, entry.link_bandwidth_bytes_per_s)
 
-    def middle(name: str) -> float:
-        return float(np.median([getattr(figures, name) for figures in known]))
 
-    rate = entry.link_bandwidth_bytes_per_s
+def ring_by_constants(link: str, rate: float) -> LinkFigures:
+    """Return figures by the constants with which NCCL chooses between its protocols."""
+    kind = "NVLink" if link.startswith("NVLink") else "PCIe"
+    bandwidth = rate * RING_SHARE[kind]
+    # A ring takes 2 (n - 1) steps, and `step_s` counts n - 1.
+    small_step_s, large_step_s = (2 * delay_s for delay_s in RING_DELAYS_S[kind])
     return LinkFigures(
         basis="guess",
-        source="medians of other links",
-        start_s=middle("start_s"),
-        step_s=middle("step_s"),
-        small_bandwidth=rate * RULE_SHARE / 4,
-        large_start_s=middle("large_start_s"),
-        large_step_s=middle("large_step_s"),
-        bandwidth={2: rate * RULE_SHARE},
+        source="constants of NCCL",
+        start_s=RING_START_S[0],
+        step_s=small_step_s,
+        small_bandwidth=bandwidth * SMALL_SHARE,
+        large_start_s=RING_START_S[1],
+        large_step_s=large_step_s,
+        bandwidth={2: bandwidth},
         error_band=0.5,
     )
 

@@ -29,6 +29,10 @@ collectives of MI200s), Megatron-LM (BSD-3-Clause; runs of its continuous integr
 of NVIDIA's DeepLearningExamples. Left out: NeuSight's switch transformers (their experts take as
 many tokens as a router gives them, which an estimate without values cannot know) and attention
 with sliding windows.
+
+Every kind of link was measured on one device, so that all-reduces of a device left out rest on the
+data sheet and on the constants with which NCCL chooses its protocols. These know neither how the
+cards of a host share PCIe nor AMD's links.
 """
 
 WORST_KERNELS = 15

@@ -56,3 +56,29 @@ def test_devices_of_one_chip_are_left_out_together(scripts):
     others, twin = rows_of(scripts, "V100-PCIe", 0.9), rows_of(scripts, "A100-PCIe-40GB", 0.7)
     found = fit.fit_table([*others, *twin], fit.related("A100"))
     assert not any(name.startswith("A100") for name in found.devices)
+
+
+def all_reduces(scripts, device: str, factor: float = 1.0) -> list:
+    return [
+        scripts[1].CollectiveRow(device, "all_reduce", count, size, factor * (1e-5 + size / 1e11))
+        for count in (2, 8)
+        for size in (1024, 2**20, 2**28)
+    ]
+
+
+@pytest.mark.parametrize("device", ["A100-80GB", "L40S", "MI250"])
+def test_all_reduces_of_a_device_left_out_change_nothing(scripts, device):
+    links = importlib.import_module("truth_links")
+    others = [
+        row
+        for name in {"A100-80GB", "L40S", "MI250"} - {device}
+        for row in all_reduces(scripts, name)
+    ]
+    honest, wrong = (
+        links.predict_left_out([*others, *all_reduces(scripts, device, factor)], device)
+        for factor in (1.0, 10.0)
+    )
+    assert honest == wrong
+    small_s, large_s = (honest.all_reduce_time_s(1024, count) for count in (2, 8))
+    assert small_s < large_s < 1e-4
+    assert honest.basis == "guess"
