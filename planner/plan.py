@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 from pydantic import ValidationError
@@ -94,6 +94,10 @@ class Planner:
         self.profile = self.profiles[0]
         self._tables: dict[tuple[int, ...], ChainCosts] = {}
 
+    @cached_property
+    def _profile_id(self) -> str:
+        return self.profile.content_id()
+
     def tables(self, positions: tuple[int, ...]) -> ChainCosts:
         """Return the cost tables between these positions, cached for the last eight."""
         found = self._tables.pop(positions, None) or chain_costs(self.profile, positions)
@@ -158,7 +162,7 @@ class Planner:
         request = PlanningRequest(
             self.profile, cluster, options, self.tables, deadline=deadline, progress=progress
         )
-        return build_plan(request, solve(request))
+        return build_plan(request, solve(request), self._profile_id)
 
 
 class _Improving:

@@ -67,7 +67,6 @@ class PlanningRequest:
         table_of: Looks up cost tables between given positions; `None` to build them.
         started: Start of planning on the clock of `time.monotonic`.
         deadline: Deadline on the same clock; infinite for none.
-        known: A plan that fits, found before, which the search starts from.
         seeks_bound: False where a bound on the steps of all plans is of no use.
         state_note: Why the options were limited, if a layer's state did so; else empty.
 
@@ -84,7 +83,6 @@ class PlanningRequest:
     started: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     progress: Callable[[Progress], None] | None = None
-    known: Assignment | None = None
     seeks_bound: bool = True
     state_note: str = field(default="", init=False)
 

@@ -98,9 +98,6 @@ def search_in_stages(
     devices = request.devices.cap_memory(limit_bytes)
     effort = Effort(request.deadline)
     best, least, gave_up = math.inf, math.inf, False
-    if request.known is not None and limit_bytes is None and max_total_replicas is None:
-        best = request.cost_model.evaluate(request.known).model_s
-        pool.add(request.known, best)
     pool.is_whole = request.is_whole
     for level in _list_levels(request, pool, measure):
         if level.is_fallback and pool.is_whole:

@@ -21,16 +21,11 @@ Solver = Callable[[PlanningRequest], Decision]
 
 def solve_with_whole_groups(request: PlanningRequest, solver: Solver) -> Decision:
     """Return the solver's decision, or its plan for the complete groups alone if that is faster."""
-    # First the groups alone: the search of all is shorter once it knows a plan.
-    known = _plan_complete(request, solver)
-    if known is None:
-        return solver(request)
-    decision = solver(replace(request, known=known.assignment))
-    return (
-        replace(decision, costed=known)
-        if known.step_time_s < decision.costed.step_time_s
-        else decision
-    )
+    decision = solver(request)
+    known = None if request.is_over else _plan_complete(request, solver)
+    if known is None or decision.costed.step_time_s <= known.step_time_s:
+        return decision
+    return replace(decision, costed=known)
 
 
 def _plan_complete(request: PlanningRequest, solver: Solver) -> CostedPlan | None:
@@ -40,10 +35,7 @@ def _plan_complete(request: PlanningRequest, solver: Solver) -> CostedPlan | Non
         return None
     cluster = request.cluster.without(*incomplete)
     try:
-        part = replace(
-            request, cluster=cluster, seeks_bound=False,
-            progress=lambda found: request.tell(found.value),
-        )  # fmt: skip
+        part = replace(request, cluster=cluster, progress=None, seeks_bound=False)
         found = solver(part).costed.assignment
     except (DeadlineExceeded, Infeasible, InvalidInput):  # such as a pin to a kind that is gone
         return None
