@@ -15,7 +15,7 @@ from ..capture.equivalence.check import compute_gradient_floor, relative_differe
 from ..capture.observation.generation_cache import switch_off_caches
 from ..capture.observation.nested_values import list_tensors, map_tensors, replace_tensors
 from ..capture.observation.preserve import copy_module, preserve_model
-from ..capture.sample import CallStructure
+from ..capture.sample import CallStructure, dtype_name
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
@@ -186,7 +186,7 @@ def _run_unsplit(
 
 def _copy_model(model: nn.Module, dtype: torch.dtype | None, *, trains: bool) -> nn.Module:
     made = copy_module(model)
-    made = made if dtype is None else made.to(dtype)
+    made = made if dtype is None else made._apply(lambda tensor: _convert(tensor, dtype))
     return made if trains else made.eval()
 
 
@@ -269,19 +269,21 @@ def _difference(ours: Tensor | None, theirs: Tensor | None, floor: float) -> flo
 
 
 def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
-    name = str(dtype).removeprefix("torch.")
     inputs = tuple(
-        spec.model_copy(update={"dtype": name})
-        if spec.dtype.startswith(("float", "bfloat"))
-        else spec
+        spec.model_copy(update={"dtype": dtype_name(_widen(getattr(torch, spec.dtype), dtype))})
         for spec in plan.inputs
     )
     return plan.model_copy(update={"inputs": inputs})
 
 
 def _convert(values: Any, dtype: torch.dtype) -> Any:
-    """Convert the floating tensors of a nest."""
-    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
+    """Convert the floating and complex tensors of a nest."""
+    return map_tensors(lambda t: t.to(_widen(t.dtype, dtype)), values)
+
+
+def _widen(old: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """Return a tensor's dtype where floating ones become ``dtype``."""
+    return dtype.to_complex() if old.is_complex else dtype if old.is_floating_point else old
 
 
 def join_samples(samples: Sequence[Any]) -> Any:

@@ -91,7 +91,7 @@ def build_captured(program: Program, seen: ForwardObservation) -> Captured:
         raise CaptureError(f"forward changes the variable {lost[0]} outside the model")
     program.frozen_modules = frozenset(m for m in program.model.modules() if not m.training)
     layers = assign_layers(program)
-    for node in program.flat_outputs:
+    for node in (*program.graph.nodes, *program.flat_outputs):
         for tensor in tensors_of(value_of(node)) if isinstance(node, fx.Node) else ():
             tensor_spec(node.name, tensor)  # raises for a shape that depends on data
     program.chain_break = find_chain_break(program, layers, seen)

@@ -61,3 +61,20 @@ def test_reports_say_why_in_a_sentence_and_what_is_kept():
 def test_a_model_that_is_one_layer_says_why_once():
     (layer,) = trace(Branch(), torch.randn(3, 8), check=False).report().layers
     assert layer.why == "could not be taken apart: it branches on its data"
+
+
+class Selected(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        mask = x > 0
+        return self.last(torch.masked_scatter(x, mask, x[mask] * 2))
+
+
+def test_a_shape_inside_a_layer_that_depends_on_data_is_left_to_the_model():
+    """Cause: only the outputs were checked, and the document of the graph raised torch's error."""
+    (layer,) = trace(Selected(), torch.randn(3, 8)).graph.layers
+    assert layer.opaque

@@ -326,3 +326,24 @@ def test_gradients_that_are_zero_but_for_rounding_are_equal():
     assert _compare(whole, [copy], 1.0, 1.0).worst <= EXACT
     copy.bias.grad = torch.tensor([1e-6])
     assert _compare(whole, [copy], 1.0, 1.0).gradients["bias"] == pytest.approx(0.01)
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last((x @ self.weight).imag)
+
+
+def test_complex_weights_are_verified_with_their_imaginary_part():
+    """Cause: the conversion to double precision made complex weights and inputs real ones."""
+    case = Case("complex", None, Complex(), torch.randn(2, 4, dtype=torch.cfloat), mse_loss)
+    profile = traced_profile(case)
+    plan = plan_from_balance(
+        profile, Cluster.uniform(1), PlanOptions(num_microbatches=2), [len(profile.layers)]
+    )
+    batch, target = torch.randn(4, 4, dtype=torch.cfloat), torch.randn(4, 4)
+    assert verify(case.model, plan, batch, target, mse_loss, dtype=torch.float64).equal(EXACT)
