@@ -31,8 +31,9 @@ from .observation.forward_observation import TracingTarget
 from .observation.generation_cache import NOTE, check_no_cache, switch_off_caches
 from .observation.preserve import preserve_model
 from .program.program import is_inside
-from .report import CaptureRecipe, choose_reason
+from .report import CaptureRecipe, choose_reason, plain_reason
 from .sample import check_module, get_integer_ranges, read_sample
+from .tracers.export import find_source
 from .tracers.frontier import propose_mode_suspects, trace_around
 from .tracers.registry import Mode, Tracer, build_captured, select_tracers
 
@@ -124,8 +125,17 @@ def _capture_opaque(case: _Case, attempts: list[tuple[str, CaptureError]]) -> Ca
         if str(refusal).startswith(IN_FLIGHT):
             raise _capture_failed(case.model, [refusal]) from refusal
         return None
+    if place := _find_place(case.model, attempts):
+        captured.program.notes[0] += f": {reason.partition(': ')[2]}, at {place}"
     captured.program.notes.append(REMEDIES)
     return _complete(case, name, captured, attempts)
+
+
+def _find_place(model: nn.Module, attempts: list[tuple[str, CaptureError]]) -> str:
+    """Return the file, line and expression of the model at which a tracer stopped, or ""."""
+    chosen = choose_reason([str(refusal) for _, refusal in attempts])
+    telling = [why for _, why in attempts if plain_reason(str(why)) == chosen]
+    return next((found[2] for why in telling if (found := find_source(why, model))), "")
 
 
 def _complete(

@@ -197,7 +197,9 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
         by_position = len(given) if len(forms) == len(args) else by_position
     if not given:
         raise InvalidInput(f"a sample is {ACCEPTED}; this one contains no tensor")
-    for tensor in given.values():
+    for name, tensor in given.items():
+        if tensor.is_meta and {each.is_meta for each in model.parameters()} == {False}:
+            raise InvalidInput(f"{name!r} of the sample is on the device meta; create it on cpu")
         if tensor.dim() == 0:
             raise InvalidInput(
                 "a 0-dimensional input cannot be split into micro-batches; give a tensor with a "

@@ -15,6 +15,9 @@ BOUNDS = {
     "less_than_equal": ("too large: at most", "le"),
     "less_than": ("too large: less than", "lt"),
 }
+FORMS = {r"^(cpu|cuda(:\d{1,3})?)$": "cpu, cuda or cuda:N"}
+"""Patterns of fields, and what they accept."""
+
 KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -37,6 +40,8 @@ def describe_violation(item: Mapping[str, Any]) -> str:
         return "is not known here"
     if kind == "literal_error":
         return _none_of(given, shown, str(item["ctx"]["expected"]))
+    if kind == "string_pattern_mismatch" and item["ctx"]["pattern"] in FORMS:
+        return f"{shown} is none of {FORMS[item['ctx']['pattern']]}"
     if kind in BOUNDS:
         words, name = BOUNDS[kind]
         return f"{shown} is {words} {item['ctx'][name]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import linecache
 import logging
 import re
 import sys
@@ -173,18 +174,39 @@ def _refusal(error: Exception, model: nn.Module) -> CaptureError:
     )
 
 
-def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | None]:
-    """Return the innermost module whose code raised the error, and the place in that code."""
+def find_source(error: BaseException, model: nn.Module) -> tuple[str, str, str] | None:
+    """Return the innermost module whose code raised the error, the place, and the expression."""
     paths = {id(module): name for name, module in model.named_modules()}
     cause: BaseException | None = error
     while cause is not None:
-        for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
+        frames = traceback.walk_tb(cause.__traceback__)
+        entries = traceback.extract_tb(cause.__traceback__)
+        for (frame, _), entry in reversed(list(zip(frames, entries, strict=True))):
             names = frame.f_code.co_varnames
             owner = frame.f_locals.get(names[0]) if names else None
-            if isinstance(owner, nn.Module) and id(owner) in paths:
+            ours = frame.f_globals.get("__name__", "").startswith("stagewright.")
+            if isinstance(owner, nn.Module) and id(owner) in paths and not ours:
                 name = paths[id(owner)] or type(model).__name__
-                file = PurePath(frame.f_code.co_filename).name
-                return name, f"{file}:{line} in {frame.f_code.co_name}"
+                place = f"{PurePath(entry.filename).name}:{entry.lineno}"
+                return name, f"{place} in {entry.name}", f"{place}: {_expression(entry)}"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _expression(entry: traceback.FrameSummary) -> str:
+    """Return what was being evaluated, or the whole line where Python does not say more."""
+    text = linecache.getline(entry.filename, entry.lineno or 0)
+    if entry.end_lineno != entry.lineno or entry.colno is None:
+        return text.strip()
+    return text.encode()[entry.colno : entry.end_colno].decode() or text.strip()
+
+
+def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | None]:
+    """Return the innermost module whose code raised the error, and the place in that code."""
+    if found := find_source(error, model):
+        return found[:2]
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, CaptureError) and cause.module:
             return cause.module, cause.operation
         cause = cause.__cause__ or cause.__context__

@@ -25,7 +25,7 @@ def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
     try:
         found = schema_version(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not JSON: {error}") from None
+        raise InvalidInput(f"{path} is not JSON: {_what_is_wrong(text, error)}") from None
     for kind in kinds:
         if found == kind.SCHEMA:
             try:
@@ -38,6 +38,16 @@ def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
     raise InvalidInput(
         f"{path} is {found}; expected {expected} ('stagewright show {path}' prints what it is)"
     )
+
+
+def _what_is_wrong(text: bytes, error: Exception) -> str:
+    if not text.strip():
+        return "it is empty; write it again"
+    if not isinstance(error, json.JSONDecodeError):
+        return "it is not text, or nested too deeply; name another file"
+    if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
+        return f"it ends too early, in line {error.lineno}; write it again"
+    return f"line {error.lineno}, column {error.colno} cannot be read; correct it"
 
 
 def read_json_file(path: Path) -> bytes:

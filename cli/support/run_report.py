@@ -72,7 +72,8 @@ class RunReport:
         if difference is not None and not difference <= LOSS_TOLERANCE:
             raise PlanMismatch(
                 f"{self.model}: split and unsplit losses differ by {difference:.2g} (relative), "
-                f"more than the tolerance of {LOSS_TOLERANCE:g}"
+                f"more than the tolerance of {LOSS_TOLERANCE:g}. A model with dropout draws other "
+                "random numbers in each process: compare with dropout 0, or by 'stagewright verify'"
             )
 
     def remarks(self) -> list[str]:

@@ -6,6 +6,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.capture.report import choose_reason, plain_reason
+from stagewright.core.errors import InvalidInput
 from tests.capture.awkward import Branch, Quantised
 
 TORCH_SAYS = (
@@ -63,6 +64,27 @@ def test_a_model_that_is_one_layer_says_why_once():
     assert layer.why == "could not be taken apart: it branches on its data"
 
 
+class TopLevelBranch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, x):
+        if self.layers(x).abs().mean() > 0.5:
+            x = 2 * x
+        return self.layers(x)
+
+
+def test_a_model_that_is_one_layer_names_file_line_and_expression():
+    """Cause: a plan with idle devices said only that the model cannot be cut."""
+    line = TopLevelBranch.forward.__code__.co_firstlineno + 1
+    (note, _) = trace(TopLevelBranch(), torch.randn(3, 8)).graph.notes
+    assert note.endswith(
+        "cannot be cut: it branches on its data, at "
+        f"test_report.py:{line}: self.layers(x).abs().mean() > 0.5"
+    )
+
+
 class Selected(nn.Module):
     def __init__(self):
         super().__init__()
@@ -78,3 +100,9 @@ def test_a_shape_inside_a_layer_that_depends_on_data_is_left_to_the_model():
     """Cause: only the outputs were checked, and the document of the graph raised torch's error."""
     (layer,) = trace(Selected(), torch.randn(3, 8)).graph.layers
     assert layer.opaque
+
+
+def test_a_sample_without_values_is_refused():
+    """Cause: copying it was reported as a bug of ours."""
+    with pytest.raises(InvalidInput, match="'input' of the sample is on the device meta"):
+        trace(nn.Linear(8, 8), torch.randn(3, 8, device="meta"))

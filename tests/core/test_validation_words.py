@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from stagewright.core.document import Record, to_invalid_input
 from stagewright.core.errors import InvalidInput
+from stagewright.core.requests.requests import ProfilingOptions
 
 
 class Thing(Record):
@@ -34,6 +35,7 @@ class Needy(Record):
         (Thing, {"colour": "gren"}, "'gren' is none of 'red', 'green' or 'blue'; did you mean"),
         (Thing, {"sise": 1}, "/sise: is not known here"),
         (Needy, {}, "/size: is missing"),
+        (ProfilingOptions, {"device": "gpu"}, "/device: 'gpu' is none of cpu, cuda or cuda:N"),
     ],
 )
 def test_a_violation_is_said_plainly(kind, given, words):
