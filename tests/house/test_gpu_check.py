@@ -198,7 +198,8 @@ def test_a_check_that_is_stopped_leaves_no_stage_behind(repository, tmp_path, nu
     """It went on in a session of its own, and kept the GPU busy."""
     program = textwrap.dedent(
         f"""
-        import sys
+        import signal, sys
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
         sys.path.insert(0, {str(repository)!r})
         from benchmarks.gpu_check import check
         from benchmarks.gpu_check.order import Stage
