@@ -2,7 +2,7 @@
 
 Before: `1f1b`, as many micro-batches as devices and at least eight, all of the memory. After: what
 `stagewright plan NAME --devices CLUSTER` chooses. Exits 1 if a choice takes more time for a sample
-than before, or leaves no more memory free.
+than before, or leaves less than a twentieth of the memory free.
 
     python benchmarks/defaults.py --write docs/evidence/defaults.md
 """
@@ -72,7 +72,7 @@ LEAST_FREE = 0.05
 def compare(name: str, devices: str) -> tuple[Found, Found]:
     """Return the plan of a case before and after."""
     given = Cluster.parse(devices)
-    estimated = EstimateFlags().estimate(name, given)
+    estimated = EstimateFlags().estimate(name, given, devices)
     profile, cluster = estimated.profile, estimated.cluster
     count = max(8, len(cluster.devices))
     old = plan(profile, cluster, PlanOptions(num_microbatches=count, recompute="auto"))

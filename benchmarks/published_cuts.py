@@ -248,11 +248,12 @@ def hold(profile: Profile, share: float) -> Profile:
 
 def judge(cut: PublishedCut) -> CutReport:
     """Price a cut and the best plan."""
-    cluster = Cluster.parse(f"{cut.ranks}xH100")
+    devices = f"{cut.ranks}xH100"
+    cluster = Cluster.parse(devices)
     if cut.model == "deepseek-v3":
         profile = estimate_deepseek()
     else:
-        estimated = EstimateFlags(sequence=2048).estimate(cut.model, cluster)
+        estimated = EstimateFlags(sequence=2048).estimate(cut.model, cluster, devices)
         cluster, profile = estimated.cluster, estimated.profile
     larger = tuple(
         device.model_copy(update={"memory_bytes": cut.gpus * GPU_GIB * 2**30})
