@@ -58,3 +58,6 @@ def micro_batches():
 batches = micro_batches()
 losses = [float(engine.train_batch(batches)) for _ in range(3)]
 (folder / f"losses{rank}.json").write_text(json.dumps(losses))
+torch.distributed.barrier()
+# DeepSpeed leaves a joinable thread behind, which the interpreter's end turns into an abort.
+os._exit(0)
