@@ -1,0 +1,263 @@
+"""The pieces of the planner's search that `ablation.py` switches off, each by patching one name.
+
+The product has no switches: a piece is replaced here by what does nothing in its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from stagewright.planner.cost import banded_chain
+from stagewright.planner.heuristics import candidates
+from stagewright.planner.problem import problem
+from stagewright.planner.search import branch_and_bound
+from stagewright.planner.search.branch_and_bound import BranchAndBound
+from stagewright.planner.search.step_search import StepSearch
+from stagewright.planner.solvers import (
+    all_plans,
+    cut_fitting,
+    device_exchange,
+    device_layouts,
+    simulated_bound,
+    simulated_search,
+    solve,
+    staged_search,
+    step_proof,
+    step_time,
+    warmup_depth,
+    whole_groups,
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the search.
+
+    Attributes:
+        part: The part of the search that it belongs to.
+        changes: Object, name and stand-in of what is replaced.
+        code: The functions, classes and modules that would go with it.
+    """
+
+    part: str
+    name: str
+    changes: tuple[tuple[object, str, object], ...]
+    code: tuple[Any, ...] = ()
+
+    @property
+    def lines(self) -> int:
+        """Count the lines of source that belong to it alone."""
+        return sum(len(inspect.getsource(each).splitlines()) for each in self.code)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Switch the piece off while this lasts."""
+        with ExitStack() as stack:
+            for owner, name, other in self.changes:
+                stack.enter_context(patch.object(owner, name, other))
+            yield
+
+
+def _nothing(*_: object, **__: object) -> Iterator[Any]:
+    return iter(())
+
+
+def _none(*_: object, **__: object) -> None:
+    return None
+
+
+def _zero(*_: object, **__: object) -> float:
+    return 0.0
+
+
+def _first(value: Any, *_: object, **__: object) -> Any:
+    return value
+
+
+def _second(_: object, value: Any, *__: object) -> Any:
+    return value
+
+
+def _own_narrow(search: BranchAndBound, tolerance: float) -> float:
+    """Return the bound that needs no bisection; the bound of the simulated step keeps its own."""
+    if search.measure == "simulated_bound":
+        return _narrow(search, tolerance)
+    if search.least_weight == math.inf:
+        return search.best_value
+    return min(search._least_metric(), search._most_metric())
+
+
+_narrow, _init = BranchAndBound.narrow, BranchAndBound.__init__
+
+
+def _unmixed(search: BranchAndBound, *arguments: Any, **others: Any) -> None:
+    _init(search, *arguments, **others)
+    search.is_mixed = False
+
+
+def _rows_but(left_out: str) -> Callable[..., Iterator[Any]]:
+    """Return the rule of device layouts without one of its parts."""
+
+    def rows(
+        count: int, replicas: int, devices: Any, rooms: Any, kinds: Any
+    ) -> Iterator[tuple[int, ...]]:
+        names = {
+            "orders": "MAX_ORDERED", "divisions": "MAX_SPLIT", "every row": "MAX_ROWS",
+        }  # fmt: skip
+        with ExitStack() as stack:
+            if left_out in names:
+                stack.enter_context(patch.object(device_layouts, names[left_out], 0))
+            if left_out == "cluster order":
+                stack.enter_context(patch.object(device_layouts, "place_in_device_order", _none))
+            yield from list(_rows(count, replicas, devices, rooms, kinds))
+
+    return rows
+
+
+_rows = device_layouts._rows
+
+
+def _one_best(pool: staged_search.PlanPool, most: int) -> list[Any]:
+    return _best(pool, most)[:1]
+
+
+_best = staged_search.PlanPool.best
+
+
+def _front_first(request: Any, assignment: Any) -> Iterator[Any]:
+    """Yield shifts of single cuts only."""
+    with patch.object(simulated_search, "MAX_SHIFTED", 0):
+        yield from list(_shift(request, assignment))
+
+
+_shift = simulated_search._shift_cuts
+
+
+def _kept_recompute(request: Any, assignment: Any) -> Iterator[Any]:
+    """Yield variations but those of recomputation."""
+    for other in _vary(request, assignment):
+        if other.recompute == assignment.recompute or other.cuts != assignment.cuts:
+            yield other
+
+
+_vary = simulated_search._vary
+
+PIECES = (
+    # --- levels ---
+    Piece("levels", "coarse levels", ((staged_search, "COARSE_ATOMS", ()),),
+          (staged_search._coarsen,)),
+    Piece("levels", "level around the best plan", ((staged_search, "_refine", _none),),
+          (staged_search._refine,)),
+    Piece("levels", "stages of better plans only", ((staged_search, "_list_better", _none),),
+          (staged_search._list_better, staged_search._limit_work)),
+    Piece("levels", "band of a long chain", ((problem, "band", _none),), (banded_chain,)),
+    # --- branch and bound ---
+    Piece("branch and bound", "first plan by rising caps",
+          ((BranchAndBound, "find_first", BranchAndBound.find_fewest_devices),),
+          (BranchAndBound.find_first, BranchAndBound._ideal_metric)),
+    Piece("branch and bound", "bisection of the first metric",
+          ((BranchAndBound, "narrow", _own_narrow),), (BranchAndBound.narrow,)),
+    Piece("branch and bound", "pruning of arcs", ((BranchAndBound, "_prune", _none),),
+          (BranchAndBound._prune,)),
+    Piece("branch and bound", "dives", ((BranchAndBound, "_dive", _second),),
+          (BranchAndBound._dive,)),
+    Piece("branch and bound", "widening ranges",
+          ((branch_and_bound, "FIRST_RANGE", 1),)),
+    Piece("branch and bound", "halving boxes that are too long to search",
+          ((BranchAndBound, "_split_budget", lambda _: 400_000_000),),
+          (BranchAndBound._split_budget,)),
+    Piece("branch and bound", "corners of boxes clipped",
+          ((BranchAndBound, "_clip", lambda _, lower, upper, weight: upper),),
+          (BranchAndBound._clip,)),
+    Piece("branch and bound", "arcs pruned box by box",
+          ((branch_and_bound, "FEWER", 0.0),)),
+    Piece("branch and bound", "second search of a dive",
+          ((branch_and_bound, "DIVE_QUANTUM", math.inf),)),
+    Piece("branch and bound", "beams of several kinds", ((BranchAndBound, "__init__", _unmixed),)),
+    # --- pool ---
+    Piece("pool", "all but the search's best plan", ((staged_search.PlanPool, "best", _one_best),)),
+    Piece("pool", "whole groups of last stages", ((staged_search, "round_up_replicas", _first),),
+          (staged_search.round_up_replicas, staged_search._missing_replicas,
+           staged_search._is_as_good)),
+    Piece("pool", "steady-state candidates",
+          ((step_time, "steady_state_candidates", _nothing),),
+          (step_time.steady_state_candidates,)),
+    Piece("pool", "uniform grids", ((step_time, "uniform_grids", _nothing),),
+          (candidates.uniform_grids, candidates._promising)),
+    Piece("pool", "torchgpipe's cuts of grids", ((candidates, "_torchgpipe", _none),),
+          (candidates._torchgpipe,)),
+    Piece("pool", "PipeDream's plans", ((step_time, "pipedream_plans", _nothing),),
+          (candidates.pipedream_plans,)),
+    Piece("pool", "faster baselines", ((step_time, "_take_baseline", _second),),
+          (step_time._take_baseline, candidates.take_faster_baseline)),
+    Piece("pool", "plans of whole groups", ((whole_groups, "_plan_complete", _none),),
+          (whole_groups,)),
+    Piece("pool", "plans with relays", ((solve, "_try_relays", _second),), (solve._try_relays,)),
+    # --- step search ---
+    Piece("step search", "step search",
+          ((step_time, "search_steps", _zero), (simulated_search, "search_steps", _zero)),
+          (step_proof, inspect.getmodule(StepSearch),
+           inspect.getmodule(step_proof.StepGraph))),
+    Piece("step search", "beam behind it", ((StepSearch, "beam", _nothing),), (StepSearch.beam,)),
+    Piece("step search", "bound on any simulated step",
+          ((step_time, "bound_simulated_step", _zero),), (staged_search.bound_simulated_step,)),
+    # --- local search, closed form ---
+    Piece("local search", "local search of 1F1B and GPipe", ((step_time, "_vary", _nothing),),
+          (step_time._vary, candidates.move_cuts, candidates.reshape_stages, candidates._split,
+           candidates._merged)),
+    Piece("local search", "one cut moved", ((step_time, "move_cuts", _nothing),),
+          (candidates.move_cuts,)),
+    Piece("local search", "replicas moved, split and merged",
+          ((step_time, "reshape_stages", _nothing),),
+          (candidates.reshape_stages, candidates._split, candidates._merged)),
+    Piece("local search", "stages split", ((candidates, "_split", _nothing),),
+          (candidates._split,)),
+    Piece("local search", "stages merged", ((candidates, "_merged", _nothing),),
+          (candidates._merged,)),
+    Piece("local search", "devices exchanged",
+          ((step_time, "exchange_devices", _nothing),
+           (simulated_search, "exchange_devices", _nothing)), (device_exchange,)),
+    Piece("local search", "stages split onto idle kinds",
+          ((device_exchange, "_with_one_more", _nothing),), (device_exchange._with_one_more,)),
+    Piece("local search", "cuts fitted to exchanged devices",
+          ((device_exchange, "fit_cuts", _none),)),
+    Piece("local search", "deeper warm-up", ((step_time, "extend_warmup", _none),),
+          (warmup_depth,)),
+    Piece("local search", "deeper warm-up of single stages", ((warmup_depth, "STEPS", ()),),
+          (warmup_depth._change_depths,)),
+    Piece("local search", "extra depth of all stages", ((warmup_depth, "_deepen_all", _nothing),),
+          (warmup_depth._deepen_all,)),
+    Piece("local search", "extra depth trimmed", ((warmup_depth, "_trim", _second),),
+          (warmup_depth._trim,)),
+    # --- schedules without a closed form ---
+    Piece("other schedules", "cuts fitted to speed and memory",
+          ((simulated_search, "fit_cuts", _none),)),
+    Piece("other schedules", "equal layer counts",
+          ((simulated_search, "equal_layers", lambda *_: (0, -1)),)),
+    *(Piece("other schedules", f"layouts: {name}", ((device_layouts, "_rows", _rows_but(name)),))
+      for name in ("orders", "divisions", "every row", "cluster order")),
+    Piece("other schedules", "layouts of pinned kinds", ((device_layouts, "_of_kinds", _nothing),),
+          (device_layouts._of_kinds,)),
+    Piece("other schedules", "memory repaired", ((simulated_search, "repair_memory", _nothing),),
+          (cut_fitting.repair_memory, cut_fitting._RepairSearch)),
+    Piece("other schedules", "all plans, where few", ((simulated_search, "simulate_all", _zero),),
+          (all_plans,)),
+    Piece("other schedules", "variations", ((simulated_search, "_vary", _nothing),),
+          (simulated_search._vary, simulated_search._shift_cuts)),
+    Piece("other schedules", "runs of cuts moved",
+          ((simulated_search, "_shift_cuts", _front_first),)),
+    Piece("other schedules", "recomputation of one stage",
+          ((simulated_search, "_vary", _kept_recompute),)),
+    *(Piece("other schedules", f"bound: {name}",
+            ((simulated_bound.SimulatedStepBound, method, _zero),),
+            (getattr(simulated_bound.SimulatedStepBound, method),))
+      for name, method in (("wait", "_waiting_s"), ("warm-up and drain", "_drained_s"),
+                           ("heaviest layer", "_heaviest_s"), ("one micro-batch", "_through_s"))),
+)  # fmt: skip
+"""In the order in which a plan passes them."""
