@@ -150,7 +150,8 @@ def _of_kinds(kinds: int, each: int, memory_gb: float) -> Cluster:
 def _kinds() -> Iterator[Case]:
     for layers, kinds, each, memory_gb, asked in (
         (24, 2, 4, 24, FREE), (24, 2, 4, 24, {}), (48, 2, 8, 24, FREE), (48, 3, 8, 32, FREE),
-        (24, 2, 4, 24, {"schedule": "zero_bubble"}), (24, 2, 4, 24, {"schedule": "zbv"}),
+        (100, 2, 32, 24, FREE), (24, 2, 4, 24, {"schedule": "zero_bubble"}),
+        (24, 2, 4, 24, {"schedule": "zbv"}),
     ):  # fmt: skip
         options = PlanOptions(num_microbatches=16, gap=1e-3, **asked)
         free = ", free" * (asked == FREE)
@@ -182,13 +183,17 @@ def _branches() -> Iterator[Case]:
             cluster = Cluster.uniform(8, memory_bytes=80 * 2**30, bandwidth_bytes_per_s=12e9)
             free = ", free" * bool(asked)
             yield Case(f"{name}{free}", profile_of(count, pairs), cluster, options)
+    for name in ("U-Net", "two towers"):
+        options = PlanOptions(num_microbatches=16, skips="direct", **FREE)
+        cluster = Cluster.uniform(8, bandwidth_bytes_per_s=1e9)
+        yield Case(f"{name}, direct", profile_of(*drawn[name]), cluster, options)
 
 
 def _large() -> Iterator[Case]:
     """Many layers or devices, among them chains with more positions than tables have room for."""
     for layers, nodes, memory_gb, gap in (
         (200, 8, 40, 1e-4), (200, 64, 40, 1e-4), (200, 512, 40, 1e-4), (400, 2, 80, 1e-3),
-        (1_200, 2, 200, 1e-2), (1_500, 8, 32, 1e-2),
+        (200, 64, 32, 1e-4), (1_200, 2, 200, 1e-2), (1_500, 8, 32, 1e-2),
     ):  # fmt: skip
         options = PlanOptions(num_microbatches=16 * nodes, gap=gap, **FREE)
         name = f"{layers} layers, {8 * nodes} devices of {memory_gb} GB"

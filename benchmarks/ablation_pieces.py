@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,17 @@ from unittest.mock import patch
 from stagewright.planner.cost import banded_chain
 from stagewright.planner.heuristics import candidates
 from stagewright.planner.problem import problem
-from stagewright.planner.search import branch_and_bound
+from stagewright.planner.search import branch_and_bound, step_graph, step_search
 from stagewright.planner.search.branch_and_bound import BranchAndBound
 from stagewright.planner.search.step_search import StepSearch
 from stagewright.planner.solvers import (
     all_plans,
     cut_fitting,
-    device_exchange,
     device_layouts,
     simulated_bound,
     simulated_search,
     solve,
+    stage_moves,
     staged_search,
     step_proof,
     step_time,
@@ -101,28 +101,6 @@ def _unmixed(search: BranchAndBound, *arguments: Any, **others: Any) -> None:
     search.is_mixed = False
 
 
-def _rows_but(left_out: str) -> Callable[..., Iterator[Any]]:
-    """Return the rule of device layouts without one of its parts."""
-
-    def rows(
-        count: int, replicas: int, devices: Any, rooms: Any, kinds: Any
-    ) -> Iterator[tuple[int, ...]]:
-        names = {
-            "orders": "MAX_ORDERED", "divisions": "MAX_SPLIT", "every row": "MAX_ROWS",
-        }  # fmt: skip
-        with ExitStack() as stack:
-            if left_out in names:
-                stack.enter_context(patch.object(device_layouts, names[left_out], 0))
-            if left_out == "cluster order":
-                stack.enter_context(patch.object(device_layouts, "place_in_device_order", _none))
-            yield from list(_rows(count, replicas, devices, rooms, kinds))
-
-    return rows
-
-
-_rows = device_layouts._rows
-
-
 def _one_best(pool: staged_search.PlanPool, most: int) -> list[Any]:
     return _best(pool, most)[:1]
 
@@ -185,15 +163,8 @@ PIECES = (
     Piece("pool", "whole groups of last stages", ((staged_search, "round_up_replicas", _first),),
           (staged_search.round_up_replicas, staged_search._missing_replicas,
            staged_search._is_as_good)),
-    Piece("pool", "steady-state candidates",
-          ((step_time, "steady_state_candidates", _nothing),),
-          (step_time.steady_state_candidates,)),
     Piece("pool", "uniform grids", ((step_time, "uniform_grids", _nothing),),
           (candidates.uniform_grids, candidates._promising)),
-    Piece("pool", "torchgpipe's cuts of grids", ((candidates, "_torchgpipe", _none),),
-          (candidates._torchgpipe,)),
-    Piece("pool", "PipeDream's plans", ((step_time, "pipedream_plans", _nothing),),
-          (candidates.pipedream_plans,)),
     Piece("pool", "faster baselines", ((step_time, "_take_baseline", _second),),
           (step_time._take_baseline, candidates.take_faster_baseline)),
     Piece("pool", "plans of whole groups", ((whole_groups, "_plan_complete", _none),),
@@ -202,31 +173,28 @@ PIECES = (
     # --- step search ---
     Piece("step search", "step search",
           ((step_time, "search_steps", _zero), (simulated_search, "search_steps", _zero)),
-          (step_proof, inspect.getmodule(StepSearch),
-           inspect.getmodule(step_proof.StepGraph))),
+          (step_proof, step_search,
+           step_graph)),
     Piece("step search", "beam behind it", ((StepSearch, "beam", _nothing),), (StepSearch.beam,)),
     Piece("step search", "bound on any simulated step",
           ((step_time, "bound_simulated_step", _zero),), (staged_search.bound_simulated_step,)),
-    # --- local search, closed form ---
-    Piece("local search", "local search of 1F1B and GPipe", ((step_time, "_vary", _nothing),),
-          (step_time._vary, candidates.move_cuts, candidates.reshape_stages, candidates._split,
-           candidates._merged)),
+    # --- local search ---
+    Piece("local search", "all moves", ((step_time, "_vary", _nothing),
+                                        (simulated_search, "_vary", _nothing)),
+          (step_time._vary, stage_moves, simulated_search._vary, simulated_search._shift_cuts)),
     Piece("local search", "one cut moved", ((step_time, "move_cuts", _nothing),),
-          (candidates.move_cuts,)),
-    Piece("local search", "replicas moved, split and merged",
-          ((step_time, "reshape_stages", _nothing),),
-          (candidates.reshape_stages, candidates._split, candidates._merged)),
-    Piece("local search", "stages split", ((candidates, "_split", _nothing),),
-          (candidates._split,)),
-    Piece("local search", "stages merged", ((candidates, "_merged", _nothing),),
-          (candidates._merged,)),
-    Piece("local search", "devices exchanged",
-          ((step_time, "exchange_devices", _nothing),
-           (simulated_search, "exchange_devices", _nothing)), (device_exchange,)),
-    Piece("local search", "stages split onto idle kinds",
-          ((device_exchange, "_with_one_more", _nothing),), (device_exchange._with_one_more,)),
-    Piece("local search", "cuts fitted to exchanged devices",
-          ((device_exchange, "fit_cuts", _none),)),
+          (stage_moves.move_cuts,)),
+    Piece("local search", "devices moved",
+          ((step_time, "move_devices", _nothing), (simulated_search, "move_devices", _nothing)),
+          (stage_moves.move_devices, stage_moves._reshape, stage_moves._move_replicas,
+           stage_moves._split, stage_moves._merge, stage_moves.Shape)),
+    Piece("local search", "replicas moved", ((stage_moves, "_move_replicas", _nothing),),
+          (stage_moves._move_replicas,)),
+    Piece("local search", "stages split", ((stage_moves, "_split", _nothing),),
+          (stage_moves._split,)),
+    Piece("local search", "stages merged", ((stage_moves, "_merge", _nothing),),
+          (stage_moves._merge,)),
+    Piece("local search", "kinds exchanged", ((stage_moves, "combinations", _nothing),)),
     Piece("local search", "deeper warm-up", ((step_time, "extend_warmup", _none),),
           (warmup_depth,)),
     Piece("local search", "deeper warm-up of single stages", ((warmup_depth, "STEPS", ()),),
@@ -238,18 +206,14 @@ PIECES = (
     # --- schedules without a closed form ---
     Piece("other schedules", "cuts fitted to speed and memory",
           ((simulated_search, "fit_cuts", _none),)),
-    Piece("other schedules", "equal layer counts",
-          ((simulated_search, "equal_layers", lambda *_: (0, -1)),)),
-    *(Piece("other schedules", f"layouts: {name}", ((device_layouts, "_rows", _rows_but(name)),))
-      for name in ("orders", "divisions", "every row", "cluster order")),
+    Piece("other schedules", "layouts of several kinds",
+          ((device_layouts, "permutations", _nothing),)),
     Piece("other schedules", "layouts of pinned kinds", ((device_layouts, "_of_kinds", _nothing),),
           (device_layouts._of_kinds,)),
     Piece("other schedules", "memory repaired", ((simulated_search, "repair_memory", _nothing),),
           (cut_fitting.repair_memory, cut_fitting._RepairSearch)),
     Piece("other schedules", "all plans, where few", ((simulated_search, "simulate_all", _zero),),
           (all_plans,)),
-    Piece("other schedules", "variations", ((simulated_search, "_vary", _nothing),),
-          (simulated_search._vary, simulated_search._shift_cuts)),
     Piece("other schedules", "runs of cuts moved",
           ((simulated_search, "_shift_cuts", _front_first),)),
     Piece("other schedules", "recomputation of one stage",
@@ -257,7 +221,7 @@ PIECES = (
     *(Piece("other schedules", f"bound: {name}",
             ((simulated_bound.SimulatedStepBound, method, _zero),),
             (getattr(simulated_bound.SimulatedStepBound, method),))
-      for name, method in (("wait", "_waiting_s"), ("warm-up and drain", "_drained_s"),
-                           ("heaviest layer", "_heaviest_s"), ("one micro-batch", "_through_s"))),
+      for name, method in (("wait", "_waiting_s"), ("heaviest layer", "_heaviest_s"),
+                           ("one micro-batch", "_through_s"))),
 )  # fmt: skip
 """In the order in which a plan passes them."""

@@ -83,23 +83,28 @@ def place_stages(
     replicas: Sequence[int],
     devices: Devices,
     *,
-    class_index: int = 0,
+    classes: Sequence[int] = (),
     recompute: Sequence[bool] = (),
 ) -> Assignment | None:
-    """Place stages on one class's devices, last stage first; return None if they do not fit."""
-    entry = devices.classes[class_index]
-    free = len(entry)
+    """Place stages on their classes' devices, last stage first; return None if they do not fit.
+
+    Without ``classes`` all are placed on the first one.
+    """
+    classes = tuple(classes) or (0,) * len(replicas)
+    free: dict[int, int] = {}
     ends: list[int] = []
-    for count in reversed(replicas):
-        end = entry.place(free, count, is_last=not ends) if count <= free else -1
+    for number, count in zip(reversed(classes), reversed(replicas), strict=True):
+        entry = devices.classes[number]
+        left = free.get(number, len(entry))
+        end = entry.place(left, count, is_last=number not in free) if count <= left else -1
         if end < count:
             return None
         ends.append(end)
-        free = end - count
+        free[number] = end - count
     found = Assignment(
         cuts=cuts,
         replicas=tuple(replicas),
-        classes=(class_index,) * len(replicas),
+        classes=classes,
         ends=tuple(reversed(ends)),
         recompute=tuple(recompute) or (False,) * len(replicas),
     )

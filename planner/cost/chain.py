@@ -150,8 +150,8 @@ class ChainCosts(CostColumns):
         return len(self.positions) - 1
 
     @cached_property
-    def cuts_by_rule(self) -> dict[tuple[str, int], tuple[int, ...] | None]:
-        """Cuts found by a rule for a number of stages, kept for the next plan of the profile."""
+    def even_cuts(self) -> dict[int, tuple[int, ...]]:
+        """Cuts of even times by number of stages, kept for the next plan of the profile."""
         return {}
 
     @cached_property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 from ...core.errors import InvalidInput
 from ...core.units import format_bytes
@@ -24,19 +24,9 @@ from ..cost.device_classes import Devices
 from ..cost.plan_cost import CostedPlan, CostModel
 from ..problem.problem import PlanningRequest
 from .chain_partition import balance
-from .published_rules import pipedream_plan, torchgpipe_balance
 
 FORBIDDEN = "the options forbid it"
 """Reason of a baseline that options rule out."""
-
-MAX_PIPEDREAM_SIZE = 2_000
-"""Positions times devices up to which PipeDream's plan is a candidate: 30 ms."""
-
-MAX_TORCHGPIPE_SIZE = 4_000
-"""Positions times stages up to which torchgpipe's cuts are candidates: 30 ms."""
-
-MAX_RESHAPED = 8
-"""Stages up to which replicas are moved between every pair of stages."""
 
 MAX_GRIDS = 12
 """Uniform grids tried, those of the best closed form; all of them if there are few."""
@@ -52,14 +42,13 @@ def even_times(costs: ChainCosts, num_stages: int) -> Cuts | None:
     """Return the cuts with the fastest slowest stage, ignoring communication and memory."""
     if num_stages > costs.num_atoms:
         return None
-    key = "even times", num_stages
-    if key in costs.cuts_by_rule:
-        return costs.cuts_by_rule[key]
+    if num_stages in costs.even_cuts:
+        return costs.even_cuts[num_stages]
     work = costs.forward_s + costs.backward_s
     atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
     blocks = to_cuts(balance(atoms, num_stages))
-    costs.cuts_by_rule[key] = tuple(costs.positions[block] for block in blocks)
-    return costs.cuts_by_rule[key]
+    costs.even_cuts[num_stages] = tuple(costs.positions[block] for block in blocks)
+    return costs.even_cuts[num_stages]
 
 
 def stage_counts(cost_model: CostModel) -> range:
@@ -75,46 +64,14 @@ def stage_counts(cost_model: CostModel) -> range:
 
 
 def uniform_grids(cost_model: CostModel) -> Iterator[Assignment]:
-    """Yield plans with equal replicas for all stages, cut by even times, counts and torchgpipe."""
+    """Yield plans with equal replicas for all stages, cut by even times and by counts."""
     for num_stages, replicas in _promising(cost_model):
         cuts = {equal_layers(len(cost_model.costs.profile.layers), num_stages)}
-        for found in (
-            even_times(cost_model.costs, num_stages),
-            _torchgpipe(cost_model.costs, num_stages),
-        ):
-            if found:
-                cuts.add(found)
+        if even := even_times(cost_model.costs, num_stages):
+            cuts.add(even)
         for entry in sorted(cuts):
             if cost_model.costs.has(entry):
                 yield from _on_devices(cost_model, entry, [replicas] * num_stages)
-
-
-def _torchgpipe(costs: ChainCosts, num_stages: int) -> Cuts | None:
-    if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
-        return None
-    key = "torchgpipe", num_stages
-    if key in costs.cuts_by_rule:
-        return costs.cuts_by_rule[key]
-    layers = costs.profile.layers
-    layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
-    counts = torchgpipe_balance(layer_s, num_stages, costs.positions)
-    # torchgpipe may leave a stage empty
-    costs.cuts_by_rule[key] = to_cuts(counts) if all(counts) else None
-    return costs.cuts_by_rule[key]
-
-
-def pipedream_plans(cost_model: CostModel) -> Iterator[Assignment]:
-    """Yield PipeDream's plan for the cluster and for each class, by each level's bandwidth."""
-    costs, devices = cost_model.costs, cost_model.devices
-    numbers = {len(devices.cluster.devices), *(len(entry) for entry in devices.classes[:4])}
-    for number in sorted(numbers):
-        if costs.num_atoms * number > MAX_PIPEDREAM_SIZE:
-            continue
-        for bandwidth in dict.fromkeys(level.bandwidth_bytes_per_s for level in devices.levels):
-            found = pipedream_plan(costs.profile, number, bandwidth, costs.positions)
-            if found is not None:
-                counts, replicas = found
-                yield from _on_devices(cost_model, to_cuts(counts), replicas)
 
 
 def _promising(cost_model: CostModel) -> list[tuple[int, int]]:
@@ -141,7 +98,7 @@ def _on_devices(cost_model: CostModel, cuts: Cuts, replicas: Sequence[int]) -> I
     """Yield placements on each class of devices, and in cluster order with one device per stage."""
     devices = cost_model.devices
     for number in range(min(len(devices.classes), 4)):
-        found = place_stages(cuts, replicas, devices, class_index=number)
+        found = place_stages(cuts, replicas, devices, classes=[number] * len(replicas))
         if found is not None:
             yield apply_recompute(cost_model, found)
     if max(replicas) == 1:
@@ -166,80 +123,6 @@ def apply_recompute(cost_model: CostModel, assignment: Assignment) -> Assignment
         for stage, held in zip(stages, cost_model.held_bytes(stages, assignment), strict=True)
     )
     return replace(assignment, recompute=again)
-
-
-def move_cuts(assignment: Assignment, costs: ChainCosts) -> Iterator[Assignment]:
-    """Yield assignments with one cut moved to the previous or next position."""
-    for place in range(1, len(assignment.cuts) - 1):
-        index = costs.index[assignment.cuts[place]]
-        for other in (index - 1, index + 1):
-            layer = costs.positions[other]
-            cuts = (*assignment.cuts[:place], layer, *assignment.cuts[place + 1 :])
-            if all(first < last for first, last in pairwise(cuts)):
-                yield replace(assignment, cuts=cuts)
-
-
-def reshape_stages(assignment: Assignment, cost_model: CostModel) -> Iterator[Assignment]:
-    """Yield assignments with replicas moved between stages, one stage split, or two merged.
-
-    The closed form favours equal replicas; the simulator may not. Only for few stages, all on one
-    class of devices.
-    """
-    if len(set(assignment.classes)) > 1 or assignment.num_stages > MAX_RESHAPED:
-        return
-    devices, replicas = cost_model.devices, assignment.replicas
-    entry = devices.classes[assignment.classes[0]]
-    steps = {1, *(size for size in entry.group_sizes[:-1] if size < len(entry))}
-    changes: list[tuple[Cuts, Sequence[int], Sequence[bool]]] = []
-    # Single devices and whole groups move; stage -1 stands for devices that the plan leaves idle.
-    for step in sorted(steps):
-        for taken, given in permutations(range(-1, assignment.num_stages), 2):
-            moved = [
-                count + step * ((stage == given) - (stage == taken))
-                for stage, count in enumerate(replicas)
-            ]
-            changes.append((assignment.cuts, moved, assignment.recompute))
-    changes += _split(assignment, cost_model.costs)
-    changes += _merged(assignment)
-    for cuts, counts, recompute in changes:
-        if min(counts) > 0 and sum(counts) <= len(entry):
-            found = place_stages(
-                cuts, counts, devices, class_index=assignment.classes[0], recompute=recompute
-            )
-            if found is not None:
-                yield found
-
-
-def _split(
-    assignment: Assignment, costs: ChainCosts
-) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
-    """Yield splits of each replicated stage at the middle of its work, sharing its replicas."""
-    work = costs.forward_s + costs.backward_s
-    cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
-    for s, count in enumerate(replicas):
-        first, last = costs.index[cuts[s]], costs.index[cuts[s + 1]]
-        if count < 2 or last - first < 2:
-            continue
-        whole = float(work[first, last])
-        middle = min(range(first + 1, last), key=lambda at: abs(float(work[first, at]) - whole / 2))
-        front = round(count * float(work[first, middle]) / whole) if whole else count // 2
-        front = min(max(front, 1), count - 1)
-        yield (
-            (*cuts[: s + 1], costs.positions[middle], *cuts[s + 1 :]),
-            (*replicas[:s], front, count - front, *replicas[s + 1 :]),
-            (*recompute[: s + 1], *recompute[s:]),
-        )
-
-
-def _merged(assignment: Assignment) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
-    """Yield merges of two neighbouring stages on the devices of both."""
-    cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
-    for s in range(assignment.num_stages - 1):
-        yield (
-            (*cuts[: s + 1], *cuts[s + 2 :]),
-            (*replicas[:s], replicas[s] + replicas[s + 1], *replicas[s + 2 :]),
-            (*recompute[:s], recompute[s] or recompute[s + 1], *recompute[s + 2 :]),
-        )
 
 
 def list_baselines(
@@ -313,7 +196,7 @@ def data_parallel(request: PlanningRequest, chosen: Assignment) -> Assignment | 
     if count == 1:
         return None
     whole = (0, len(request.profile.layers))
-    found = place_stages(whole, [count], request.devices, class_index=chosen.classes[0])
+    found = place_stages(whole, [count], request.devices, classes=chosen.classes[:1])
     return found and apply_recompute(request.cost_model, found)
 
 

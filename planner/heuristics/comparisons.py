@@ -80,7 +80,7 @@ class _RuleComparison:
             return
         counts, replicas = found
         split = place_stages(
-            to_cuts(counts), replicas, request.devices, class_index=like.classes[0]
+            to_cuts(counts), replicas, request.devices, classes=like.classes[:1] * len(replicas)
         )
         if split is not None:
             yield self._priced("PipeDream", split)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations, product
+from itertools import permutations
 
-from ..cost.assignment import Assignment, place_in_device_order
+from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
 
 MAX_ORDERED = 3
 """Classes up to which every order is tried; further ones stay in their own order."""
-
-MAX_SPLIT = 12
-"""Stages up to which every division of them between two classes is tried."""
-
-MAX_ROWS = 64
-"""Sequences of classes up to which every one is tried."""
 
 Row = tuple[int, ...]
 """The class of each stage."""
@@ -26,10 +20,8 @@ def list_device_layouts(
 ) -> Iterator[Assignment]:
     """Yield placements of stages with equally many devices each; cuts are placeholders.
 
-    They use each class alone; one class after another, each filled before the next begins; every
-    division between two classes; the cluster's own order; with few stages and classes, every
-    sequence of classes; and the kinds that pinned layers need, in the order of the layers.
-    ``kinds`` are those that pinned layers need, in layer order, without repetitions.
+    They use each class alone; one class after another, each filled before the next begins; and the
+    ``kinds`` that pinned layers need, in the order of the layers, without repetitions.
     """
     rooms = [_room(number, count, replicas, devices) for number in range(len(devices.classes))]
     # Several rules make equal rows; each is tried once, in order of the first.
@@ -52,16 +44,6 @@ def _rows(
     front, rest = numbers[:MAX_ORDERED], numbers[MAX_ORDERED:]
     for order in permutations(front):
         yield _filled([*order, *rest], rooms, count)
-    if count <= MAX_SPLIT:
-        for one, other in permutations(front, 2):
-            for first in range(1, count):
-                yield (one,) * first + (other,) * (count - first)
-    if replicas == 1:
-        ordered = place_in_device_order(tuple(range(count + 1)), devices)
-        if ordered is not None:
-            yield ordered.classes
-    if len(numbers) ** count <= MAX_ROWS:
-        yield from product(numbers, repeat=count)
 
 
 def _room(number: int, most: int, replicas: int, devices: Devices) -> int:

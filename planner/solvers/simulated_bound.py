@@ -2,25 +2,18 @@
 
 For r replicas of one class each, n = ceil(m / r); v_1 >= v_2 >= ... are the speeds of the places
 there are for r devices, V is the highest; f + b is a layer's work and W = F + B the model's, with
-the recomputed forward in B where all stages are recomputed. The bound is the least over r of the
-largest of:
+the recomputed forward in B where all stages are recomputed. The bound is the least over r of
+the larger of:
 
 **Wait.** Place p has p - 1 stages in front, of a layer each at least: it starts after their
 forward, and its last gradient runs back through them. With w_p the work of the first p - 1 layers
 at V, the places' time is enough for all work: sum_p v_p (T - w_p) >= n W over the first k places,
 for some k.
 
-**Warm-up and drain,** one stage a device. What place p waits for is the work of all places in
-front, so it does at most v_p (T - front) / n of the model, and
-T >= (W / V) / (1 - prod_p (1 - v_p / (n V))).
-
 **The heaviest layer** is on one stage: T >= (forward in front + n (f + b) + backward in front) / V.
 
 And whatever r, T >= W / V: one micro-batch. Where backwards are split, gradients run back before
-the weights' parts are done, so no backward in front is counted; warm-up and drain is taken twice,
-of F + B / 2, and of W with what is in front times the least f / (f + b) of any layer; and one
-micro-batch takes F + B / 2 and the weight part of some stage behind its input part: that of the
-first layer at least, and with at most S stages F + B / (2 - 2^(1 - S)) in all.
+the weights' parts are done, so no backward in front is counted, and of one micro-batch F + B / 2.
 """
 
 from __future__ import annotations
@@ -48,8 +41,7 @@ class SimulatedStepBound:
     def bound_s(self) -> float:
         """Return the least bound over all numbers of replicas, in O(N sqrt(m)) for N atoms."""
         least_s = min(
-            max(self._waiting_s(*shape), self._drained_s(*shape), self._heaviest_s(shape[0]))
-            for shape in self._shapes()
+            max(self._waiting_s(*shape), self._heaviest_s(shape[0])) for shape in self._shapes()
         )
         return max(self._through_s(), least_s) * (1 - ROUNDING)
 
@@ -113,28 +105,6 @@ class SimulatedStepBound:
         least_s = (share * sum(self.whole_s) + np.cumsum(speed * waits_s)) / np.cumsum(speed)
         return float(least_s.min())
 
-    def _drained_s(self, share: int, speeds: list[float]) -> float:
-        """Bound by fill and drain, with one stage per device: a place waits for earlier work."""
-        if self.chunks > 1:
-            return 0.0
-        forward_s, backward_s = self.whole_s
-        found = [(forward_s + (backward_s / 2 if self.splits else backward_s), 1.0)]
-        if self.splits:
-            found.append((forward_s + backward_s, self._least_forward_share))
-        fastest = self._fastest
-        return max(
-            part * work_s / fastest
-            / (1 - math.prod(1 - part * speed / fastest / share for speed in speeds))
-            if part else 0.0
-            for work_s, part in found
-        )  # fmt: skip
-
-    @cached_property
-    def _least_forward_share(self) -> float:
-        forward_s, backward_s = self.atoms_s
-        work_s = forward_s + backward_s
-        return float((forward_s[work_s > 0] / work_s[work_s > 0]).min(initial=1.0))
-
     def _heaviest_s(self, share: int) -> float:
         """Bound by the heaviest atom: one replica runs its share of micro-batches, in full."""
         forward_s, backward_s = self.atoms_s
@@ -144,18 +114,9 @@ class SimulatedStepBound:
         return float((front_s + share * (forward_s + backward_s)).max()) / self._fastest
 
     def _through_s(self) -> float:
-        """Bound by the passage of one micro-batch, with one stage's weight part after it.
-
-        With X the time after the last forward, the stages' parts of the backward have
-        (b_q + ... + b_S) / 2 + b_q / 2 <= X, so that they sum up to X (2 - 2^(1 - S)) at most.
-        """
+        """Bound by one micro-batch, which runs forth and back through all stages."""
         forward_s, backward_s = self.whole_s
-        if not self.splits:
-            return (forward_s + backward_s) / self._fastest
-        most = min(max(len(places) for _, places in self._shapes()) * self.chunks, 60)
-        first_s = float(self.atoms_s[1][0]) / 2
-        behind_s = max(backward_s / 2 + first_s, backward_s / (2 - 2.0 ** (1 - most)))
-        return (forward_s + behind_s) / self._fastest
+        return (forward_s + (backward_s / 2 if self.splits else backward_s)) / self._fastest
 
     @property
     def _fastest(self) -> float:

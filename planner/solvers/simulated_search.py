@@ -16,16 +16,16 @@ from ...schedules.layout import make_layout
 from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeat_rounds
 from ..cost.plan_cost import CostedPlan
-from ..heuristics.candidates import apply_recompute, equal_layers, even_times
+from ..heuristics.candidates import apply_recompute, even_times
 from ..problem.input_checks import count_chunks
 from ..problem.problem import PlanningRequest
 from ..problem.regular import get_rule, list_equal_cuts
 from ..search.branch_and_bound import GAVE_UP
 from .all_plans import simulate_all
 from .cut_fitting import RECOMPUTE_CHOICES, RecomputeChoices, fit_cuts, repair_memory
-from .device_exchange import exchange_devices
 from .device_layouts import list_device_layouts
 from .simulated_bound import SimulatedStepBound
+from .stage_moves import move_devices
 from .step_proof import search_steps
 from .tournament import Tournament
 
@@ -48,7 +48,7 @@ MAX_ROUNDS = 32
 MAX_STARTS = 3
 """Plans of different stages and devices that are varied in each round."""
 
-NEAR = 0.5
+NEAR = 0.1
 """Relative distance from the fastest plan within which others are worth varying."""
 
 SLACK = 0.1
@@ -167,7 +167,7 @@ class CandidateSource:
     def candidates(
         self, shapes: list[PipelineShape], *, once: bool = False
     ) -> Iterator[Assignment]:
-        """Yield plans cut by even times, equal counts, or speed and memory, on all layouts.
+        """Yield plans cut by even times, or by speed and memory, on all layouts.
 
         With ``once`` only the cuts by speed and memory that need least memory.
         """
@@ -178,13 +178,12 @@ class CandidateSource:
             even = self._even(num_stages)
             if even is None:
                 continue
-            equal = equal_layers(len(request.costs.profile.layers), num_stages)
             for layout in self._layouts(shape):
                 if left < 0 or (self.is_late if once else request.is_over):
                     return
                 one = self._repeat(layout, even)
                 if not once:
-                    for cuts in dict.fromkeys((even, equal, *self._equal_blocks(num_stages))):
+                    for cuts in dict.fromkeys((even, *self._equal_blocks(num_stages))):
                         if request.costs.has(cuts):
                             left -= num_stages
                             yield apply_recompute(request.cost_model, replace(one, cuts=cuts))
@@ -344,7 +343,7 @@ class CandidateSource:
 def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
     """Return the fastest plan found, and a lower bound on the step of all plans.
 
-    Candidates are cut by even times, equal layer counts, or each device's speed and memory, for
+    Candidates are cut by even times, or by each device's speed and memory, for
     every shape and layout of a pipeline; if none fits, those that nearly do have their cuts moved.
     Then the fastest ones are varied while that helps.
 
@@ -401,7 +400,7 @@ def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignme
     if request.costs.has(assignment.cuts):
         yield from _shift_cuts(request, assignment)
         if not assignment.order:
-            yield from filter(request.allows, exchange_devices(assignment, request.cost_model))
+            yield from filter(request.allows, move_devices(assignment, request.cost_model))
     if request.options.recompute == "auto":
         for stage, again in enumerate(assignment.recompute):
             front, rest = assignment.recompute[:stage], assignment.recompute[stage + 1 :]

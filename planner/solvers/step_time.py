@@ -10,19 +10,14 @@ from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import CostedPlan, Decision
 from ..heuristics.candidates import (
-    move_cuts,
-    pipedream_plans,
-    reshape_stages,
     take_faster_baseline,
     uniform_grids,
 )
-from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest
-from ..search.arcs import to_assignment
-from ..search.branch_and_bound import GAVE_UP, BranchAndBound, Effort
-from .device_exchange import exchange_devices
+from ..search.branch_and_bound import GAVE_UP
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
+from .stage_moves import move_cuts, move_devices
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages
 from .step_proof import search_steps
 from .tournament import Tournament
@@ -36,15 +31,6 @@ MAX_ROUNDS = 12
 
 MAX_STARTS = 3
 """Plans varied in each round, of different numbers of stages."""
-
-MAX_ATOMS = 12
-"""Positions of the search for steady-state candidates."""
-
-MAX_DEVICES = 32
-"""Devices up to which steady-state candidates are cheap beside the search that they help."""
-
-MAX_PLANS = 5
-"""Steady-state candidates of each part of the search."""
 
 
 def solve_step_time(request: PlanningRequest) -> Decision:
@@ -75,9 +61,7 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan
     cost_model = request.cost_model
     tournament = Tournament(request)
     tournament.add(pool.best(MAX_SIMULATED))
-    tournament.add(steady_state_candidates(request))
     tournament.add(uniform_grids(cost_model))
-    tournament.add(pipedream_plans(cost_model))
     if pool.gave_up:
         add_scheduled_plans(request, tournament)
     may_extend = request.options.schedule == "1f1b" and request.options.max_extra_in_flight > 0
@@ -120,27 +104,6 @@ def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignme
     order, own = assignment.order, replace(assignment, order=())
     view = request.reorder_profile(order) if order else request
     if view.costs.has(own.cuts):
-        changes = (move_cuts(own, view.costs), reshape_stages(own, view.cost_model))
-        for other in chain(*changes, exchange_devices(own, view.cost_model)):
+        for other in chain(move_cuts(own, view.costs), move_devices(own, view.cost_model)):
             if view.allows(other):
                 yield replace(other, order=order)
-
-
-def steady_state_candidates(request: PlanningRequest) -> Iterator[Assignment]:
-    """Yield plans of least time per micro-batch, from a search of some ten milliseconds.
-
-    The closed form of a step adds up every stage's share of warm-up and drain; if stages have
-    different numbers of replicas, it may prefer plans that are slower in the simulator.
-    """
-    if len(request.cluster.devices) > MAX_DEVICES or request.is_over:
-        return
-    table = request.coarse(MAX_ATOMS).stages
-    effort = Effort(request.deadline, gap=3e-2)
-    for part in search_parts(table, request.devices, request.options, with_ties=False):
-        search = BranchAndBound(part.space, "throughput", effort)
-        try:
-            search.run(max_searches=1)
-        except DeadlineExceeded:
-            return
-        for path in sorted(search.paths, key=lambda path: path.value)[:MAX_PLANS]:
-            yield to_assignment(path.arcs, table, request.devices)

@@ -94,8 +94,9 @@ class Tournament:
         return [entry.assignment for entry in leaders if entry.step_time_s <= limit_s]
 
     def take_leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
-        """Return the leaders that were not taken before, to be varied once."""
-        found = [entry for entry in self.leaders(most, near) if entry not in self._varied]
+        """Return the best leaders that were not taken before, to be varied once."""
+        near_ones = self.leaders(len(self._leaders), near)
+        found = [entry for entry in near_ones if entry not in self._varied][:most]
         self._varied.update(found)
         return found
 
