@@ -42,24 +42,6 @@ ROUNDING = 1e-12
 MAX_LABELS = 400_000_000
 """Candidate labels one search looks at before weights are compared more coarsely."""
 
-FIRST_DIVE = 1024
-"""The first dive searches the range of the first metric's caps divided by this."""
-
-NARROWEST_DIVE = 8
-"""No dive searches less than the gap that is good enough divided by this."""
-
-DIVES = 3
-"""Plans to find by dives."""
-
-DIVE_QUANTUM = 2e-5
-"""Dives count weights closer than this, relative to the best value, as equal."""
-
-DIVE_LABELS = 2_000_000
-"""Candidate labels of a dive in a small problem."""
-
-LABELS_PER_ARC = 20
-"""Candidate labels of a dive in a large problem, per arc."""
-
 SPLIT_LABELS = 1_000_000
 """A box whose search would look at more labels is halved instead, while that narrows it.
 
@@ -73,7 +55,14 @@ SPLIT_PER_ARC = 4
 LEAST_SPLIT = 1e-6
 """A box narrower than this, relative to the best value, is searched to the end."""
 
-FIRST_RANGE = 64
+CLOSING = 2.5e-5
+"""Plans are sought that improve by the gap less this, or less a quarter of it.
+
+Boxes are closed at the whole gap: were the two equal, every halving of a box would halve what it
+lacks of being closed, without end.
+"""
+
+FIRST_RANGE = 256
 """The first range of the first metric is the whole range divided by this."""
 
 LABELS_PER_S = 1_000_000
@@ -348,7 +337,7 @@ class BranchAndBound:
         # Each step makes the next one cheaper: a better incumbent lowers the caps, lower caps
         # leave fewer arcs, and fewer arcs shorten the searches.
         self._prune(0.0)
-        lower = self._dive(self.narrow(max(self.effort.gap / 2, 1e-4)))
+        lower = self.narrow(max(self.effort.gap / 2, 1e-4))
         self._prune(lower)
         limit = self.effort.searches + max_searches
         if self._open_ranges(lower, limit) and self._close_boxes(limit):
@@ -392,30 +381,6 @@ class BranchAndBound:
         """Bound plans with at least this first metric."""
         return self.least_weight + first + self.tied_s
 
-    def _dive(self, lower: float) -> float:
-        """Look for better plans just above a bound of the first metric, where that is quick.
-
-        Weights are left aside, then compared roughly: the plans are real, but nothing is proven,
-        except where there is none at all. Returns the bound, moved up past such ranges.
-        """
-        width = (self._most_metric() - lower) / FIRST_DIVE
-        width = max(width, self.effort.gap * self.best_value / NARROWEST_DIVE)
-        budget = max(DIVE_LABELS, LABELS_PER_ARC * len(self.arcs.last))
-        found = 0
-        while lower + width < self._most_metric() and not self.effort.is_over and found < DIVES:
-            caps = MetricCaps(first=lower + width, weight=self._weight_cap((lower, 0.0, 0.0)))
-            rough = caps._replace(quantum=math.inf)
-            solution = self._solve(caps if self.is_mixed else rough, budget=budget, beam=self._beam)
-            if solution.best is not None:
-                found += 1
-                if not self.is_mixed:
-                    rough = caps._replace(quantum=DIVE_QUANTUM * self.best_value)
-                    self._solve(rough, budget=DIVE_LABELS)
-            elif solution.complete:
-                lower = max(lower + width, min(solution.next_metrics[0], self._most_metric()))
-            width *= 2
-        return lower
-
     def _is_closed(self, bound: float) -> bool:
         return bound >= self.best_value * (1 - max(self.effort.gap, ROUNDING))
 
@@ -423,7 +388,8 @@ class BranchAndBound:
         """Return the sum above which a plan of the box does not improve enough on the best."""
         if self.best_value == math.inf:
             return math.inf
-        wanted = self.best_value * (1 - self.effort.gap)
+        gap = self.effort.gap
+        wanted = self.best_value * (1 - gap + min(gap / 4, CLOSING))
         return (wanted - sum(lower) - self.tied_s) * (1 + ROUNDING)
 
     def _open_box(

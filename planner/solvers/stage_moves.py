@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 from typing import NamedTuple
 
+import numpy as np
+
 from ..cost.assignment import Assignment, Cuts, place_stages
 from ..cost.chain import ChainCosts
 from ..cost.plan_cost import CostModel
@@ -123,12 +125,12 @@ def _split(shape: Shape, stage: int, cost_model: CostModel) -> Iterator[Shape]:
     first, last = costs.index[shape.cuts[stage]], costs.index[shape.cuts[stage + 1]]
     if last - first < 2:
         return
-    work = costs.forward_s + costs.backward_s
-    whole = float(work[first, last])
-    middle = min(range(first + 1, last), key=lambda at: abs(float(work[first, at]) - whole / 2))
+    work = costs.forward_s[first] + costs.backward_s[first]
+    whole = float(work[last])
+    middle = first + 1 + int(np.abs(work[first + 1 : last] - whole / 2).argmin())
     cuts, again = (costs.positions[middle],), (shape.recompute[stage],) * 2
     if count > 1:
-        front = round(count * float(work[first, middle]) / whole) if whole else count // 2
+        front = round(count * float(work[middle]) / whole) if whole else count // 2
         front = min(max(front, 1), count - 1)
         yield shape.put(stage, cuts, (front, count - front), (number, number), again)
     for other in range(len(cost_model.devices.classes)):

@@ -32,6 +32,12 @@ MAX_ROUNDS = 12
 MAX_STARTS = 3
 """Plans varied in each round, of different numbers of stages."""
 
+NEAR, NEAR_LATER = 0.05, 0.02
+"""Relative distance from the fastest plan within which others are varied, at first and later."""
+
+FIRST_ROUNDS = 2
+"""Rounds that vary plans which are farther behind."""
+
 
 def solve_step_time(request: PlanningRequest) -> Decision:
     """Return the plan of least simulated step.
@@ -69,10 +75,11 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan
         # Coarsely first: which plans are varied below depends on their step.
         extend_warmup(tournament, rounds=0)
     bound_s = search_steps(request, tournament)
-    for _ in range(MAX_ROUNDS):
+    for number in range(MAX_ROUNDS):
         if tournament.best is not None and bound_s >= tournament.best.step_time_s:
             break
-        starts = tournament.take_leaders(MAX_STARTS)
+        near = NEAR if number < FIRST_ROUNDS else NEAR_LATER
+        starts = tournament.take_leaders(MAX_STARTS, near)
         if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
             break
         for start in starts:

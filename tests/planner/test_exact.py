@@ -127,7 +127,7 @@ def test_boxes_halved_before_they_are_solved_hide_no_plan(schedule, monkeypatch)
     The best plan known is taken for a worse one, so that it has to be found again in some box.
     """
     halved, optimal = [], 0
-    opened, dived = search.BranchAndBound._open_box, search.BranchAndBound._dive
+    opened, narrowed = search.BranchAndBound._open_box, search.BranchAndBound.narrow
 
     def open_box(self, *box):
         before = len(self.open)
@@ -135,14 +135,14 @@ def test_boxes_halved_before_they_are_solved_hide_no_plan(schedule, monkeypatch)
         halved.extend(entry for entry in self.open[before:] if not entry.is_solved)
         return nexts
 
-    def dive(self, lower):
-        lower = dived(self, lower)
+    def narrow(self, tolerance):
+        lower = narrowed(self, tolerance)
         self.best_value *= 1.02
         return lower
 
     monkeypatch.setattr(search, "SPLIT_LABELS", 8)
     monkeypatch.setattr(search, "SPLIT_PER_ARC", 0)
-    monkeypatch.setattr(search.BranchAndBound, "_dive", dive)
+    monkeypatch.setattr(search.BranchAndBound, "narrow", narrow)
     monkeypatch.setattr(search.BranchAndBound, "_open_box", open_box)
     for seed in range(2000, 2040):
         given = problem(seed, schedule=schedule)
