@@ -39,8 +39,8 @@ MAX_STAGES = 40_000
 """Stages of all candidates that are costed in one go: a second."""
 
 MAX_ACTIONS = 500_000
-"""Actions simulated to choose among candidates, and again to improve the fastest: a second each
-without compiled code."""
+"""Actions simulated to choose among candidates, and twice as many to improve the fastest: a second
+or two without compiled code."""
 
 MAX_ROUNDS = 32
 """Rounds in which the fastest plans are varied."""
@@ -365,7 +365,7 @@ def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
     if tournament.best is None:
         raise source.infeasible_error()
     # Variations have a budget of their own, however much the candidates took.
-    tournament.max_actions += MAX_ACTIONS
+    tournament.max_actions += 2 * MAX_ACTIONS
     searched_s = search_steps(request, tournament)
     if not searched_s and request.band is None:
         shapes = [(shape.ranks, shape.replicas) for shape in source.shapes]
@@ -400,11 +400,24 @@ def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignme
     if request.costs.has(assignment.cuts):
         yield from _shift_cuts(request, assignment)
         if not assignment.order:
-            yield from filter(request.allows, move_devices(assignment, request.cost_model))
+            yield from filter(request.allows, _move_devices(request, assignment))
     if request.options.recompute == "auto":
         for stage, again in enumerate(assignment.recompute):
             front, rest = assignment.recompute[:stage], assignment.recompute[stage + 1 :]
             yield replace(assignment, recompute=(*front, not again, *rest))
+
+
+def _move_devices(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
+    """Yield plans with devices moved, with their own cuts and with cuts fitted to the devices."""
+    for moved in move_devices(assignment, request.cost_model):
+        if len(set(moved.replicas)) > 1:
+            continue  # only schedules with a closed form allow that
+        yield moved
+        if moved.num_stages > assignment.num_stages:
+            choices = RECOMPUTE_CHOICES[request.options.recompute][-1]
+            fitted = fit_cuts(request.cost_model, moved, choices)
+            if fitted is not None:
+                yield fitted
 
 
 def _shift_cuts(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
