@@ -265,11 +265,21 @@ def _check_calls(plan: Plan, title: str) -> Iterator[Rejection]:
 
 
 def _check_sharding(plan: Plan, target: Target) -> Iterator[Rejection]:
-    if any(stage.strategy == "fully_shard" for stage in plan.stages):
+    shared = [s.strategy for s in plan.stages if s.strategy not in ("single", "replicate")]
+    if shared:
         yield Rejection(
             "sharded replicas",
-            f"replicas share their weights, which an export to {target.title} does not carry",
-            "--max-replicas 1",
+            f"replicas share parameters by {shared[0]}, which an export to {target.title} does "
+            "not carry",
+            "--strategies replicate",
+        )
+    tensor = max(stage.tensor for stage in plan.stages)
+    if tensor > 1:
+        yield Rejection(
+            "split layers",
+            f"layers are split over {tensor} devices each, which an export to {target.title} does "
+            "not carry",
+            "--tensor 1",
         )
 
 

@@ -235,6 +235,10 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("schedule", f"{what}; choose {' or '.join(schedules)}")
     if options.max_replicas != 1 and rules.replicas == "none":
         raise refuse("max_replicas", "has one device a stage; leave max_replicas=1")
+    if options.tensor != 1:
+        raise refuse("tensor", "is not told of split layers here; set tensor=1")
+    if options.strategies != ("replicate",):
+        raise refuse("strategies", "shares parameters by itself; leave strategies out")
     if options.layer_order != "given":
         raise refuse("layer_order", "runs layers in the model's order; set layer_order='given'")
     if options.skips != "relay" and not rules.direct_sends:

@@ -18,6 +18,8 @@ FLAGS = {
     "num_stages": "--stages",
     "max_stages": "--max-stages",
     "max_replicas": "--max-replicas",
+    "tensor": "--tensor",
+    "strategies": "--strategies",
     "recompute": "--recompute",
     "layer_order": "--order",
     "skips": "--skips",
@@ -73,6 +75,8 @@ def _format_value(name: str, value: object) -> list[str]:
     """Format an option's value for the command line; several texts if the flag is repeated."""
     if name == "max_replicas" and value is None:
         return ["any"]
+    if name == "strategies" and isinstance(value, tuple):
+        return [",".join(value)]
     if name == "pins" and isinstance(value, tuple):
         # A pin may name a stage and a kind of device, which takes two flags.
         return [

@@ -63,6 +63,8 @@ def command(
     stages: flags.Stages = None,
     max_stages: flags.MaxStages = None,
     max_replicas: flags.MaxReplicas = "1",
+    tensor: flags.Tensor = "1",
+    strategies: flags.Strategies = "replicate",
     recompute: flags.Recompute = None,
     order: flags.Order = "given",
     skips: flags.Skips = "relay",
@@ -119,6 +121,8 @@ def build_options(given: Mapping[str, Any], *, is_model: bool) -> PlanOptions:
     # A parameter is named like its flag, and FLAGS knows the flag of every field.
     values = {name: given[flag[2:].replace("-", "_")] for name, flag in flags_of_options().items()}
     values["max_replicas"] = flags.parse_max_replicas(values["max_replicas"])
+    values["tensor"] = flags.parse_tensor(values["tensor"])
+    values["strategies"] = tuple(values["strategies"].split(","))
     values["together"] = tuple(map(flags.parse_together, values["together"] or ()))
     values["no_cut_after"] = tuple(values["no_cut_after"] or ())
     values["pins"] = tuple(map(flags.parse_pin, values["pins"] or ()))

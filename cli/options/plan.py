@@ -143,6 +143,24 @@ MaxReplicas = Annotated[
         metavar="N|any",
     ),
 ]
+Tensor = Annotated[
+    str,
+    _option(
+        GOAL,
+        "Devices that split the layers of each replica between them (tensor parallelism); auto "
+        "takes the fastest number of those that the profile knows.",
+        metavar="N|auto",
+    ),
+]
+Strategies = Annotated[
+    str,
+    _option(
+        GOAL,
+        "How the devices of a stage may share its parameters, comma-separated: replicate, zero1 "
+        "(optimizer state shared) and fully_shard. Each stage takes the one that holds least.",
+        metavar="NAME,...",
+    ),
+]
 Recompute = Annotated[
     str | None,
     _option(
@@ -309,6 +327,12 @@ def parse_max_replicas(text: str) -> int | None:
         raise InvalidInput(
             f"--max-replicas takes a number or 'any', not {text!r}", field="/max_replicas"
         ) from None
+
+
+def parse_tensor(text: str) -> int | str:
+    """Parse a degree of tensor parallelism, or ``auto``."""
+    count = parse_count(text, "--tensor")
+    return "auto" if count is None else count
 
 
 def parse_count(text: str, flag: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,24 @@ MAX_CONSTRAINTS = 10_000
 
 Chosen = Literal["schedule", "chunks", "num_microbatches"]
 """Options that can be chosen for the profile instead of given."""
+
+
+Sharing = Literal["replicate", "zero1", "fully_shard"]
+"""How the replicas of a stage share its parameters: each has all of them (``replicate``), or a part
+of the optimizer state and of the copies of the weights (``zero1``), or between steps a part of
+everything (``fully_shard``)."""
+
+MAX_TENSOR = 1024
+
+
+def is_one(value: object) -> bool:
+    """Return True for 1, which documents leave out so that their ids stay as they were."""
+    return value == 1
+
+
+def is_replicate_only(value: object) -> bool:
+    """Return True for the default of ``strategies``, which documents leave out."""
+    return value == ("replicate",)
 
 
 class Pin(Record):
@@ -74,6 +92,10 @@ class PlanOptions(Record):
         max_stages: At most this many.
         max_replicas: At most this many devices a stage, its micro-batches dealt to them in turn;
             `None` for any number.
+        tensor: Devices that split the layers of each replica between them: this many, or ``auto``
+            for the number with the shortest step of 1 and those in the profile's `splits`.
+        strategies: How replicas may share parameters: each stage takes the one that holds least,
+            and replicates where sharing saves nothing.
         recompute: Whether stages keep only their inputs and run forward again before backward.
         chunks: Stages a device, for interleaved_1f1b, looped_bfs and interleaved_zero_bubble.
         max_extra_in_flight: Forwards a stage may run ahead beyond 1f1b's own warm-up, where that
@@ -116,6 +138,12 @@ class PlanOptions(Record):
     num_stages: int | None = Field(None, ge=1, le=MAX_STAGES)
     max_stages: int | None = Field(None, ge=1, le=2**20)
     max_replicas: int | None = Field(1, ge=1, le=2**20)
+    tensor: Annotated[int, Field(ge=1, le=MAX_TENSOR)] | Literal["auto"] = Field(
+        1, exclude_if=is_one
+    )
+    strategies: tuple[Sharing, ...] = Field(
+        ("replicate",), min_length=1, max_length=3, exclude_if=is_replicate_only
+    )
     recompute: Literal["never", "auto", "always"] = "never"
     chunks: int = Field(2, ge=1, le=64)
     max_extra_in_flight: int = Field(0, ge=0, le=4096)
@@ -191,9 +219,11 @@ class Stage(Record):
         reserved: What of the device's memory that limit leaves to others.
         sync_time_s: Summing the gradients over the replicas, once a step.
         in_flight: Micro-batches whose activations one replica holds at once, at most.
-        replicas: Devices that hold it; micro-batch k runs on replica k mod replicas.
+        replicas: Copies of it; micro-batch k runs on replica k mod replicas.
+        tensor: Devices that split the layers of one replica between them (tensor parallelism).
+            Device ``replica * tensor + shard`` holds that shard of that replica.
         recompute: When its activations are recomputed instead of kept.
-        strategy: How replicas share its parameters.
+        strategy: How replicas share its parameters (see `Sharing`).
     """
 
     first_layer: int = Field(ge=0)
@@ -215,7 +245,8 @@ class Stage(Record):
     in_flight: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
     recompute: Literal["never", "except_last", "always"] = "never"
-    strategy: Literal["single", "replicate", "fully_shard"] = "single"
+    tensor: int = Field(1, ge=1, le=MAX_TENSOR, exclude_if=is_one)
+    strategy: Literal["single"] | Sharing = "single"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -223,8 +254,9 @@ class Stage(Record):
             raise ValueError(f"{self.num_layers} layers but {len(self.layer_names)} layer_names")
         if self.layer_types and len(self.layer_types) != self.num_layers:
             raise ValueError(f"{self.num_layers} layers but {len(self.layer_types)} layer_types")
-        if len(self.devices) != self.replicas:
-            raise ValueError(f"{self.replicas} replicas but {len(self.devices)} devices")
+        if len(self.devices) != self.replicas * self.tensor:
+            split = f" of {self.tensor} devices each" if self.tensor > 1 else ""
+            raise ValueError(f"{self.replicas} replicas{split} but {len(self.devices)} devices")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -137,6 +138,46 @@ class Provenance(Record):
     """Of an estimate: what each kind of operation rests on (a table, a rule or a guess)."""
 
 
+class SplitLayer(Record):
+    """One layer on one of the devices that split it, for one micro-batch.
+
+    Attributes:
+        compute_share: Share of the layer's time that one device computes; 1 if it is not split.
+        parameter_bytes: Parameters and buffers that one device holds.
+        saved_activation_bytes: What autograd keeps on one device.
+        workspace_bytes: As in `LayerProfile`, on one device.
+        forward_reduced_bytes: Bytes all-reduced over the devices in a forward, all together.
+        backward_reduced_bytes: Bytes all-reduced in a backward.
+        forward_reductions: Number of all-reduces that carry them in a forward.
+        backward_reductions: Number of them in a backward.
+        forward_gathered_bytes: Bytes of whole tensors that are all-gathered in a forward.
+        backward_gathered_bytes: Bytes of whole tensors that are gathered, or scattered after a
+            reduction, in a backward.
+        gathers: Number of those collectives, in a forward and a backward together.
+        reasons: Why it, or a part of it, is not split.
+    """
+
+    compute_share: float = Field(1.0, gt=0, le=1)
+    parameter_bytes: int = Field(0, ge=0)
+    saved_activation_bytes: int = Field(0, ge=0)
+    workspace_bytes: int = Field(0, ge=0)
+    forward_reduced_bytes: int = Field(0, ge=0)
+    backward_reduced_bytes: int = Field(0, ge=0)
+    forward_reductions: int = Field(0, ge=0)
+    backward_reductions: int = Field(0, ge=0)
+    forward_gathered_bytes: int = Field(0, ge=0)
+    backward_gathered_bytes: int = Field(0, ge=0)
+    gathers: int = Field(0, ge=0)
+    reasons: Notes = ()
+
+
+class TensorSplit(Record):
+    """All layers of a model split over ``degree`` devices (tensor parallelism)."""
+
+    degree: int = Field(ge=2, le=1024)
+    layers: LongTuple[SplitLayer]
+
+
 class Profile(Document):
     """Per-layer costs of a model for one micro-batch on one device.
 
@@ -150,6 +191,8 @@ class Profile(Document):
             branches.
         parameters: Every parameter and buffer with the layers using it (ties included).
         storages: What autograd keeps (see `SavedStorage`).
+        splits: How layers split over several devices, one entry per number of devices, ascending;
+            empty if not known.
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
         chain_break: See `Graph`.
     """
@@ -166,6 +209,7 @@ class Profile(Document):
     edges: LongTuple[Edge] = ()
     parameters: LongTuple[Parameter] = ()
     storages: LongTuple[SavedStorage] = ()
+    splits: LongTuple[TensorSplit] = Field((), exclude_if=operator.not_)
     loss: LossProfile | None = None
     reconciliation: Reconciliation | None = None
     provenance: Provenance = Provenance()
@@ -192,6 +236,15 @@ class Profile(Document):
                 raise ValueError(
                     f"storages[{position}] lists layers {storage.layers}; they must be ascending "
                     f"and between 0 and {len(self.layers) - 1}"
+                )
+        degrees = [split.degree for split in self.splits]
+        if degrees != sorted(set(degrees)):
+            raise ValueError(f"splits are of {degrees} devices; they must ascend")
+        for position, split in enumerate(self.splits):
+            if len(split.layers) != len(self.layers):
+                raise ValueError(
+                    f"splits[{position}] has {len(split.layers)} layers, the profile "
+                    f"{len(self.layers)}"
                 )
         return self
 

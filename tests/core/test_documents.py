@@ -10,7 +10,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, StagewrightError
 from stagewright.core.graph.graph import Edge, Graph
 from stagewright.core.plan.schedule import Schedule
-from stagewright.core.profile.profile import Profile
+from stagewright.core.profile.profile import Profile, SplitLayer
 from stagewright.planner.plan import plan
 from stagewright.planner.simulator.plan_timeline import plan_timeline
 from stagewright.schedules.make_schedule import make_schedule
@@ -170,3 +170,30 @@ def test_the_committed_schemas_are_current(repository):
     for name, document in script.DOCUMENTS.items():
         committed = (folder / f"{name}.json").read_text(encoding="utf-8")
         assert committed == script.schema_text(document), f"docs/schemas/{name}.json is stale"
+
+
+def test_a_plan_without_sharing_or_split_layers_has_the_id_it_had_before_there_were_any():
+    written = json.loads(PLAN.to_json())
+    assert not {"tensor", "strategies"} & set(written["options"])
+    assert not any("tensor" in stage for stage in written["stages"])
+    assert "splits" not in json.loads(PROFILE.to_json())
+
+
+def test_a_stage_has_a_device_for_every_shard_of_every_replica():
+    stage = PLAN.stages[0].model_copy(update={"devices": ("a", "b", "c", "d")})
+    fields = {**stage.model_dump(), "replicas": 2, "tensor": 2}
+    assert type(stage).model_validate(fields).tensor == 2
+    with pytest.raises(ValueError, match="2 replicas of 3 devices each but 4 devices"):
+        type(stage).model_validate({**fields, "tensor": 3})
+
+
+def test_splits_have_an_entry_for_every_layer_and_ascend():
+    layers = (SplitLayer(),) * len(PROFILE.layers)
+    fields = PROFILE.model_dump()
+    fields["splits"] = [{"degree": 2, "layers": layers}, {"degree": 4, "layers": layers}]
+    assert [split.degree for split in Profile.model_validate(fields).splits] == [2, 4]
+    with pytest.raises(ValueError, match="must ascend"):
+        Profile.model_validate({**fields, "splits": fields["splits"][::-1]})
+    fields["splits"] = [{"degree": 2, "layers": layers[1:]}]
+    with pytest.raises(ValueError, match="has 5 layers, the profile 6"):
+        Profile.model_validate(fields)

@@ -129,8 +129,17 @@ def test_recomputation(name):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_replicas_that_share_their_weights(name):
-    plan = change(make_plan(name), {0: {"strategy": "fully_shard"}})
-    assert rejected(plan, name)["sharded replicas"].remedy == "--max-replicas 1"
+    for strategy in ("zero1", "fully_shard"):
+        plan = change(make_plan(name), {0: {"strategy": strategy}})
+        found = rejected(plan, name)["sharded replicas"]
+        assert strategy in found.reason
+        assert found.remedy == "--strategies replicate"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_layers_split_over_devices(name):
+    plan = change(make_plan(name), {1: {"tensor": 2, "devices": ("a", "b")}})
+    assert rejected(plan, name)["split layers"].remedy == "--tensor 1"
 
 
 @pytest.mark.parametrize("name", TARGETS)
