@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 from ..core.cluster.reserves import ReservedMemory
 from ..core.plan.assumptions import list_assumptions
-from ..core.plan.plan import Baseline, Plan, Proof, Stage
+from ..core.plan.plan import Baseline, Plan, Proof, Sharing, Stage
 from ..core.profile.module_chain import find_chain_break
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
 from .cost.device_classes import reserved_memory
-from .cost.plan_cost import CostedPlan, Decision
+from .cost.plan_cost import CostedPlan, Decision, StageCost
+from .cost.sharing import choose_sharing
 from .heuristics.candidates import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
 from .problem.problem import PlanningRequest
@@ -145,10 +147,18 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
                 in_flight=price.in_flight,
                 replicas=chosen.replicas[number],
                 recompute="always" if chosen.recompute[number] else "never",
-                strategy="replicate" if chosen.replicas[number] > 1 else "single",
+                strategy=_strategy(request, price, chosen.replicas[number]),
             )
         )
     return tuple(stages)
+
+
+def _strategy(
+    request: PlanningRequest, cost: StageCost, replicas: int
+) -> Literal["single"] | Sharing:
+    if replicas == 1:
+        return "single"
+    return choose_sharing(request.options) if cost.is_shared else "replicate"
 
 
 def _reserved(request: PlanningRequest, chosen: Assignment, number: int) -> ReservedMemory:

@@ -144,15 +144,21 @@ class TrainingBytes(NamedTuple):
         gradients: What gradients take more.
         copies: The second copy of the weights.
         state: The optimizer's state; a fraction where scales are shared by many elements.
+        master_copies: Part of ``copies`` that belongs to the optimizer.
     """
 
     gradients: int
     copies: int
     state: Fraction
+    master_copies: int = 0
 
     def of_state(self, elements: Any) -> Any:
         """Return the bytes of the optimizer's state of so many elements, a number or an array."""
         return elements * self.state.numerator // self.state.denominator
+
+    def of_update(self, elements: Any) -> Any:
+        """Return the bytes that only the optimizer's update needs, which replicas may share."""
+        return elements * self.master_copies + self.of_state(elements)
 
     def of(self, elements: Any) -> Any:
         """Return all bytes of so many elements."""
@@ -162,10 +168,12 @@ class TrainingBytes(NamedTuple):
 def training_bytes(precision: Recipe | None, optimizer: Optimizer) -> TrainingBytes:
     """Return what a recipe and an optimizer add; without a recipe, as for ``fp32``."""
     recipe, entry = RECIPES[precision or "fp32"], OPTIMIZERS[optimizer]
+    copies = recipe.copy_bytes if optimizer != "none" or recipe.autocast else 0
     return TrainingBytes(
         gradients=BYTES[recipe.gradients] - BYTES[recipe.weights],
-        copies=recipe.copy_bytes if optimizer != "none" or recipe.autocast else 0,
+        copies=copies,
         state=entry.fixed + entry.moments * recipe.moment_bytes,
+        master_copies=0 if recipe.autocast else copies,
     )
 
 

@@ -28,6 +28,7 @@ from .chain import (
     tied_parameters,
 )
 from .device_classes import Devices
+from .sharing import list_shared
 from .work_limits import WorkLimits
 
 Integers = NDArray[np.int64]
@@ -113,6 +114,8 @@ def _farthest(
     for entry in list_parameters(profile):
         if entry.layers:
             more = entry.size_bytes + training.of(entry.numel) if is_learned(entry) else 0
+            if is_learned(entry) and len(entry.layers) == 1:
+                more -= int(list_shared(training, options, entry.size_bytes, entry.numel).update)
             own[atoms[entry.layers[0]]] += entry.size_bytes + more
     before = np.concatenate([[0], np.cumsum(own)])
     last = np.searchsorted(before, before[:-1] + limit, side="right") - 1

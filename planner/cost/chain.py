@@ -45,6 +45,7 @@ class HeldFields(TypedDict):
     weights_bytes: Bytes
     gradients_bytes: Bytes
     learned_elements: Bytes
+    shareable_elements: Bytes
     saved_bytes: Bytes
 
 
@@ -67,6 +68,7 @@ class CostColumns:
         weights_bytes: Parameters and buffers used, each storage once.
         gradients_bytes: One gradient per trainable parameter, in its dtype.
         learned_elements: Elements of the trainable parameters.
+        shareable_elements: Elements of those that a single layer uses.
         saved_bytes: Activations kept for backward per micro-batch.
         workspace_bytes: Largest temporary memory of any layer.
         arriving_bytes: Activations that cross a cut there.
@@ -83,6 +85,7 @@ class CostColumns:
     weights_bytes: Bytes
     gradients_bytes: Bytes
     learned_elements: Bytes
+    shareable_elements: Bytes
     saved_bytes: Bytes
     workspace_bytes: Bytes
     arriving_bytes: Bytes
@@ -179,6 +182,7 @@ class ChainCosts(CostColumns):
             weights_bytes=self.weights_bytes[span],
             gradients_bytes=self.gradients_bytes[span],
             learned_elements=self.learned_elements[span],
+            shareable_elements=self.shareable_elements[span],
             saved_bytes=self.saved_bytes[span],
             workspace_bytes=self.workspace_bytes[span],
             arriving_bytes=self.arriving_bytes,
@@ -278,6 +282,9 @@ def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> HeldFi
         "weights_bytes": sum_held((entry.size_bytes, entry.layers) for entry in parameters),
         "gradients_bytes": sum_held((entry.size_bytes, entry.layers) for entry in learned),
         "learned_elements": sum_held((entry.numel, entry.layers) for entry in learned),
+        "shareable_elements": sum_held(
+            (entry.numel, entry.layers) for entry in learned if len(entry.layers) == 1
+        ),
         "saved_bytes": sum_held(saved_items(profile)),
     }
 

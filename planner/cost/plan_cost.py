@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
+import numpy as np
+
 from ...core.errors import InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import DirectSend, MemoryUse, PlanOptions
@@ -31,6 +33,7 @@ from .communication import (
     find_skips,
 )
 from .device_classes import Devices
+from .sharing import SharedBytes, held_share, list_shared, saves_memory
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class StageCost:
     The backward has the recomputed forward in it; ``outgoing_s`` is both ways over the cut behind
     the stage. Gradients are summed once a step, and ``exposed_sync_s`` is what of that outlasts the
     backward of the layers in front. ``size_bytes`` counts weights and the activations of one micro-
-    batch.
+    batch. ``is_shared`` says that replicas hold parts of the optimizer's state (`sharing`).
     """
 
     forward_s: float
@@ -57,6 +60,7 @@ class StageCost:
     send_forward_bytes: int
     send_backward_bytes: int
     size_bytes: int
+    is_shared: bool = False
 
     @property
     def whole_s(self) -> float:
@@ -269,7 +273,8 @@ class CostModel:
             exposed_sync_s=exposed_s,
             microbatches=share,
             in_flight=depth,
-            memory=self._memory(costs, span, again, depth, share, past),
+            memory=self._memory(costs, span, again, depth, count, past),
+            is_shared=self._is_shared(costs, span, count),
             limit_bytes=entry.limit_bytes,
             send_forward_bytes=after[0],
             send_backward_bytes=0 if self.only_forward else before[1],
@@ -282,8 +287,7 @@ class CostModel:
 
     def memory(self, span: tuple[int, int], again: bool, depth: int, replicas: int) -> MemoryUse:
         """Return the memory of one replica of a stage between two positions of the tables."""
-        share = -(-self.num_microbatches // replicas)
-        return self._memory(self.costs, span, again, depth, share)
+        return self._memory(self.costs, span, again, depth, replicas)
 
     def _memory(
         self,
@@ -291,7 +295,7 @@ class CostModel:
         span: tuple[int, int],
         again: bool,
         depth: int,
-        share: int,
+        replicas: int,
         past: tuple[int, int] = (0, 0),
     ) -> MemoryUse:
         """Return the memory of one replica, less the ``past`` bytes that bypass it."""
@@ -308,15 +312,32 @@ class CostModel:
         learned = int(costs.learned_elements[span])
         returning = int(costs.returning_bytes[last]) - past[1]
         inputs = int(costs.input_bytes[first]) - past[0]
+        share = -(-self.num_microbatches // replicas)
+        weights, copies = int(costs.weights_bytes[span]), self.training.copies * learned
+        state = self.training.of_state(learned)
+        if self._is_shared(costs, span, replicas):
+            # Rounded up once for everything: what is in front of it, too, comes off the state.
+            held = self._shared(costs, span)
+            masters = self.training.master_copies * int(costs.shareable_elements[span])
+            parts = [-(-held.gathered // replicas), -(-(held.gathered + masters) // replicas)]
+            weights, copies = weights + parts[0], copies - masters + parts[1] - parts[0]
+            state += held_share(held, replicas) - parts[1] - (held.update - masters)
         return MemoryUse(
-            weights_bytes=int(costs.weights_bytes[span]),
+            weights_bytes=weights,
             gradients_bytes=self._gradients_bytes(costs, span),
-            weight_copies_bytes=self.training.copies * learned,
-            optimizer_bytes=self.training.of_state(learned),
+            weight_copies_bytes=copies,
+            optimizer_bytes=state,
             activations_bytes=(inputs if again else saved) * depth,
             workspace_bytes=workspace + (saved if again else 0),
             receive_buffers_bytes=min(share, POSTED_AHEAD) * (arriving + returning),
         )
+
+    def _shared(self, costs: ChainCosts, span: tuple[int, int]) -> SharedBytes:
+        weights, elements = costs.gradients_bytes[span], costs.shareable_elements[span]
+        return list_shared(self.training, self.options, int(weights), int(elements))
+
+    def _is_shared(self, costs: ChainCosts, span: tuple[int, int], replicas: int) -> bool:
+        return saves_memory(self._shared(costs, span), replicas)
 
     def tied_sync_s(self, assignment: Assignment) -> float:
         """Return the time to sum the gradients of weights shared between stages.
@@ -532,7 +553,7 @@ class StageMemoryTables:
     """
 
     def __init__(self, costs: ChainCosts, options: PlanOptions, num_microbatches: int) -> None:
-        self.costs, self.num_microbatches = costs, num_microbatches
+        self.costs, self.options, self.num_microbatches = costs, options, num_microbatches
         self.training = training_bytes(options.precision, options.optimizer)
         self.row = lru_cache(maxsize=64 * MAX_KEPT)(self._row)
         self.table = lru_cache(maxsize=MAX_KEPT)(self._table)
@@ -551,10 +572,18 @@ class StageMemoryTables:
         saved = costs.saved_bytes[firsts]
         inputs = costs.input_bytes[firsts, None]
         share = -(-self.num_microbatches // replicas)
+        shared = list_shared(
+            self.training,
+            self.options,
+            costs.gradients_bytes[firsts],
+            costs.shareable_elements[firsts],
+        )
         found: Bytes = (
             costs.weights_bytes[firsts]
             + costs.gradients_bytes[firsts]
             + self.training.of(costs.learned_elements[firsts])
+            - shared.update
+            + np.minimum(shared.update, held_share(shared, replicas))
             + (inputs * depth + saved if again else saved * depth)
             + costs.workspace_bytes[firsts]
             + min(share, POSTED_AHEAD)

@@ -24,6 +24,7 @@ import numpy as np
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import PlanOptions
 from ..cost.device_classes import Devices
+from ..cost.sharing import list_shared
 from .downsets import Contraction, nodes_of
 from .layer_graph import LayerGraph
 from .set_costs import ELEMENTS, GRADIENTS, WEIGHTS
@@ -164,10 +165,13 @@ def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: 
     factors = np.zeros(4, dtype=np.int64)
     factors[WEIGHTS] = factors[GRADIENTS] = 1
     # Whole bytes: a lower bound where an element's state is a fraction more.
-    factors[ELEMENTS] = training_bytes(options.precision, options.optimizer).of(1)
+    training = training_bytes(options.precision, options.optimizer)
+    factors[ELEMENTS] = training.of(1)
+    # Of a state that replicas share, each may hold as little as nothing; together they hold it.
     own = costs.alone @ factors
+    least = own - int(list_shared(training, options, 0, 1).update) * costs.alone[:, ELEMENTS]
     everything = int(own.sum()) + sum(int(np.dot(item.sizes, factors)) for item in costs.shared)
-    nodes = [int(own[nodes_of(group)].sum()) for group in branches.nodes.members]
+    nodes = [int(least[nodes_of(group)].sum()) for group in branches.nodes.members]
     return max([*nodes, -(-everything // num_devices)])
 
 

@@ -99,6 +99,7 @@ class SetCosts:
         backward = np.maximum(front_backward[last] - front_backward[first], 0.0)
         alone = members.astype(np.int64) @ self.alone
         totals = (alone[last] - alone[first]).T.copy()
+        shareable = totals[ELEMENTS].copy()
         self._add_shared(totals, members, first, last)
         weights, gradients, elements, saved = totals
         if loss:
@@ -113,6 +114,7 @@ class SetCosts:
             weights_bytes=weights,
             gradients_bytes=gradients,
             learned_elements=elements,
+            shareable_elements=shareable,
             saved_bytes=saved,
             workspace_bytes=self._workspace(members, first, last),
             arriving_bytes=arriving,
@@ -179,6 +181,7 @@ class SetCosts:
             weights_bytes=fill_table(costs["weights_bytes"]),
             gradients_bytes=fill_table(costs["gradients_bytes"]),
             learned_elements=fill_table(costs["learned_elements"]),
+            shareable_elements=fill_table(costs["shareable_elements"]),
             saved_bytes=fill_table(costs["saved_bytes"]),
             workspace_bytes=fill_table(costs["workspace_bytes"]),
             arriving_bytes=costs["arriving_bytes"],

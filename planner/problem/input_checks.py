@@ -122,11 +122,8 @@ def check_options(options: PlanOptions) -> None:
     if options.schedule in SEVERAL_STAGES and options.objective != "latency":
         _check_stage_counts(options)
     _check_regular(options)
-    if options.tensor != 1 or options.strategies != ("replicate",):
-        raise InvalidInput(
-            "tensor and strategies are not planned yet; leave them at 1 and ('replicate',)",
-            field="/options/tensor",
-        )
+    if options.tensor != 1:
+        raise InvalidInput("tensor is not planned yet; leave it at 1", field="/options/tensor")
 
 
 def _check_regular(options: PlanOptions) -> None:

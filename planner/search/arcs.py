@@ -21,6 +21,7 @@ from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment, shift_forward
 from ..cost.chain import Mask, StageTable
 from ..cost.device_classes import DeviceClass, Devices
+from ..cost.sharing import SharedBytes, list_shared
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -46,7 +47,10 @@ class StageArcs(NamedTuple):
         weight: What it adds to the sum, in seconds.
         first_unit: Seconds per micro-batch of its first metric.
         second_unit: Seconds per micro-batch of its second metric.
-        room: Bytes left for activations and buffers; -1 if the stage is not allowed.
+        room: Bytes left for activations, buffers and what replicas share; -1 if the stage is
+            not allowed.
+        update: Bytes that replicas may share; see `SharedBytes`.
+        gathered: Bytes of which a replica that shares keeps its part besides.
         saved: Bytes per micro-batch in flight.
         min_replicas: Replicas it is known to need.
         gradients: Bytes to all-reduce over its replicas.
@@ -67,6 +71,8 @@ class StageArcs(NamedTuple):
     first_unit: Floats
     second_unit: Floats
     room: Integers
+    update: Integers
+    gathered: Integers
     saved: Integers
     min_replicas: Integers
     gradients: Integers
@@ -102,7 +108,7 @@ class StageArcs(NamedTuple):
         return pruned._replace(min_replicas=replicas[kept])
 
 
-ARC_COLUMNS = StageArcs._fields[1:12]
+ARC_COLUMNS = StageArcs._fields[1:14]
 """Fields of `StageArcs` with one entry per arc."""
 
 
@@ -304,6 +310,8 @@ class SearchSpace:
             first_unit=np.concatenate([each.first_unit for each in costs])[order],
             second_unit=np.concatenate([each.second_unit for each in costs])[order],
             room=np.concatenate([each.room for each in costs])[order],
+            update=self.shared.update[stages],
+            gathered=self.shared.gathered[stages],
             saved=np.concatenate([each.saved for each in costs])[order],
             min_replicas=np.full(len(order), self.min_replicas, dtype=np.int64),
             gradients=self._gradients_bytes()[stages],
@@ -341,18 +349,30 @@ class SearchSpace:
     def training(self) -> TrainingBytes:
         return training_bytes(self.options.precision, self.options.optimizer)
 
+    @cached_property
+    def shared(self) -> SharedBytes:
+        """Return what the replicas of every stage may share."""
+        tables, chosen = self.tables, self.chosen
+        return list_shared(
+            self.training,
+            self.options,
+            tables.gradients_bytes[chosen],
+            tables.shareable_elements[chosen],
+        )
+
     def _gradients_bytes(self) -> Integers:
         tables, chosen = self.tables, self.chosen
         more: Integers = self.training.gradients * tables.learned_elements[chosen]
         return tables.gradients_bytes[chosen] + more
 
     def _room(self, entry: DeviceClass, *, training: bool) -> Integers:
-        """Return the bytes that a stage's weights and optimizer leave on a device."""
+        """Return the bytes left of a device by what every replica of a stage holds for itself."""
         tables, chosen = self.tables, self.chosen
         resident = tables.weights_bytes[chosen] + tables.workspace_bytes[chosen]
         if training:
             resident = resident + tables.gradients_bytes[chosen]
             resident = resident + self.training.of(tables.learned_elements[chosen])
+            resident = resident - self.shared.update
         limit = UNLIMITED_BYTES if entry.limit_bytes is None else entry.limit_bytes
         room: Integers = limit - resident
         return room

@@ -108,6 +108,8 @@ class ArcCosts(NamedTuple):
     device_class: int
     weight: float
     room: int
+    update: int
+    gathered: int
     saved: int
     buffer: int
     gradients: int
@@ -274,8 +276,9 @@ def costs_of_arc(arc: int, i: int, arcs: StageArcs) -> ArcCosts:
     """Read one arc from position i as numbers."""
     j = arcs.last[arc]
     return ArcCosts(
-        arc, i, j, arcs.device_class[arc], arcs.weight[arc], arcs.room[arc], arcs.saved[arc],
-        arcs.arriving[i] + arcs.returning[j], arcs.gradients[arc], arcs.lead[i],
+        arc, i, j, arcs.device_class[arc], arcs.weight[arc], arcs.room[arc], arcs.update[arc],
+        arcs.gathered[arc], arcs.saved[arc], arcs.arriving[i] + arcs.returning[j],
+        arcs.gradients[arc], arcs.lead[i],
         arcs.stage_number[arc], j < len(arcs.first_arc) - 1,
     )  # fmt: skip
 
@@ -346,8 +349,8 @@ def extend_over_level(
             need = -1
         else:
             need = fewest_for_memory(
-                need, most, columns[row + IN_FLIGHT], costs.room, costs.saved, costs.buffer,
-                scope.rules,
+                need, most, columns[row + IN_FLIGHT], costs.room, costs.update, costs.gathered,
+                costs.saved, costs.buffer, scope.rules,
             )  # fmt: skip
     if costs.is_inner:
         class_behind = arcs.device_class[columns[row + ARC]]

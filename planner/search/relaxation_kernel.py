@@ -261,27 +261,41 @@ def fits_memory(
     return room - min(share, posted) * buffer - depth * saved >= 0
 
 
+def room_left(replicas: int, room: int, update: int, gathered: int) -> int:
+    """Return the bytes that a replica has left for activations, by its part of what is shared.
+
+    Where sharing would hold more than whole copies, replicas do not share.
+    """
+    return room - min(update, (update + gathered + replicas - 1) // replicas)
+
+
 def fewest_for_memory(
-    need: int, most: int, behind: int, room: int, saved: int, buffer: int, rules: SearchRules
-) -> int:
+    need: int, most: int, behind: int, room: int, update: int, gathered: int, saved: int,
+    buffer: int, rules: SearchRules,
+) -> int:  # fmt: skip
     """Return the fewest replicas from ``need`` to ``most`` that fit the memory; -1 if none do.
 
     More replicas never need more memory each, so the search may double and halve.
     """
     if need > most:
         return -1
-    if fits_memory(need, behind, room, saved, buffer, rules):
+    left = room_left(need, room, update, gathered)
+    if fits_memory(need, behind, left, saved, buffer, rules):
         return need
-    if not fits_memory(most, behind, room, saved, buffer, rules):
+    left = room_left(most, room, update, gathered)
+    if not fits_memory(most, behind, left, saved, buffer, rules):
         return -1
     low, step = need, 1
     high = min(low + step, most)
-    while not fits_memory(high, behind, room, saved, buffer, rules):
+    while not fits_memory(
+        high, behind, room_left(high, room, update, gathered), saved, buffer, rules
+    ):
         low, step = high, 2 * step
         high = min(low + step, most)
     while high - low > 1:
         middle = (low + high) // 2
-        if fits_memory(middle, behind, room, saved, buffer, rules):
+        left = room_left(middle, room, update, gathered)
+        if fits_memory(middle, behind, left, saved, buffer, rules):
             high = middle
         else:
             low = middle
@@ -411,7 +425,8 @@ def relax_position(
         need = fewest_for_memory(
             max(need, arcs.min_replicas[arc]),
             min(pool.total[k], rules.max_replicas, rules.num_microbatches),
-            behind[j], room, arcs.saved[arc], arcs.arriving[i] + arcs.returning[j], rules,
+            behind[j], room, arcs.update[arc], arcs.gathered[arc], arcs.saved[arc],
+            arcs.arriving[i] + arcs.returning[j], rules,
         )  # fmt: skip
         if need < 0:
             continue

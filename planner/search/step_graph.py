@@ -181,11 +181,20 @@ class StepGraph:
             )
             first, last = firsts[chosen], arcs.last[chosen]
             self._columns[key] = ArcColumns(
-                first, last, arcs.first_unit[chosen], arcs.second_unit[chosen], arcs.room[chosen],
+                first, last, arcs.first_unit[chosen], arcs.second_unit[chosen],
+                self._room_left(chosen, replicas),
                 arcs.saved[chosen], arcs.arriving[first] + arcs.returning[last],
                 arcs.gradients[chosen], np.searchsorted(first, np.arange(self.num_atoms + 2)),
             )  # fmt: skip
         return self._columns[key]
+
+    def _room_left(self, chosen: Integers, replicas: int) -> Integers:
+        """Compute `room_left` of many arcs."""
+        update, gathered = self.arcs.update[chosen], self.arcs.gathered[chosen]
+        left: Integers = self.arcs.room[chosen] - np.minimum(
+            update, -(-(update + gathered) // replicas)
+        )
+        return left
 
     @cached_property
     def front_s(self) -> tuple[Floats, Floats]:

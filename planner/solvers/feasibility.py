@@ -11,6 +11,7 @@ from ...core.models.training_memory import training_bytes
 from ...core.units import count, format_bytes
 from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices, reserved_memory
+from ..cost.sharing import list_shared
 from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
 from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, to_assignment
@@ -78,6 +79,10 @@ def _estimate_error(request: PlanningRequest) -> Infeasible:
     table = request.costs.stages
     training = training_bytes(request.options.precision, request.options.optimizer)
     resident = table.weights_bytes + table.gradients_bytes + training.of(table.learned_elements)
+    resident = (
+        resident
+        - list_shared(training, request.options, table.gradients_bytes, table.shareable_elements)[0]
+    )
     single = resident[table.last == table.first + 1]
     whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
     # Some device holds the largest atom, and some device at least an equal share of the whole.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, combinations
 
@@ -23,6 +24,9 @@ from .reference_skips import PassingTensors, find_passing_tensors
 # Not imported from `schedules.traits`: a wrong entry there must not go unnoticed here.
 CLOSED_FORM_DEPTH = ("gpipe", "1f1b")
 """Schedules with a formula for the micro-batches in flight; those of others are simulated."""
+
+STRATEGIES = ("zero1", "fully_shard")
+"""Strategies under which replicas share an optimizer's state."""
 
 SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules that pass input gradients on before computing weight gradients."""
@@ -207,11 +211,23 @@ class ReferenceSplit:
     def in_flight(self, stage: int) -> int:
         return self.held[stage] if self.held else self.depth(stage)
 
+    def strategy(self, stage: int) -> str:
+        """Return the allowed strategy under which the stage's replicas hold least."""
+        if self.replicas(stage) == 1:
+            return "single"
+        allowed = ["replicate", *(name for name in STRATEGIES if name in self.options.strategies)]
+        return min(allowed, key=lambda name: self._memory_by(stage, name).total_bytes)
+
     def memory(self, stage: int) -> MemoryUse:
+        return self._memory_by(stage, self.strategy(stage))
+
+    def _memory_by(self, stage: int, strategy: str) -> MemoryUse:
         return memory(
             self.profile,
             self.options,
             self.layers(stage),
+            replicas=self.replicas(stage),
+            strategy=strategy,
             recompute=self.recomputes(stage),
             microbatches=self.microbatches(stage),
             held=self.in_flight(stage),
@@ -548,13 +564,17 @@ def memory(
     microbatches: int,
     held: int,
     past: tuple[int, int] = (0, 0),
+    replicas: int = 1,
+    strategy: str = "replicate",
 ) -> MemoryUse:
     """Return the memory of a device that holds these layers, storage by storage.
 
     ``held`` micro-batches are in flight at once; ``past`` bytes, forward and backward, bypass the
-    stage instead of being relayed.
+    stage instead of being relayed. Replicas share the optimizer's state of weights that no other
+    layer uses, by the strategy.
     """
     weights = gradients = copies = elements = 0
+    masters = own_elements = 0
     for parameter in parameters_of(profile):
         if set(layers).isdisjoint(parameter.layers):
             continue
@@ -563,6 +583,9 @@ def memory(
             gradient, copy = bytes_of_parameter(parameter, options)
             gradients, copies = gradients + gradient, copies + copy
             elements += parameter.numel
+            if len(parameter.layers) == 1:
+                own_elements += parameter.numel
+                masters += copy * (options.precision not in ("bf16_autocast", "fp16_autocast"))
     arriving = returning = 0
     if layers[0] > 0:
         arriving = profile.boundaries[layers[0] - 1].forward_bytes - past[0]
@@ -580,11 +603,30 @@ def memory(
         kept = arriving
         if layers[0] == 0:
             kept = sum(tensor.size_bytes for tensor in profile.inputs)
+    state = state_bytes(elements, options)
+    if strategy in STRATEGIES:
+        # A replica has its part of each, one behind the other: the cuts are rounded up.
+        learned = sum(
+            parameter.size_bytes
+            for parameter in parameters_of(profile)
+            if is_learned(parameter) and not set(layers).isdisjoint(parameter.layers)
+        )
+        ends = accumulate(
+            (
+                learned if strategy == "fully_shard" else 0,
+                masters,
+                state_bytes(own_elements, options),
+            )
+        )
+        weight_end, copy_end, state_end = (math.ceil(Fraction(end, replicas)) for end in ends)
+        weights += weight_end
+        copies += copy_end - weight_end - masters
+        state += state_end - copy_end - state_bytes(own_elements, options)
     return MemoryUse(
         weights_bytes=weights,
         gradients_bytes=gradients,
         weight_copies_bytes=copies,
-        optimizer_bytes=state_bytes(elements, options),
+        optimizer_bytes=state,
         activations_bytes=kept * held,
         workspace_bytes=workspace,
         receive_buffers_bytes=(arriving + returning) * most_posted(microbatches),

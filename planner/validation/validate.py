@@ -134,9 +134,6 @@ def _device_faults(plan: Plan, cluster: Cluster) -> Iterable[str]:
                 yield f"stage {index} is on {name}, which the cluster does not have"
         if stage.recompute == "except_last":
             yield f"stage {index}: recompute='except_last' is not supported by the cost model"
-        strategy = "single" if stage.replicas == 1 else "replicate"
-        if stage.strategy != strategy:
-            yield f"stage {index}: strategy is {stage.strategy!r}, expected {strategy!r}"
 
 
 def _boundary_faults(plan: Plan, split: ReferenceSplit) -> Iterable[str]:
@@ -170,6 +167,7 @@ def _stage_faults(stage: Stage, index: int, split: ReferenceSplit) -> Iterable[s
         ("memory", stage.memory, split.memory(index)),
         ("memory_limit_bytes", stage.memory_limit_bytes, split.limit_bytes(index)),
         ("reserved", stage.reserved.total_bytes, split.reserved_bytes(index)),
+        ("strategy", repr(stage.strategy), repr(split.strategy(index))),
     ):
         if found != expected:
             yield f"stage {index}: {name} is {found}, expected {expected}"
