@@ -178,10 +178,9 @@ def _label(plan: Plan, where: Layout, rank: int) -> str:
     stages = where.stages_of(rank)
     replica = where.stage_ranks[stages[0]].index(rank)
     layers = sum(plan.stages[stage].num_layers for stage in stages)
-    return (
-        f"{'+'.join(map(str, stages))}  {plan.stages[stages[0]].devices[replica]}, "
-        f"{layers} layer{'s' * (layers > 1)}"
-    )
+    devices = plan.stages[stages[0]].devices_of(replica)
+    others = f" +{len(devices) - 1}" * (len(devices) > 1)
+    return f"{'+'.join(map(str, stages))}  {devices[0]}{others}, {layers} layer{'s' * (layers > 1)}"
 
 
 def _shortened(label: str) -> str:

@@ -209,9 +209,12 @@ def _idle(request: PlanningRequest, chosen: Assignment) -> list[str]:
         f"; {between} of them lie{'s' * (between == 1)} between used ones, as a stage lies inside "
         "one group of devices or is made of whole ones"
     )
+    what = "devices"
+    if request.options.tensor != 1:
+        what = f"groups of {request.options.tensor} devices"
     copies = "; max_replicas=None lets stages be copied to several devices"
     return [
-        f"{len(idle)} of {len(devices)} devices stay{'s' * (len(idle) == 1)} idle: {names}{rest}"
+        f"{len(idle)} of {len(devices)} {what} stay{'s' * (len(idle) == 1)} idle: {names}{rest}"
         + gaps * bool(between)
         + copies * (request.options.max_replicas == 1)
     ]

@@ -107,7 +107,7 @@ def plan_batch(
             plan = None
         if plan is None:
             unfit.append(entry)
-        elif best is None or _rank(plan) < _rank(best):
+        elif best is None or rank_plan(plan) < rank_plan(best):
             best = plan
     if best is not None:
         return _add_note(best, profiles)
@@ -214,7 +214,8 @@ def _add_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     return plan.model_copy(update={"notes": (*plan.notes, note)})
 
 
-def _rank(plan: Plan) -> tuple[float, float, int]:
+def rank_plan(plan: Plan) -> tuple[float, float, int]:
+    """Return what plans of one request are compared by: the objective, then the step."""
     objective, value = plan.options.objective, plan.proof.value
     if objective == "step_time":
         value = plan.step_time_s

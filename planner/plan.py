@@ -25,6 +25,7 @@ from .problem.problem import PlanningRequest, Progress
 from .regular_preference import Attempt, prefer_regular
 from .remedies import add_remedies
 from .solvers.solve import solve
+from .tensor_degrees import DegreeProblem, plan_degrees
 
 
 def plan(
@@ -127,6 +128,27 @@ class Planner:
         began, deadline = time.monotonic(), compute_deadline(deadline_s)
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
+        # Of several degrees, the bound of one does not hold for the others.
+        improving = progress and _Improving(progress, has_bound=options.tensor != "auto")
+        if options.tensor == 1:
+            return self._plan_degree(cluster, options, began, deadline, improving)
+
+        def plan_degree(problem: DegreeProblem, until: float) -> Plan:
+            planner = Planner(problem.profiles) if problem.degree > 1 else self
+            made = planner._plan_degree(problem.cluster, problem.options, began, until, improving)
+            return problem.expand(made, cluster, self._profile_id)
+
+        return plan_degrees(plan_degree, self.profiles, cluster, options, deadline)
+
+    def _plan_degree(
+        self,
+        cluster: Cluster,
+        options: PlanOptions,
+        began: float,
+        deadline: float,
+        progress: Callable[[Progress], None] | None,
+    ) -> Plan:
+        """Plan for devices, or for groups of devices that split layers between them."""
         size = _size_asked(options)
         choice = choose_options(self.profile, cluster, options, self.tables)
         options = choice.options
@@ -134,10 +156,12 @@ class Planner:
         if options.regular != "no" and options.regular_within is not None:
             attempt = partial(prefer_regular, attempt)
         try:
-            found = attempt(cluster, options, deadline, progress and _Improving(progress))
+            found = attempt(cluster, options, deadline, progress)
             found = found.model_copy(update={"notes": (*choice.reasons, *found.notes)})
             return note_cut_short(found, options.gap, began, deadline)
         except Infeasible as error:
+            if options.tensor != 1:
+                raise _of_groups(error, options) from None
             raise add_remedies(error, self.profile, cluster, options, attempt, deadline) from None
 
     def _plan(
@@ -165,15 +189,24 @@ class Planner:
         return build_plan(request, solve(request), self._profile_id)
 
 
+def _of_groups(error: Infeasible, options: PlanOptions) -> Infeasible:
+    """Return the error of a plan for groups of devices, which says so."""
+    text = f"with tensor={options.tensor}, where each device stands for {options.tensor}: {error}"
+    return Infeasible(
+        text, constraint=error.constraint, required=error.required, available=error.available
+    )
+
+
 class _Improving:
     """Progress callback that passes on improvements only."""
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, tell: Callable[[Progress], None], *, has_bound: bool) -> None:
         self._tell, self._best, self._bound = tell, math.inf, 0.0
+        self._has_bound = has_bound
 
     def __call__(self, found: Progress) -> None:
         best = min(self._best, found.value)
-        bound = min(max(self._bound, found.lower_bound), best)
+        bound = min(max(self._bound, found.lower_bound * self._has_bound), best)
         if best < self._best or bound > self._bound:
             self._best, self._bound = best, bound
             self._tell(Progress(found.elapsed_s, best, bound))

@@ -14,9 +14,10 @@ COMPUTATIONS = frozenset(map(str, Work))
 
 
 def name_device(plan: Plan, where: Layout, rank: int) -> str:
-    """Return the name of the device a rank runs on."""
+    """Return the name of the device a rank runs on; of several, the first and their number."""
     stage = where.stages_of(rank)[0]
-    return plan.stages[stage].devices[where.stage_ranks[stage].index(rank)]
+    devices = plan.stages[stage].devices_of(where.stage_ranks[stage].index(rank))
+    return devices[0] + f" +{len(devices) - 1}" * (len(devices) > 1)
 
 
 def build_lanes(plan: Plan, where: Layout, step: StepRows | None) -> tuple[Lane, ...]:

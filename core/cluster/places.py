@@ -86,8 +86,12 @@ def remove_devices(cluster: Cluster, devices: Sequence[int | str]) -> Cluster:
     if not removed:
         return cluster
     levels = _name_uniquely(cluster.levels)
+    # A device that is alone has no links, and so no places.
+    is_alone = len(names) - len(removed) == 1
     left = tuple(
-        device.model_copy(update={"place": _spell_place(cluster, levels, index)})
+        device.model_copy(
+            update={"place": {} if is_alone else _spell_place(cluster, levels, index)}
+        )
         for index, device in enumerate(cluster.devices)
         if index not in removed
     )

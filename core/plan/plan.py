@@ -259,6 +259,10 @@ class Stage(Record):
             raise ValueError(f"{self.replicas} replicas{split} but {len(self.devices)} devices")
         return self
 
+    def devices_of(self, replica: int) -> tuple[str, ...]:
+        """Return the devices that split one replica's layers between them, or its only one."""
+        return self.devices[replica * self.tensor : (replica + 1) * self.tensor]
+
 
 class DirectSend(Record):
     """What one stage sends past others to a later one that reads it, per micro-batch.

@@ -122,8 +122,6 @@ def check_options(options: PlanOptions) -> None:
     if options.schedule in SEVERAL_STAGES and options.objective != "latency":
         _check_stage_counts(options)
     _check_regular(options)
-    if options.tensor != 1:
-        raise InvalidInput("tensor is not planned yet; leave it at 1", field="/options/tensor")
 
 
 def _check_regular(options: PlanOptions) -> None:

@@ -17,6 +17,7 @@ from ..dag.reorder import by_name, reorder_profile
 from ..problem.input_checks import parse_cluster, require_plan, require_profile, scale_to_plan
 from ..simulator.plan_timeline import plan_timeline
 from .reference_cost import ReferenceSplit
+from .reference_tensor import group_faults, reduce_to_groups
 
 TOLERANCE = 1e-9
 """Relative difference allowed between a time in the plan and the reference computation."""
@@ -39,8 +40,12 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
     """
     plan, profile, cluster = require_plan(plan), require_profile(profile), parse_cluster(cluster)
     profile_id = profile.content_id()
+    faults_of_groups = list(group_faults(plan, cluster))
+    faults = list(faults_of_groups)
+    if not faults:
+        plan, profile, cluster = reduce_to_groups(plan, profile, cluster)
     profile = scale_to_plan(plan, profile)
-    faults = list(_identity_faults(plan, profile, profile_id))
+    faults += _identity_faults(plan, profile, profile_id)
     unknown = list(_device_faults(plan, cluster))
     try:
         profile = as_ordered(plan, profile)
@@ -49,7 +54,9 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
     faults += unknown
     if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
         faults.append("its layers are not the profile's layers, each once and in order")
-    elif not unknown:  # unknown devices have no placement to derive anything from
+    elif (
+        not unknown and not faults_of_groups
+    ):  # unknown devices have no placement to derive anything from
         split = to_reference_split(plan, profile, cluster)
         faults += split.faults()
         if next(split.basic_faults(), None) is None:

@@ -70,3 +70,10 @@ def test_levels_of_one_name_get_numbers_where_places_need_names():
     left = Cluster(devices=Cluster.uniform(8).devices, levels=levels).without(5)
     assert [level.name for level in left.levels] == ["link", "link 2", "link 3"]
     assert left.devices[5].place == {"link": "3", "link 2": "1"}
+
+
+def test_one_device_left_of_several_nodes_has_no_place():
+    """Its levels went, and its places named them: no such cluster could be made."""
+    cluster = Cluster.parse("2x2xcpu").without(0, 1, 3)
+    assert [device.place for device in cluster.devices] == [{}]
+    assert cluster.levels == ()

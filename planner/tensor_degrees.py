@@ -1,0 +1,217 @@
+"""Number of devices that split the layers of each replica: planned apart for each number.
+
+With tensor parallelism of degree t, groups of t devices stand for devices, and a layer costs what
+it costs one device of a group (`problem.split_layers`). So the search for one degree is the search
+for stages and replicas on the groups; a plan for ``auto`` is the best of all degrees, and its bound
+the least of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..core.cluster.cluster import Cluster
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from ..core.plan.plan import Baseline, Plan, PlanOptions, Proof
+from ..core.profile.profile import Profile
+from ..core.units import format_time
+from .microbatch_size import rank_plan
+from .problem.split_layers import find_split, group_devices, list_splits, split_costs
+
+PlanDegree = Callable[["DegreeProblem", float], Plan]
+"""Plans one degree until a deadline on the clock of `time.monotonic`."""
+
+
+@dataclass(frozen=True)
+class DegreeProblem:
+    """Profiles and cluster as groups of ``degree`` devices see them.
+
+    ``members`` has the devices of each group by the name of the first.
+    """
+
+    degree: int
+    profiles: tuple[Profile, ...]
+    cluster: Cluster
+    options: PlanOptions
+    members: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, degree: int
+    ) -> DegreeProblem:
+        """Split the layers of the profiles, and group the devices.
+
+        Raises:
+            InvalidInput: The profile or the cluster does not allow that degree.
+        """
+        options = options.model_copy(update={"tensor": degree})
+        if degree == 1:
+            return cls(1, tuple(profiles), cluster, options)
+        grouped, members = group_devices(cluster, degree)
+        split = tuple(
+            split_costs(profile, find_split(profile, degree), cluster) for profile in profiles
+        )
+        return cls(degree, split, grouped, options, members)
+
+    def least_step_s(self) -> float:
+        """Bound the step of every plan by its work spread evenly over all groups."""
+        if self.options.objective != "step_time" or self.options.batch_size is not None:
+            return 0.0
+        layers, loss = self.profiles[0].layers, self.profiles[0].loss
+        work_s = sum(entry.forward.median_s + entry.backward.median_s for entry in layers)
+        work_s += loss.forward.median_s + loss.backward.median_s if loss else 0.0
+        speed = math.fsum(device.speed for device in self.cluster.devices)
+        return self.options.num_microbatches * work_s / speed * (1 - 1e-9)
+
+    def expand(self, plan: Plan, cluster: Cluster, profile_id: str) -> Plan:
+        """Return a plan of groups as one of the devices in them."""
+        if self.degree == 1:
+            return plan
+
+        def every(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(device for name in names for device in self.members[name])
+
+        def move(baseline: Baseline) -> Baseline:
+            devices = tuple(map(every, baseline.devices))
+            return baseline.model_copy(update={"devices": devices})
+
+        proof = plan.proof
+        if plan.options.objective == "devices":
+            proof = _scale_proof(proof, self.degree)
+        return plan.model_copy(
+            update={
+                "stages": tuple(
+                    stage.model_copy(
+                        update={"devices": every(stage.devices), "tensor": self.degree}
+                    )
+                    for stage in plan.stages
+                ),
+                "baselines": tuple(map(move, plan.baselines)),
+                "cluster_devices": len(cluster.devices),
+                "profile_id": profile_id,
+                "proof": proof,
+            }
+        )
+
+
+def _scale_proof(proof: Proof, degree: int) -> Proof:
+    best = proof.best_value
+    update = {
+        "value": proof.value * degree,
+        "lower_bound": proof.lower_bound * degree,
+        "best_value": None if best is None else best * degree,
+    }
+    return proof.model_copy(update=update)
+
+
+def list_degrees(profiles: Sequence[Profile], options: PlanOptions) -> tuple[int, ...]:
+    """Return the degrees to plan, the largest first: its groups are fewest, so it is quickest."""
+    if options.tensor != "auto":
+        return (options.tensor,)
+    known = [{split.degree for split in list_splits(profile)} for profile in profiles]
+    return (*sorted(set.intersection(*known), reverse=True), 1)
+
+
+@dataclass
+class _Tried:
+    """Plans by degree, and what is known of those without."""
+
+    plans: dict[int, Plan] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
+    error: InvalidInput | Infeasible | DeadlineExceeded | None = None
+    is_open: bool = False
+
+
+def plan_degrees(
+    plan_degree: PlanDegree,
+    profiles: Sequence[Profile],
+    cluster: Cluster,
+    options: PlanOptions,
+    deadline: float,
+) -> Plan:
+    """Return the best plan of every degree that the options allow.
+
+    Raises:
+        InvalidInput: No degree is possible.
+        Infeasible: None fits; the error is of the largest degree.
+        DeadlineExceeded: No plan was found in time.
+    """
+    tried = _Tried()
+    degrees = list_degrees(profiles, options)
+    for number, degree in enumerate(degrees):
+        try:
+            problem = DegreeProblem.of(profiles, cluster, options, degree)
+        except InvalidInput as error:
+            tried.error = tried.error or error
+            tried.skipped[degree] = "not possible here"
+            continue
+        _try_degree(tried, plan_degree, problem, cluster, _share(deadline, len(degrees) - number))
+    if not tried.plans:
+        assert tried.error is not None
+        raise tried.error
+    best = min(tried.plans, key=lambda degree: (rank_plan(tried.plans[degree]), degree))
+    return _combine(tried, best)
+
+
+def _share(deadline: float, left: int) -> float:
+    """Return the deadline of the next degree: an equal part of the time left."""
+    now = time.monotonic()
+    return deadline if deadline == math.inf else now + max(0.0, deadline - now) / left
+
+
+def _try_degree(
+    tried: _Tried,
+    plan_degree: PlanDegree,
+    problem: DegreeProblem,
+    cluster: Cluster,
+    deadline: float,
+) -> None:
+    degree, best_s = (
+        problem.degree,
+        min((plan.step_time_s for plan in tried.plans.values()), default=math.inf),
+    )
+    if problem.least_step_s() >= best_s:
+        tried.skipped[degree] = f"at least {format_time(problem.least_step_s())}"
+        return
+    try:
+        tried.plans[degree] = plan_degree(problem, deadline)
+    except Infeasible as error:
+        tried.error, tried.skipped[degree] = tried.error or error, "does not fit"
+    except DeadlineExceeded as error:
+        tried.error, tried.is_open = tried.error or error, True
+        tried.skipped[degree] = "no time left"
+
+
+def _combine(tried: _Tried, best: int) -> Plan:
+    """Return the plan of one degree with a proof for all of them."""
+    plan, proofs = tried.plans[best], [found.proof for found in tried.plans.values()]
+    lower = 0.0 if tried.is_open else min(proof.lower_bound for proof in proofs)
+    bound_s = 0.0 if tried.is_open else min(proof.simulated_lower_bound_s for proof in proofs)
+    best_values = [
+        proof.value if proof.best_value is None else proof.best_value for proof in proofs
+    ]
+    proof = plan.proof.model_copy(
+        update={
+            "lower_bound": min(lower, plan.proof.value),
+            "best_value": min(best_values),
+            "simulated_lower_bound_s": min(bound_s, plan.step_time_s),
+            "status": plan.proof.status if lower >= plan.proof.lower_bound else "feasible",
+        }
+    )
+    notes = (*plan.notes, *_describe(tried, best))
+    return plan.model_copy(update={"proof": proof, "notes": notes})
+
+
+def _describe(tried: _Tried, best: int) -> Iterator[str]:
+    """Yield a note on the other degrees."""
+    others = {
+        **{degree: format_time(plan.step_time_s) for degree, plan in tried.plans.items()},
+        **tried.skipped,
+    }
+    others.pop(best)
+    if others:
+        listed = ", ".join(f"{degree}: {others[degree]}" for degree in sorted(others))
+        yield f"tensor={best} was chosen; the step with other degrees is, by degree, {listed}"
