@@ -121,7 +121,8 @@ class _Tried:
 
     plans: dict[int, Plan] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
-    error: InvalidInput | Infeasible | DeadlineExceeded | None = None
+    invalid: InvalidInput | None = None
+    error: Infeasible | DeadlineExceeded | None = None
     is_open: bool = False
 
 
@@ -145,13 +146,14 @@ def plan_degrees(
         try:
             problem = DegreeProblem.of(profiles, cluster, options, degree)
         except InvalidInput as error:
-            tried.error = tried.error or error
+            tried.invalid = tried.invalid or error
             tried.skipped[degree] = "not possible here"
             continue
         _try_degree(tried, plan_degree, problem, cluster, _share(deadline, len(degrees) - number))
     if not tried.plans:
-        assert tried.error is not None
-        raise tried.error
+        reason = tried.error or tried.invalid
+        assert reason is not None
+        raise reason
     best = min(tried.plans, key=lambda degree: (rank_plan(tried.plans[degree]), degree))
     return _combine(tried, best)
 

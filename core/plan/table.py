@@ -37,6 +37,10 @@ def build_plan_columns(plan: Plan) -> list[tuple[str, ...]]:
     hidden: set[str] = set()
     if all(stage.replicas == 1 for stage in stages):
         hidden |= {"replicas", "sync"}
+    if all(stage.tensor == 1 for stage in stages):
+        hidden |= {"tensor"}
+    if all(stage.strategy in ("single", "replicate") for stage in stages):
+        hidden |= {"strategy"}
     if all(stage.recompute == "never" for stage in stages):
         hidden |= {"recompute"}
     if not any(stage.reserved.total_bytes for stage in stages):
@@ -69,6 +73,8 @@ def _used(stage: Stage) -> str:
 COLUMNS: tuple[tuple[str, Callable[[Stage], str]], ...] = (
     ("device", _devices),
     ("replicas", lambda stage: str(stage.replicas)),
+    ("tensor", lambda stage: str(stage.tensor)),
+    ("strategy", lambda stage: stage.strategy.replace("_", " ")),
     ("layers", lambda stage: str(stage.num_layers)),
     ("forward", lambda stage: format_time(stage.forward_time_s)),
     ("backward", lambda stage: format_time(stage.backward_time_s)),

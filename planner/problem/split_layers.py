@@ -127,12 +127,13 @@ def _scale(size: int, layers: Sequence[int], ratios: Sequence[float]) -> int:
 
 
 def _scale_parameter(entry: Parameter, ratios: Sequence[float]) -> Parameter:
-    return entry.model_copy(
-        update={
-            "size_bytes": _scale(entry.size_bytes, entry.layers, ratios),
-            "numel": _scale(entry.numel, entry.layers, ratios),
-        }
-    )
+    """Return what one device has of a parameter: a whole number of elements, of the same type."""
+    if not entry.numel:
+        size = _scale(entry.size_bytes, entry.layers, ratios)
+        return entry.model_copy(update={"size_bytes": size})
+    numel = _scale(entry.numel, entry.layers, ratios)
+    size = -(-entry.size_bytes * numel // entry.numel)
+    return entry.model_copy(update={"size_bytes": size, "numel": numel})
 
 
 def group_devices(cluster: Cluster, degree: int) -> tuple[Cluster, dict[str, tuple[str, ...]]]:

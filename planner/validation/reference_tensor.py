@@ -11,6 +11,7 @@ from fractions import Fraction
 from math import ceil, log2
 
 from ...core.cluster.cluster import Cluster
+from ...core.graph.graph import Parameter
 from ...core.plan.plan import Baseline, Plan, Stage
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer
 from ...core.profile.split_by_names import split_by_names
@@ -64,15 +65,7 @@ def reduce_problem(profile: Profile, cluster: Cluster, degree: int) -> tuple[Pro
         _share(own.parameter_bytes, entry.layer.parameter_bytes)
         for entry, own in zip(profile.layers, split.layers, strict=True)
     ]
-    parameters = [
-        entry.model_copy(
-            update={
-                "size_bytes": ceil(entry.size_bytes * max([held[i] for i in entry.layers] or [1])),
-                "numel": ceil(entry.numel * max([held[i] for i in entry.layers] or [1])),
-            }
-        )
-        for entry in profile.parameters
-    ]
+    parameters = [_reduce_parameter(entry, held) for entry in profile.parameters]
     storages = [
         entry.model_copy(
             update={"size_bytes": ceil(entry.size_bytes * max(kept[i] for i in entry.layers))}
@@ -91,6 +84,15 @@ def reduce_problem(profile: Profile, cluster: Cluster, degree: int) -> tuple[Pro
 
 def _share(part: int, whole: int) -> float:
     return float(Fraction(part, whole)) if whole else 1.0
+
+
+def _reduce_parameter(entry: Parameter, held: list[float]) -> Parameter:
+    part = max([held[layer] for layer in entry.layers] or [1.0])
+    if entry.numel == 0:
+        return entry.model_copy(update={"size_bytes": ceil(entry.size_bytes * part)})
+    elements = ceil(entry.numel * part)
+    size = ceil(Fraction(entry.size_bytes, entry.numel) * elements)
+    return entry.model_copy(update={"size_bytes": size, "numel": elements})
 
 
 def _reduce_layer(
