@@ -119,6 +119,7 @@ def list_degrees(profiles: Sequence[Profile], options: PlanOptions) -> tuple[int
 class _Tried:
     """Plans by degree, and what is known of those without."""
 
+    problems: dict[int, DegreeProblem] = field(default_factory=dict)
     plans: dict[int, Plan] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     invalid: InvalidInput | None = None
@@ -149,28 +150,50 @@ def plan_degrees(
             tried.invalid = tried.invalid or error
             tried.skipped[degree] = "not possible here"
             continue
-        _try_degree(tried, plan_degree, problem, cluster, _share(deadline, len(degrees) - number))
+        until = _share(deadline, len(degrees) - number) if len(degrees) > 1 else deadline
+        _try_degree(tried, plan_degree, problem, until)
     if not tried.plans:
         reason = tried.error or tried.invalid
         assert reason is not None
         raise reason
     best = min(tried.plans, key=lambda degree: (rank_plan(tried.plans[degree]), degree))
+    if len(degrees) > 1 and deadline < math.inf:
+        _plan_again(tried, plan_degree, tried.problems[best], deadline)
     return _combine(tried, best)
 
 
 def _share(deadline: float, left: int) -> float:
-    """Return the deadline of the next degree: an equal part of the time left."""
+    """Return the deadline of the next degree: of half the time left, an equal part."""
     now = time.monotonic()
-    return deadline if deadline == math.inf else now + max(0.0, deadline - now) / left
+    if deadline == math.inf:
+        return deadline
+    return now + max(0.0, deadline - now) / (2 * left)
+
+
+def _plan_again(
+    tried: _Tried, plan_degree: PlanDegree, problem: DegreeProblem, deadline: float
+) -> None:
+    """Give the best degree the rest of the time, if its search was cut short."""
+    first = tried.plans[problem.degree]
+    if first.proof.search_gap <= problem.options.gap or time.monotonic() > deadline:
+        return
+    try:
+        again = plan_degree(problem, deadline)
+    except DeadlineExceeded:
+        return
+    chosen = min(again, first, key=rank_plan)
+    bounds = {
+        name: max(getattr(again.proof, name), getattr(first.proof, name))
+        for name in ("lower_bound", "simulated_lower_bound_s")
+    }
+    proof = chosen.proof.model_copy(update=bounds)
+    tried.plans[problem.degree] = chosen.model_copy(update={"proof": proof})
 
 
 def _try_degree(
-    tried: _Tried,
-    plan_degree: PlanDegree,
-    problem: DegreeProblem,
-    cluster: Cluster,
-    deadline: float,
+    tried: _Tried, plan_degree: PlanDegree, problem: DegreeProblem, deadline: float
 ) -> None:
+    """Plan one degree, unless its bound says that it cannot be the best."""
     degree, best_s = (
         problem.degree,
         min((plan.step_time_s for plan in tried.plans.values()), default=math.inf),
@@ -178,6 +201,7 @@ def _try_degree(
     if problem.least_step_s() >= best_s:
         tried.skipped[degree] = f"at least {format_time(problem.least_step_s())}"
         return
+    tried.problems[degree] = problem
     try:
         tried.plans[degree] = plan_degree(problem, deadline)
     except Infeasible as error:
