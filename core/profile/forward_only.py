@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..cluster.accelerators import find_by_driver_name
 from ..document import is_same_id
 from ..graph.graph import Boundary
-from .profile import LayerProfile, Profile, Provenance, Timing, list_parameters
+from .profile import LayerProfile, Profile, Provenance, TensorSplit, Timing, list_parameters
 
 PREFILL = (
     "prefill: times are of forwards over all {tokens} tokens of a sample; decoding, which reads "
@@ -41,11 +41,33 @@ def for_inference(profile: Profile) -> Profile:
                 each.model_copy(update={"trainable": False}) for each in list_parameters(profile)
             ),
             "storages": (),
+            "splits": tuple(map(_only_forward, profile.splits)),
             "loss": None,
             "reconciliation": None,
             "notes": (*profile.notes, NOTE),
         }
     )
+
+
+def _only_forward(split: TensorSplit) -> TensorSplit:
+    nothing = dict.fromkeys(
+        (
+            "saved_activation_bytes",
+            "backward_reduced_bytes",
+            "backward_reductions",
+            "backward_gathered_bytes",
+        ),
+        0,
+    )
+    layers = tuple(
+        entry.model_copy(
+            update={**nothing, "gathers": entry.gathers // 2}
+            if entry.backward_gathered_bytes and entry.forward_gathered_bytes
+            else {**nothing, "gathers": entry.gathers * (entry.forward_gathered_bytes > 0)}
+        )
+        for entry in split.layers
+    )
+    return split.model_copy(update={"layers": layers})
 
 
 def for_serving(profile: Profile, *, last_position: bool) -> Profile:

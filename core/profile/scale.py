@@ -9,7 +9,15 @@ from typing import TypeVar
 
 from ..errors import InvalidInput
 from ..graph.tensors import TensorSpec
-from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
+from .profile import (
+    LayerProfile,
+    LossProfile,
+    Profile,
+    SavedStorage,
+    SplitLayer,
+    TensorSplit,
+    Timing,
+)
 
 PartT = TypeVar("PartT", LayerProfile, LossProfile)
 T = TypeVar("T")
@@ -125,7 +133,29 @@ def map_costs(
                 for found in pair("edges", profiles, [profile.edges for profile in profiles])
             ),
             "loss": part(losses) if len(losses) == len(profiles) else None,
+            "splits": _map_splits(profiles, size),
         }
+    )
+
+
+def _map_splits(
+    profiles: Sequence[Profile], size: Callable[[list[int]], int]
+) -> tuple[TensorSplit, ...]:
+    """Return the splits that all profiles know, with bytes computed from those of all."""
+
+    def map_layer(entries: Sequence[SplitLayer]) -> SplitLayer:
+        names = [name for name in SplitLayer.model_fields if name.endswith("_bytes")]
+        names.remove("parameter_bytes")
+        updates = {name: size([getattr(entry, name) for entry in entries]) for name in names}
+        return entries[0].model_copy(update=updates)
+
+    known = [{split.degree: split.layers for split in profile.splits} for profile in profiles]
+    return tuple(
+        TensorSplit(
+            degree=degree,
+            layers=tuple(map(map_layer, zip(*(splits[degree] for splits in known), strict=True))),
+        )
+        for degree in sorted(set.intersection(*map(set, known)))
     )
 
 

@@ -41,6 +41,10 @@ def reorder_profile(profile: Profile, order: Sequence[int]) -> Profile:
             entry.model_copy(update={"layers": _moved(entry.layers, position)})
             for entry in profile.parameters
         ),
+        "splits": tuple(
+            split.model_copy(update={"layers": tuple(split.layers[layer] for layer in order)})
+            for split in profile.splits
+        ),
         "storages": tuple(
             entry.model_copy(update={"layers": _moved(entry.layers, position)})
             for entry in profile.storages

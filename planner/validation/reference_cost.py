@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.errors import InvalidInput
@@ -555,6 +555,46 @@ def work_s(
     return forward_s / speed, backward_s / speed
 
 
+@dataclass
+class OwnedWeights:
+    """Bytes of the weights that a stage uses, and elements of those that are trained.
+
+    ``masters`` are the master copies, and ``own_elements`` the elements, of trained weights that
+    no other layer uses; ``learned`` are the bytes of all trained ones.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    copies: int = 0
+    elements: int = 0
+    learned: int = 0
+    masters: int = 0
+    own_elements: int = 0
+
+    def add(self, parameter: Parameter, options: PlanOptions) -> None:
+        self.weights += parameter.size_bytes
+        if not is_learned(parameter):
+            return
+        gradient, copy = bytes_of_parameter(parameter, options)
+        self.gradients += gradient
+        self.copies += copy
+        self.elements += parameter.numel
+        self.learned += parameter.size_bytes
+        if len(parameter.layers) == 1:
+            self.own_elements += parameter.numel
+            if options.precision not in ("bf16_autocast", "fp16_autocast"):
+                self.masters += copy
+
+    def shared(self, options: PlanOptions, strategy: str, replicas: int) -> tuple[int, int, int]:
+        """Return what a replica holds more of weights, copies and state by its strategy."""
+        if strategy not in STRATEGIES:
+            return 0, 0, 0
+        state = state_bytes(self.own_elements, options)
+        gathered = self.learned if strategy == "fully_shard" else 0
+        parts = parts_of_replica((gathered, self.masters, state), replicas)
+        return parts[0], parts[1] - self.masters, parts[2] - state
+
+
 def memory(
     profile: Profile,
     options: PlanOptions,
@@ -573,28 +613,19 @@ def memory(
     stage instead of being relayed. Replicas share the optimizer's state of weights that no other
     layer uses, by the strategy.
     """
-    weights = gradients = copies = elements = 0
-    masters = own_elements = 0
-    for parameter in parameters_of(profile):
-        if set(layers).isdisjoint(parameter.layers):
-            continue
-        weights += parameter.size_bytes
-        if is_learned(parameter):
-            gradient, copy = bytes_of_parameter(parameter, options)
-            gradients, copies = gradients + gradient, copies + copy
-            elements += parameter.numel
-            if len(parameter.layers) == 1:
-                own_elements += parameter.numel
-                masters += copy * (options.precision not in ("bf16_autocast", "fp16_autocast"))
     arriving = returning = 0
     if layers[0] > 0:
         arriving = profile.boundaries[layers[0] - 1].forward_bytes - past[0]
     if layers[-1] + 1 < len(profile.layers):
         returning = profile.boundaries[layers[-1]].backward_bytes - past[1]
     workspace = max(profile.layers[layer].workspace_bytes for layer in layers)
+    owned = OwnedWeights()
+    for parameter in parameters_of(profile):
+        if not set(layers).isdisjoint(parameter.layers):
+            owned.add(parameter, options)
     if options.objective == "latency":
         return MemoryUse(
-            weights_bytes=weights, workspace_bytes=workspace, receive_buffers_bytes=arriving
+            weights_bytes=owned.weights, workspace_bytes=workspace, receive_buffers_bytes=arriving
         )
     kept = saved_bytes(profile, layers)
     if recompute:
@@ -603,34 +634,22 @@ def memory(
         kept = arriving
         if layers[0] == 0:
             kept = sum(tensor.size_bytes for tensor in profile.inputs)
-    state = state_bytes(elements, options)
-    if strategy in STRATEGIES:
-        # A replica has its part of each, one behind the other: the cuts are rounded up.
-        learned = sum(
-            parameter.size_bytes
-            for parameter in parameters_of(profile)
-            if is_learned(parameter) and not set(layers).isdisjoint(parameter.layers)
-        )
-        ends = accumulate(
-            (
-                learned if strategy == "fully_shard" else 0,
-                masters,
-                state_bytes(own_elements, options),
-            )
-        )
-        weight_end, copy_end, state_end = (math.ceil(Fraction(end, replicas)) for end in ends)
-        weights += weight_end
-        copies += copy_end - weight_end - masters
-        state += state_end - copy_end - state_bytes(own_elements, options)
+    more = owned.shared(options, strategy, replicas)
     return MemoryUse(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        weight_copies_bytes=copies,
-        optimizer_bytes=state,
+        weights_bytes=owned.weights + more[0],
+        gradients_bytes=owned.gradients,
+        weight_copies_bytes=owned.copies + more[1],
+        optimizer_bytes=state_bytes(owned.elements, options) + more[2],
         activations_bytes=kept * held,
         workspace_bytes=workspace,
         receive_buffers_bytes=(arriving + returning) * most_posted(microbatches),
     )
+
+
+def parts_of_replica(sizes: tuple[int, ...], replicas: int) -> list[int]:
+    """Return a replica's part of each size: one lies behind the other, cuts are rounded up."""
+    ends = [math.ceil(Fraction(end, replicas)) for end in accumulate(sizes)]
+    return [end - begin for begin, end in pairwise((0, *ends))]
 
 
 HELD_IN: dict[str, tuple[int, int, int]] = {

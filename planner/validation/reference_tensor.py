@@ -77,6 +77,7 @@ def reduce_problem(profile: Profile, cluster: Cluster, degree: int) -> tuple[Pro
             "layers": tuple(layers),
             "parameters": tuple(parameters),
             "storages": tuple(storages),
+            "splits": (),
         }
     )
     return reduced, _reduce_cluster(cluster, degree)

@@ -186,7 +186,7 @@ class Search:
         own = 1 if self.only_forward else -(-self.options.num_microbatches // count)
         rounds = 1 + math.ceil(sums.ahead / count)
         held = own if self.options.schedule == "gpipe" else min(own, rounds)
-        needed, gradients = self.memory(span, choice.recompute, own, held)
+        needed, gradients = self.memory(span, choice.recompute, own, held, count)
         device = self.cluster.devices[choice.devices[0]]
         if device.memory_bytes is not None and needed > math.floor(
             device.memory_bytes * self.options.memory_fraction
@@ -268,16 +268,22 @@ class Search:
     def _work(self, span, speed, recompute):
         return recount.work_s(self.profile, range(*span), speed, recompute)
 
-    def _memory(self, span, recompute, own, held):
-        use = recount.memory(
-            self.profile,
-            self.options,
-            range(*span),
-            recompute=recompute,
-            microbatches=own,
-            held=held,
-        )
-        return use.total_bytes, use.gradients_bytes
+    def _memory(self, span, recompute, own, held, replicas):
+        """The least that the replicas can hold, however they share, and their gradients."""
+        uses = [
+            recount.memory(
+                self.profile,
+                self.options,
+                range(*span),
+                recompute=recompute,
+                microbatches=own,
+                held=held,
+                replicas=replicas,
+                strategy=strategy,
+            )
+            for strategy in {"replicate", *(self.options.strategies if replicas > 1 else ())}
+        ]
+        return min(use.total_bytes for use in uses), uses[0].gradients_bytes
 
     def _size_bytes(self, span):
         if self.objective != "balance_size":

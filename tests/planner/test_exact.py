@@ -112,6 +112,29 @@ def test_the_plan_is_the_least_of_all(objective, chunk):
         check_exact(problem(seed, objective=objective), seed, is_model=False)
 
 
+SHARINGS = [("replicate", "zero1"), ("fully_shard",), ("replicate", "zero1", "fully_shard")]
+
+
+@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("objective", ["step_time", "throughput", "memory", "devices"])
+def test_the_plan_is_the_least_of_all_where_replicas_share(objective, chunk):
+    shared = 0
+    for seed in range(5000 + chunk * SEEDS, 5000 + (chunk + 1) * SEEDS):
+        given = problem(
+            seed,
+            objective=objective,
+            strategies=SHARINGS[seed % 3],
+            max_replicas=None,
+            optimizer="adam",
+        )
+        check_exact(given, seed, is_model=objective == "step_time")
+        made = planned(given)
+        shared += made is not None and any(
+            stage.strategy in SHARINGS[2][1:] for stage in made.stages
+        )
+    assert shared > 1
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_without_numba_the_plan_is_the_least_of_all(objective, monkeypatch):
     monkeypatch.setenv("STAGEWRIGHT_NUMBA", "0")
