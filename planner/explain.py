@@ -16,6 +16,7 @@ from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time
 from .choose_options import rank_schedules
+from .dimensions import list_dimensions
 from .heuristics.comparisons import compare_rules
 from .plan import Planner
 from .problem.input_checks import (
@@ -29,6 +30,7 @@ from .remedies import with_devices
 from .search.branch_and_bound import ROUNDING
 from .simulator.plan_timeline import times_of
 from .simulator.simulate import step_time
+from .tensor_degrees import DegreeProblem
 from .validation.validate import validate
 
 MAX_SCHEDULES = 3
@@ -133,13 +135,17 @@ class _Study:
         self.microbatch_size = shape[0] if shape and shape[0] else None
         self.samples = self.microbatch_size or 1
         self.least_s = plan.step_time_s  # least known step of the unchanged request
+        degree = plan.stages[0].tensor
+        self.groups = DegreeProblem.of((profile,), cluster, options, degree)
 
     def _schedules(self) -> list[_Change]:
         """Return the fastest other schedules as changes."""
         if self.plan.schedule == "forward_only" or self.options.objective != "step_time":
             return []
         options = self.options.model_copy(update={"max_extra_in_flight": 0})
-        ranked = rank_schedules(self.profile, self.cluster, options, self.planner.tables)
+        groups = self.groups
+        planner = self.planner if groups.degree == 1 else Planner(groups.profiles)
+        ranked = rank_schedules(groups.profiles[0], groups.cluster, options, planner.tables)
         return [
             _Change(
                 f"schedule {name}",
@@ -162,9 +168,12 @@ class _Study:
             unlimited = _Change("", _change_memory(self.cluster, None), self.options)
             unlimited_s, is_proven = self._step_s(unlimited, 1 / len(changes))
         alternatives += [
-            self._alternative(change, 1 / (len(changes) - place))
+            self._alternative(change, 1 / (len(changes) - place + 1))
             for place, change in enumerate(changes[1:], start=1)
         ]
+        dimensions = list_dimensions(
+            plan, self.profile, self.cluster, self.options, self._replan, _shares
+        )
         if (alternatives[0].gain or 0) < 1e-3:
             alternatives = alternatives[1:]  # planning again finds nothing better
         shares, stage = _shares(plan)
@@ -186,7 +195,15 @@ class _Study:
             unlimited_step_time_s=unlimited_s,
             unlimited_proven=is_proven,
             alternatives=tuple(alternatives),
-            comparisons=tuple(compare_rules(plan, self.profile, self.cluster, self.options)),
+            dimensions=tuple(dimensions),
+            comparisons=tuple(
+                compare_rules(
+                    self.groups.contract(plan),
+                    self.groups.profiles[0],
+                    self.groups.cluster,
+                    self.options,
+                )
+            ),
         )
 
     def _step_s(self, change: _Change, share: float) -> tuple[float | None, bool]:
@@ -201,6 +218,14 @@ class _Study:
             return own_s, False
         is_proven = found.proof.search_gap <= max(change.options.gap, ROUNDING)
         return min(found.step_time_s, own_s or found.step_time_s), is_proven
+
+    def _replan(self, options: PlanOptions) -> Plan | None:
+        """Plan with other options in half of the time left; `None` if there is no plan."""
+        left_s = max(0.0, self.deadline - time.monotonic()) / 2
+        try:
+            return self.planner.plan(self.cluster, options, deadline_s=left_s)
+        except (InvalidInput, Infeasible, DeadlineExceeded):
+            return None
 
     def _alternative(self, change: _Change, share: float) -> Alternative:
         step_s, is_proven = self._step_s(change, share)
@@ -225,8 +250,13 @@ class _Study:
 
 def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Change]:
     yield _Change("planned again, for the least step", cluster, options)
+    added = plan.stages[0].tensor
     yield _Change(
-        "one more device", with_devices(cluster, len(cluster.devices) + 1), options, "device", 1
+        "one more device" if added == 1 else f"{added} more devices",
+        with_devices(cluster, len(cluster.devices) + added),
+        options,
+        "device",
+        added,
     )
     if len(cluster.devices) > 1:
         yield _Change("links twice as fast", _twice_as_fast(cluster), options)

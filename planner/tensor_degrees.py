@@ -96,6 +96,21 @@ class DegreeProblem:
             }
         )
 
+    def contract(self, plan: Plan) -> Plan:
+        """Return a plan of devices as one of groups; the inverse of `expand`, but for proofs."""
+
+        def heads(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(names[:: self.degree])
+
+        return plan.model_copy(
+            update={
+                "stages": tuple(
+                    stage.model_copy(update={"devices": heads(stage.devices), "tensor": 1})
+                    for stage in plan.stages
+                )
+            }
+        )
+
 
 def _scale_proof(proof: Proof, degree: int) -> Proof:
     best = proof.best_value

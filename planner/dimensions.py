@@ -1,0 +1,110 @@
+"""What each dimension of a plan buys: the plan with less of one, compared part by part.
+
+Dimensions are the devices that split layers, the replicas of stages, the strategy by which they
+share parameters, and the stages. The parts of a step are those of `Shares`; the collectives of
+split layers are taken out of the busiest device's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..core.cluster.cluster import Cluster
+from ..core.plan.explanation import Dimension, Shares
+from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.profile import Profile
+from .problem.split_layers import collectives_s, find_split, list_splits
+
+Replan = Callable[[PlanOptions], Plan | None]
+"""Plans the request with other options; `None` where nothing fits or time is over."""
+
+Parts = Callable[[Plan], tuple[Shares, int]]
+"""Splits a plan's step into shares, and names the busiest stage."""
+
+
+@dataclass(frozen=True)
+class _Less:
+    """Options with less of one dimension, and how the comparison is called."""
+
+    text: str
+    options: PlanOptions
+
+
+def list_dimensions(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    replan: Replan,
+    parts: Parts,
+) -> Iterator[Dimension]:
+    """Yield a comparison for each dimension of the plan."""
+    for less in _list_less(plan, profile, options):
+        other = replan(less.options)
+        yield _compare(less.text, plan, other, profile, cluster, parts)
+
+
+def _list_less(plan: Plan, profile: Profile, options: PlanOptions) -> Iterator[_Less]:
+    tensor = plan.stages[0].tensor
+    if tensor > 1:
+        known = {1, *(split.degree for split in list_splits(profile))}
+        fewer = max(degree for degree in known if degree < tensor)
+        update = {"tensor": fewer}
+        yield _Less(f"tensor {tensor} instead of {fewer}", options.model_copy(update=update))
+    replicas = max(stage.replicas for stage in plan.stages)
+    if replicas > 1:
+        fewer = replicas // 2
+        update = {"max_replicas": fewer}
+        text = f"up to {replicas} replicas instead of {fewer}"
+        yield _Less(text, options.model_copy(update=update))
+    shared = {stage.strategy for stage in plan.stages} - {"single", "replicate"}
+    if shared:
+        text = f"{shared.pop()} instead of replicate"
+        yield _Less(text, options.model_copy(update={"strategies": ("replicate",)}))
+    if plan.num_stages > plan.chunks and options.num_stages is None:
+        fewer = max(plan.chunks, plan.num_stages // 2 // plan.chunks * plan.chunks)
+        text = f"{plan.num_stages} stages instead of up to {fewer}"
+        yield _Less(text, options.model_copy(update={"max_stages": fewer}))
+
+
+def _compare(
+    text: str, plan: Plan, other: Plan | None, profile: Profile, cluster: Cluster, parts: Parts
+) -> Dimension:
+    if other is None:
+        return Dimension(text=text)
+    own, before = (_list_parts(each, profile, cluster, parts) for each in (plan, other))
+    changes = [one - two for one, two in zip(own, before, strict=True)]
+    most = [max(each.memory_by_device().values()) for each in (plan, other)]
+    return Dimension(
+        text=text,
+        step_time_s=other.step_time_s,
+        compute_s=changes[0],
+        all_reduce_s=changes[1],
+        waiting_s=changes[2],
+        messages_s=changes[3],
+        gradients_s=changes[4],
+        memory_bytes=most[0] - most[1],
+    )
+
+
+def _list_parts(plan: Plan, profile: Profile, cluster: Cluster, parts: Parts) -> tuple[float, ...]:
+    """Return the seconds of a step that compute, reduce, wait, send and sum gradients."""
+    shares, busiest = parts(plan)
+    whole_s, reduced_s = plan.step_time_s, 0.0
+    stage = plan.stages[busiest]
+    if stage.tensor > 1:
+        split, link = find_split(profile, stage.tensor), cluster.levels[0]
+        for own in split.layers[stage.first_layer : stage.first_layer + stage.num_layers]:
+            forward_s, backward_s = collectives_s(own, stage.tensor, link)
+            again = 2 if stage.recompute == "always" else 1
+            reduced_s += forward_s * again + backward_s
+        reduced_s *= -(-plan.num_microbatches // stage.replicas)
+    reduced_s = min(reduced_s, shares.work * whole_s)
+    return (
+        shares.work * whole_s - reduced_s,
+        reduced_s,
+        shares.fill * whole_s,
+        shares.links * whole_s,
+        shares.gradients * whole_s,
+    )
