@@ -52,11 +52,14 @@ from .ranks.failure_detection import ConnectionEnded
 from .ranks.pipeline_rank import PipelineRank
 from .ranks.process_groups import check_initialised, check_world
 from .ranks.process_groups import init_process_group as init_process_group
+from .ranks.rank_grid import grid_of
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.sharded import check_whole_weights
 from .replicas.strategy import NonDefaultStrategy, Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule, check_stateful_layers
+from .tensor_parallel.exchange import ShardGroup
+from .tensor_parallel.split_model import SplitModel
 
 
 class DistributedPipeline(PipelineRank):
@@ -76,7 +79,8 @@ class DistributedPipeline(PipelineRank):
         pipeline.close()
 
     Ranks are numbered stage by stage: all replicas of the first stage, then those of the second
-    (`Schedule.stage_ranks`). Micro-batches are dealt to replicas in turn, and gradients are summed
+    (`Schedule.stage_ranks`), and the ranks that share a replica by tensor parallelism one after the
+    other (`grid`). Micro-batches are dealt to replicas in turn, and gradients are summed
     over them: every rank's ``.grad`` is that of the mean loss of the whole batch.
 
     Args:
@@ -110,6 +114,8 @@ class DistributedPipeline(PipelineRank):
         stages: This rank's stages by index.
         module: All parameters and buffers of this rank, under the model's own names.
         graph: The graph of the model as captured here.
+        split: How layers were split over ranks by tensor parallelism; `None` if none were.
+        schedule_rank: The rank of the schedule that this one does the work of.
         autocast: The dtype that stages and loss are cast to; `None` for none.
 
     Raises:
@@ -148,14 +154,20 @@ class DistributedPipeline(PipelineRank):
             undo.callback(self.close)
             _check_arguments(model, plan, loss_fn, batch_statistics, schedule)
             self.schedule = schedule or schedule_of(plan)
+            self.grid = grid_of(plan, self.schedule)
             chosen = choose_strategies(plan, self.schedule, strategy)
-            check_world(self.schedule, group)
+            check_world(plan.num_stages, self.grid.size, group)
+            self.schedule_rank, shard = self.grid.locate(self.rank)
             check_weights(model, weights)
             self.device = choose_device(model, group, device)
+            width = self.grid.widths[self.schedule_rank]
+            shards = ShardGroup(shard, width, self.device) if self.grid.is_shared else None
             # Captured under autocast, so that messages have the dtypes that training will give.
             with autocast_to(self.device if is_on_meta(model) else default_device(model), autocast):
-                pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
-            self.graph = pieces.captured.graph
+                pieces = cut_for_plan(
+                    model, plan, sample, direct=True, device=self.device, shards=shards
+                )
+            self.graph, self.split = pieces.captured.graph, pieces.split
             check_stateful_layers(self.graph.layers, plan, self.schedule)
             options = {
                 "autocast": autocast, "keyed_dropout": keyed_dropout, "strategy": strategy,
@@ -165,8 +177,10 @@ class DistributedPipeline(PipelineRank):
             facts = list_facts(model, self.graph, plan, self.schedule, options)
             check_consistency(self._detector, facts, plan.content_id())
             self._start_watching()
-            self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
+            self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.schedule_rank)}
             self._trains = loss_fn is not None and plan.schedule != "forward_only"
+            if self._trains and keyed_dropout is None:
+                _check_equal_draws(self.split)
             losses = find_aux_losses(pieces, aux_losses) if self._trains else []
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
@@ -193,6 +207,7 @@ class DistributedPipeline(PipelineRank):
             self.plan,
             self.schedule,
             self._ranks,
+            self.grid,
             chosen=chosen,
             loss_fn=loss_fn,
             device=self.device,
@@ -203,7 +218,7 @@ class DistributedPipeline(PipelineRank):
         )
         self.module, self._holders = assembled.module, assembled.holders
         self._last, self._executor = assembled.outputs, assembled.executor
-        self._batches = BatchComparison(self._detector, self.schedule)
+        self._batches = BatchComparison(self._detector, self.first_of_last_stage)
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
@@ -271,7 +286,7 @@ class DistributedPipeline(PipelineRank):
         # Losses of a model's own modules arise on any rank, and in other dtypes than loss_fn's.
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for share in shares:
-            total += share
+            total += share / self.grid.widths[self.schedule_rank]
         dist.all_reduce(total, group=self._group)
         return total.to(shares[0].dtype) if self._has_last else None
 
@@ -432,6 +447,11 @@ class DistributedPipeline(PipelineRank):
                 )
 
     @property
+    def is_divided(self) -> bool:
+        """Return True if this rank shares its stages, so that it holds parts of their weights."""
+        return self.split is not None and self.grid.widths[self.schedule_rank] > 1
+
+    @property
     def _has_last(self) -> bool:
         return self.plan.num_stages - 1 in self.stages
 
@@ -453,6 +473,15 @@ def _check_start(plan: Plan) -> None:
     if not dist.is_initialized():
         check_runnable(plan, "processes")
     check_initialised(plan)
+
+
+def _check_equal_draws(split: SplitModel | None) -> None:
+    if split is not None and split.draws:
+        raise InvalidInput(
+            "ranks that share a stage by tensor parallelism must draw equal random numbers, as for "
+            "dropout, and each has generators of its own; pass keyed_dropout=SEED, which makes "
+            "them depend on the layer, step and micro-batch, or set dropout to 0"
+        )
 
 
 def _check_arguments(

@@ -11,27 +11,28 @@ from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule, Work
 from ..schedules.validate import validate
 
-Where = Literal["processes", "devices", "one device"]
-"""Where a plan is to run: in one process per device, in one process with a device per stage, or in
-one process on at most one device."""
+Where = Literal["processes", "whole layers", "devices", "one device"]
+"""Where a plan is to run: in one process per device, likewise by what does not split layers, in one
+process with a device per stage, or in one process on at most one device."""
 
 
 def check_runnable(plan: Plan, where: Where = "processes") -> None:
     """Raise `PlanMismatch` before anything runs if the plan cannot run as planned.
 
-    ======================  =========  =======  ==========
-    the plan has            processes  devices  one device
-    ======================  =========  =======  ==========
-    layers reordered        no         no       no
-    replicas                yes        no       yes
-    values sent straight    yes        relayed  relayed
-    anything else           yes        yes      yes
-    ======================  =========  =======  ==========
+    ======================  =========  ============  =======  ==========
+    the plan has            processes  whole layers  devices  one device
+    ======================  =========  ============  =======  ==========
+    layers reordered        no         no            no       no
+    replicas                yes        yes           no       yes
+    tensor parallelism      yes        no            no       yes
+    values sent straight    yes        yes           relayed  relayed
+    anything else           yes        yes           yes      yes
+    ======================  =========  ============  =======  ==========
 
     The model is captured in its own order, so no other order can be run. Processes keep the plan's
     time and memory. A single process works in GPipe's order whatever the schedule, which changes
-    neither outputs nor gradients. On a single device it may also ignore replicas, because nothing
-    is placed; with a device per stage their devices would be left idle.
+    neither outputs nor gradients. On a single device it may also ignore replicas and run layers
+    unsplit, because nothing is placed; with a device per stage the others would be left idle.
 
     Raises:
         PlanMismatch: The message lists every obstacle and the options that avoid it.
@@ -125,6 +126,7 @@ def _state_error(layer: Layer, problem: str) -> PlanMismatch:
 
 _WORDS: dict[Where, str] = {
     "processes": "in processes",
+    "whole layers": "by what runs every layer whole",
     "devices": "on several devices by one process",
     "one device": "by one process",
 }
@@ -147,6 +149,14 @@ def _obstacles(plan: Plan, where: Where) -> Iterator[tuple[str, str]]:
         yield (
             "its replicas share the optimizer state (zero1), which no runtime does",
             "--strategies replicate",
+        )
+
+    split = [index for index, stage in enumerate(plan.stages) if stage.tensor > 1]
+    if where in ("whole layers", "devices") and split:
+        yield (
+            f"stage {split[0]} splits its layers over {plan.stages[split[0]].tensor} devices, "
+            "which only training in processes does",
+            "--tensor 1",
         )
 
 

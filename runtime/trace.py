@@ -41,13 +41,13 @@ class Trace:
             InvalidInput: No step was recorded, or different ones on different ranks.
         """
         pipeline = self._pipeline
-        wanted = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]]
+        wanted = [str(action) for action in pipeline.schedule.ranks[pipeline.schedule_rank]]
         first = find_last_run([name for name, _, _ in self._spans], wanted)
         whole = [] if first is None else self._spans[first : first + len(wanted)]
         mine = [(name, begin - self._ahead_s, end - self._ahead_s) for name, begin, end in whole]
         step = None if first is None else self._steps[first]
         # All ranks must report one step: a rank whose last step failed would report an earlier one.
-        everyone: list[Any] = [None] * len(pipeline.schedule.ranks)
+        everyone: list[Any] = [None] * pipeline.grid.size
         with pipeline.during("gathering a recording"):
             dist.all_gather_object(everyone, (step, mine), group=pipeline.group)
         steps = {step for step, _ in everyone}

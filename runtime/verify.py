@@ -112,7 +112,7 @@ def verify(
             the unsplit one does not; the message names the action.
     """
     check_no_sync_batch_norm(model)
-    check_runnable(plan, "processes")
+    check_runnable(plan, "whole layers")
     schedule = schedule_of(plan)
     choose_strategies(plan, schedule, None)
     trains = plan.schedule != "forward_only"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..core.errors import PlanMismatch
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Action, Schedule, Work
 from .make_schedule import make_schedule
@@ -43,6 +44,29 @@ def schedule_of(plan: Plan) -> Schedule:
         stage_ranks=schedule.stage_ranks,
         ranks=ranks,
     )
+
+
+def count_sharing_ranks(plan: Plan, schedule: Schedule) -> tuple[int, ...]:
+    """Return, for each rank of a schedule, how many devices share its work by tensor parallelism.
+
+    Raises:
+        PlanMismatch: Stages of one rank have different degrees.
+    """
+    found: dict[int, int] = {}
+    for index, (stage, ranks) in enumerate(zip(plan.stages, schedule.stage_ranks, strict=True)):
+        for rank in ranks:
+            if found.setdefault(rank, stage.tensor) != stage.tensor:
+                raise PlanMismatch(
+                    f"stage {index} is split over {stage.tensor} devices, but another stage on the "
+                    f"same devices over {found[rank]}; use one tensor degree for all stages of a "
+                    "device"
+                )
+    return tuple(found[rank] for rank in range(len(schedule.ranks)))
+
+
+def count_ranks(plan: Plan) -> int:
+    """Return how many devices, or processes, a plan needs."""
+    return sum(count_sharing_ranks(plan, schedule_of(plan)))
 
 
 def _insert_recomputation(actions: Sequence[Action], modes: Mapping[int, str]) -> Iterator[Action]:

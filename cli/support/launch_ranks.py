@@ -19,7 +19,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.timeline import Timeline
 from ...profiler.machine.memory import is_out_of_memory
 from ...runtime.supported_plans import check_runnable
-from ...schedules.plan_schedule import schedule_of
+from ...schedules.plan_schedule import count_ranks
 from .child_process import owned_process
 from .load_object import OwnModel
 
@@ -116,7 +116,7 @@ def train(
         results = Path(folder)
         path = results / "plan.json"
         plan.write(path)
-        ranks = 0 if whole else len(schedule_of(plan).ranks)
+        ranks = 0 if whole else count_ranks(plan)
         launcher = (
             ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             if ranks

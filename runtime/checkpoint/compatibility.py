@@ -46,7 +46,7 @@ def match_tensors(
         names = record.names_for(target.names[key])
         if not names:
             found.missing.append(key)
-        elif problem := _problem(key, tensor, names, record):
+        elif problem := _problem(key, target.in_whole(tensor), names, record):
             found.wrong.append(problem)
         else:
             found.names[key] = names[0]

@@ -136,11 +136,13 @@ class _Load:
     def make_room(self) -> None:
         """Collect or allocate the tensors to read into, by key."""
         for key, name in self.match.names.items():
-            self.room[model_key(name)] = self._target.tensors[key]
+            self.room[model_key(name)] = self._target.in_whole(self._target.tensors[key])
         if self._optimizer is not None:
             assert self.record.optimizer is not None
             check_optimizer(self._optimizer, self.record.optimizer, self._saved_names)
-            self.room |= allocate_state(self._optimizer, self.record.optimizer, self._saved_names)
+            self.room |= allocate_state(
+                self._optimizer, self.record.optimizer, self._saved_names, self._target.in_whole
+            )
         for generator, state in self._random.items():
             self.room[random_key(self._target.ranks.rank, generator)] = state
 

@@ -6,7 +6,7 @@ find those of their own parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
+from ..checkpoint_files.divided_tensor import DividedTensor
 from ..checkpoint_files.manifest import SavedOptimizer, SavedState, slot_key
 from ..checkpoint_files.tensors import adapt_value, describe, to_json_value, torch_dtype
 
@@ -25,13 +26,19 @@ DEVICE_OPTIONS = frozenset(
 
 Hyperparameters = dict[str, JsonValue]
 
+InWhole = Callable[[Tensor, Tensor], Tensor]
+"""Returns a state laid out like a parameter as it is saved; see `CheckpointTarget.in_whole`."""
+
 
 def read_optimizer(
-    optimizer: Optimizer, names: Mapping[int, str]
+    optimizer: Optimizer, names: Mapping[int, str], in_whole: InWhole
 ) -> tuple[SavedOptimizer, dict[str, Tensor]]:
     """Return an optimizer's state by parameter name, and its tensors by key, which are no copies.
 
     ``names`` gives the canonical name of each of the model's tensors by ``id``.
+
+    Raises:
+        InvalidInput: The optimizer keeps a state of another shape for a divided parameter.
     """
     groups: list[Hyperparameters] = []
     parameters: dict[str, SavedState] = {}
@@ -41,6 +48,10 @@ def read_optimizer(
         if hyperparameters not in groups:
             groups.append(hyperparameters)
         slots, values = _slots(name, optimizer.state.get(parameter, {}))
+        slots = {
+            slot: _in_whole(f"{slot} of {name}", tensor, parameter, in_whole)
+            for slot, tensor in slots.items()
+        }
         tensors |= {slot_key(name, slot): tensor for slot, tensor in slots.items()}
         parameters[name] = SavedState(
             group=groups.index(hyperparameters),
@@ -94,7 +105,10 @@ def check_optimizer(
 
 
 def allocate_state(
-    optimizer: Optimizer, saved: SavedOptimizer, saved_names: Mapping[int, str]
+    optimizer: Optimizer,
+    saved: SavedOptimizer,
+    saved_names: Mapping[int, str],
+    in_whole: InWhole,
 ) -> dict[str, Tensor]:
     """Allocate tensors for the saved state, by key, on the devices the optimizer expects."""
     room: dict[str, Tensor] = {}
@@ -107,8 +121,10 @@ def allocate_state(
             for slot, tensor in saved.parameters[name].slots.items():
                 dtype = torch_dtype(tensor)
                 # A moment, laid out like its parameter, as the optimizer itself would create it.
-                if tensor.shape == tuple(parameter.shape) and parameter.dim() > 0:
+                whole = tuple(in_whole(parameter, parameter).shape)
+                if tensor.shape == whole and parameter.dim() > 0:
                     empty = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+                    empty = in_whole(empty, parameter)
                 else:  # step counters stay on the CPU unless a kernel reads them
                     device = parameter.device if tensor.shape or on_device else "cpu"
                     empty = torch.empty(tensor.shape, dtype=dtype, device=device)
@@ -142,7 +158,7 @@ def fill_optimizer(
             if name in saved.parameters:
                 kept = saved.parameters[name]
                 state[number] = dict(kept.values) | {
-                    slot: tensors[slot_key(name, slot)] for slot in kept.slots
+                    slot: _own_part(tensors[slot_key(name, slot)]) for slot in kept.slots
                 }
             else:
                 state[number] = optimizer.state.get(parameter, {})
@@ -156,6 +172,23 @@ def fill_optimizer(
             # load_state_dict replaces tensors by copies, but a CUDA graph reads the originals.
             if isinstance(value, Tensor):
                 group[key] = value
+
+
+def _in_whole(what: str, state: Tensor, parameter: Tensor, in_whole: InWhole) -> Tensor:
+    """Return a state as it is saved."""
+    if state.dim() == 0 or in_whole(parameter, parameter) is parameter:
+        return state
+    if state.shape != parameter.shape:
+        raise InvalidInput(
+            f"cannot save {what}: it has shape {list(state.shape)} for a part of the parameter of "
+            f"shape {list(parameter.shape)}, and the ranks that hold the other parts have others; "
+            "use an optimizer whose state has the shape of the parameters, such as AdamW"
+        )
+    return in_whole(state, parameter)
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    return tensor.local if isinstance(tensor, DividedTensor) else tensor
 
 
 def _parameters(

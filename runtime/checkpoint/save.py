@@ -137,10 +137,11 @@ def _describe_part(
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise InvalidInput(f"step is {step!r}; give the number of steps taken")
     target.check_memory()
-    tensors.update((model_key(name), tensor) for name, tensor in target.tensors.items())
+    whole = {name: target.in_whole(tensor) for name, tensor in target.tensors.items()}
+    tensors.update((model_key(name), tensor) for name, tensor in whole.items())
     saved = None
     if optimizer is not None:
-        saved, slots = read_optimizer(optimizer, target.canonical_names())
+        saved, slots = read_optimizer(optimizer, target.canonical_names(), target.in_whole)
         tensors.update(slots)
     states: dict[Literal["cpu", "cuda"], Tensor] = {}
     if random_state:
@@ -154,7 +155,7 @@ def _describe_part(
         ranks=1,
         pipeline_steps=target.steps,
         plan=plan.content_id() if plan else target.plan,
-        model={name: describe(name, tensor) for name, tensor in target.tensors.items()},
+        model={name: describe(name, tensor) for name, tensor in whole.items()},
         aliases=target.aliases(),
         optimizer=saved,
         random=(tuple(states),),

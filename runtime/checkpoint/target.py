@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.errors import InvalidInput
+from ..checkpoint_files.divided_tensor import DividedTensor
 from ..checkpoint_files.rank_agreement import RankAgreement
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
+from ..tensor_parallel.split_model import Division
 
 CHECKPOINT_PATIENCE = 10.0
 """Writing takes minutes where steps take seconds; a rank that dies is noticed at once anyway."""
@@ -36,6 +38,7 @@ class CheckpointTarget:
         steps: Steps taken, for a pipeline.
         unsaved: Modules with extra state that is neither parameter nor buffer.
         model: The model or pipeline.
+        divided: By ``id`` of a tensor, how the ranks that share a stage divide it.
     """
 
     tensors: Mapping[str, Tensor]
@@ -45,6 +48,22 @@ class CheckpointTarget:
     steps: int | None
     unsaved: tuple[str, ...]
     model: DistributedPipeline | nn.Module
+    divided: Mapping[int, Division] = field(default_factory=dict)
+
+    def in_whole(self, tensor: Tensor, like: Tensor | None = None) -> Tensor:
+        """Return a tensor as it is saved: of a divided one, a part that knows its place.
+
+        ``like`` is the parameter that it is laid out like, if it is a state of an optimizer.
+        """
+        division = self.divided.get(id(tensor if like is None else like))
+        if division is None:
+            return tensor
+        assert isinstance(self.model, DistributedPipeline)
+        assert self.model.split is not None
+        layout, shard = division.layout, self.model.split.group.shard
+        return DividedTensor(
+            tensor, layout.dim, layout.parts, shard, division.degree, division.shape
+        )
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:
@@ -81,6 +100,7 @@ def find_target(
 ) -> CheckpointTarget:
     """Return this rank's part of a model; raise `InvalidInput` for anything else."""
     plan = steps = None
+    divided: dict[int, Division] = {}
     if isinstance(model, DistributedPipeline):
         plan, steps, group = model.plan.content_id(), model.steps, group or model.group
         module, tied = model.module, [record.names for record in model.graph.parameters]
@@ -90,8 +110,17 @@ def find_target(
     else:
         raise InvalidInput(f"expected a pipeline or a module, got {type(model).__name__}")
     tensors, names = _collect_tensors(module, tied)
+    if isinstance(model, DistributedPipeline) and model.is_divided:
+        assert model.split is not None
+        divided = {
+            id(tensor): model.split.divided[name]
+            for name, tensor in _named(module)
+            if name in model.split.divided
+        }
     unsaved = _find_extra_state(module)
-    return CheckpointTarget(tensors, names, RankAgreement(group), plan, steps, unsaved, model)
+    return CheckpointTarget(
+        tensors, names, RankAgreement(group), plan, steps, unsaved, model, divided
+    )
 
 
 def _collect_tensors(

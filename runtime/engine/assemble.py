@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,12 +23,14 @@ from ..partition.cut import CutModel
 from ..partition.rank_module import build_rank_module
 from ..ranks.collective import Collective, GroupCollective
 from ..ranks.process_groups import ProcessGroups
+from ..ranks.rank_grid import RankGrid
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.sharded import is_sharded
 from ..replicas.shared_weights import WeightPlacement
 from ..replicas.strategy import NonDefaultStrategy, apply_strategies
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
+from ..tensor_parallel.split_model import divide_weights
 from .aux_losses import AuxLoss, AuxLossReader
 from .batch_io import BatchOutputs, LossFunction
 from .executor import Executor
@@ -58,6 +61,7 @@ def assemble_rank(
     plan: Plan,
     schedule: Schedule,
     ranks: ProcessGroups,
+    grid: RankGrid,
     *,
     chosen: Mapping[int, NonDefaultStrategy],
     loss_fn: LossFunction | None,
@@ -73,12 +77,18 @@ def assemble_rank(
     those of every stage of the model; none to only evaluate. ``set_activity`` is called with a
     description of what comes next, for error messages.
     """
-    placement = WeightPlacement(pieces.captured.graph.parameters, plan.balance, schedule)
+    records = pieces.captured.graph.parameters
+    placement = WeightPlacement(records, plan.balance, schedule, grid, ranks.rank)
     placement.check_gradients_dense(pieces.captured.program.model)
     whole = build_rank_module([*stages.values()]).to(device)
     groups = placement.broadcast_initial_values(whole, ranks, device)
     together = {each: GroupCollective(group) for each, group in groups.items()}
     model = pieces.captured.program.model
+    divided: Collection[str] = ()
+    if pieces.split is not None and (sharing := placement.sharing_ranks())[1:]:
+        pieces.split.group.connect(groups[sharing])
+        divide_weights([*stages.values()], pieces.split, model)
+        divided = pieces.split.divided
     strategies = apply_strategies(chosen, stages, placement, groups, device, model)
     module = build_rank_module([*stages.values()])  # again, for sharding has replaced parameters
     # Shards are reduced by their strategy, and DistributedDataParallel sums its own weights; all
@@ -89,19 +99,21 @@ def assemble_rank(
     if batch_statistics == "synchronised":
         check_synchronised(pieces.stages, schedule, chosen)
     _check_statistics(pieces, schedule, batch_statistics)
-    routes, replicas = pieces.routes, schedule.stage_ranks[-1]
-    group, last = groups.get(replicas), stages.get(len(plan.stages) - 1)
+    routes, last = pieces.routes, stages.get(len(plan.stages) - 1)
+    replicas = placement.replicas_of(len(plan.stages) - 1) if last is not None else ()
     outputs = BatchOutputs(
-        pieces.captured, loss_fn, plan.num_microbatches, device, last, replicas, group
-    )
-    channels = make_channel_groups(ranks, find_connected_pairs(schedule.ranks, schedule, routes))
-    transport = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)
+        pieces.captured, loss_fn, plan.num_microbatches, device, last, replicas,
+        groups.get(replicas),
+    )  # fmt: skip
+    pairs = find_connected_pairs(schedule.ranks, schedule, routes, grid)
+    channels = make_channel_groups(ranks, pairs)
+    transport = P2PChannels(ranks.rank, channels, ranks.global_ranks, device, grid)
     runners = build_stage_runners(
         pieces,
         stages,
         plan,
         schedule,
-        lambda stage: together.get(schedule.stage_ranks[stage]),
+        lambda stage: together.get(placement.replicas_of(stage)),
         loss=outputs.compute_loss_share if loss_fn is not None else None,
         device=device,
         policy=batch_statistics,
@@ -109,9 +121,19 @@ def assemble_rank(
         aux_losses=aux_losses,
     )
     replication = Replication(gradient_sync, strategies)
-    executor = Executor(schedule, ranks.rank, routes, runners, transport, replication, set_activity)
+    executor = Executor(
+        schedule,
+        grid.locate(ranks.rank)[0],
+        routes,
+        runners,
+        transport,
+        replication,
+        set_activity,
+        partial(grid.sender_to, ranks.rank),
+    )
     transport.connect()
-    return AssembledRank(module, {id(w.tensor): len(w.ranks) for w in weights}, executor, outputs)
+    holders = placement.count_holders(module, divided, is_sharded)
+    return AssembledRank(module, holders, executor, outputs)
 
 
 def build_stage_runners(

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...capture.observation.nested_values import list_tensors
 from ...core.errors import InvalidInput
-from ...core.plan.schedule import Schedule
 from ..ranks.consistency import split_by_agreement
 from ..ranks.failure_detection import FailureDetector
 
@@ -28,13 +27,14 @@ class BatchComparison:
     """Comparison of the checksums of the inputs and targets that ranks were given.
 
     Every rank publishes its own when a step begins, and waits for no other. The first rank of the
-    last stage reads them when its step ends: the ranks that it had values from have published.
+    last stage, ``reader``, reads them when its step ends: the ranks that it had values from have
+    published.
     """
 
-    def __init__(self, detector: FailureDetector, schedule: Schedule) -> None:
+    def __init__(self, detector: FailureDetector, reader: int) -> None:
         self._detector = detector
         self._is_needed = detector.num_ranks > 1
-        self._compares = detector.rank == schedule.stage_ranks[-1][0]
+        self._compares = detector.rank == reader
         self._step = 0
 
     def publish(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Any) -> None:

@@ -38,8 +38,9 @@ emulated in one process are resumed in turn, as soon as what they wait for is th
 class Executor:
     """Executor of the stages of one rank.
 
-    ``stages`` are this rank's by index. ``set_activity`` is called with a description of what comes
-    next, for error messages.
+    ``rank`` is that of the schedule, ``stages`` are its stages by index. ``set_activity`` is called
+    with a description of what comes next, for error messages; ``sender_of`` returns the number in
+    the process group of the rank that sends for one of the schedule.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Executor:
         transport: MessageTransport,
         replication: Replication,
         set_activity: Callable[[str], None],
+        sender_of: Callable[[int], int] = lambda rank: rank,
     ) -> None:
+        self._sender_of = sender_of
         self._schedule, self._rank, self._routes = schedule, rank, routes
         self._stages, self._transport = stages, transport
         self._replication, self._set_activity = replication, set_activity
@@ -237,7 +240,8 @@ class Executor:
                 continue
             sender = self._schedule.rank_of(message.sending_stage, action.microbatch)
             # `core.rank_heartbeats` reads "the wait for": a rank that waits is not to blame.
-            self._set_activity(f"the wait for rank {sender}, before {_describe(action)}")
+            waiting = f"the wait for rank {self._sender_of(sender)}"
+            self._set_activity(f"{waiting}, before {_describe(action)}")
             found += self._transport.receive(message, sender)
         return found
 

@@ -19,6 +19,7 @@ from ...core.plan.schedule import POSTED_AHEAD, Action, Schedule, Work
 from ..partition.routes import TensorRoute, TensorRoutes
 from ..ranks.device_placement import queues_work
 from ..ranks.process_groups import ProcessGroups, is_bound_to_devices
+from ..ranks.rank_grid import RankGrid
 
 RoutesOf = Callable[[int], Sequence[TensorRoute]]
 
@@ -121,10 +122,20 @@ def list_acknowledged(
 
 
 def find_connected_pairs(
-    actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
+    actions: Sequence[Sequence[Action]],
+    schedule: Schedule,
+    routes: TensorRoutes,
+    grid: RankGrid | None = None,
 ) -> list[Pair]:
     """Return the sorted pairs of ranks with messages between them; see `list_incoming`."""
-    return sorted({pair for pair, _ in _list_between(actions, schedule, routes)})
+    pairs = {pair for pair, _ in _list_between(actions, schedule, routes)}
+    if grid is None:
+        return sorted(pairs)
+    return sorted(
+        (grid.sender_to(rank, sender), rank)
+        for sender, receiver in pairs
+        for rank in grid.ranks_of(receiver)
+    )
 
 
 def _list_between(
@@ -175,15 +186,25 @@ class P2PChannels:
     groups that are under way must fit on the GPU together, and a ``cudaMalloc`` of the first step
     must not wait for them. ``tests/nccl`` replays the order of every schedule without either limit.
 
+    Where ranks share the work of one of the schedule (tensor parallelism, ``grid``), all of them
+    perform an action together, so it is one action above. Each of them gets its own copy of a
+    message; senders and receivers named by callers are ranks of the schedule.
+
     ``channels`` are those this rank is an end of; ``global_ranks`` holds the rank in the default
     group of each rank of the pipeline.
     """
 
     def __init__(
-        self, rank: int, channels: ChannelGroups, global_ranks: Sequence[int], device: torch.device
+        self,
+        rank: int,
+        channels: ChannelGroups,
+        global_ranks: Sequence[int],
+        device: torch.device,
+        grid: RankGrid | None = None,
     ) -> None:
         self._rank, self._channels = rank, channels
         self._global_ranks, self._device = global_ranks, device
+        self._grid = grid or RankGrid((1,) * len(global_ranks))
         self._expected: dict[int, deque[Message]] = {}
         self._sender: dict[Message, int] = {}
         self._unread: dict[Flow, deque[Message]] = {}
@@ -219,8 +240,10 @@ class P2PChannels:
         self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
         self._sender = {each: rank for rank, messages in enumerate(expected) for each in messages}
         self._posted, self._unread = {}, {}
-        # gloo does not say when a send is complete, and waiting for it could block.
-        self._acknowledged = {} if queues_work(self._device) else acknowledged
+        # gloo does not say when a send is complete, and waiting for it could block. Of several
+        # receivers only one acknowledges.
+        is_alone = not self._grid.is_shared
+        self._acknowledged = acknowledged if is_alone and not queues_work(self._device) else {}
         for message in reads:
             self._unread.setdefault(message.flow, deque()).append(message)
         for sender in self._expected:
@@ -235,10 +258,15 @@ class P2PChannels:
             if not all(work.is_completed() for work, _ in sends):
                 break
             del self._sending[earlier]
-        channel, target = self._channels[self._rank, receiver], self._global_ranks[receiver]
         carried = [_as_carried(tensor) for tensor in tensors]
+        targets = [
+            (self._global_ranks[rank], self._channels[self._rank, rank])
+            for rank in self._grid.receivers_from(self._rank, receiver)
+        ]
         self._sending[message] = [
-            (dist.isend(each, target, group=channel), each) for each in carried
+            (dist.isend(each, target, group=channel), each)
+            for target, channel in targets
+            for each in carried
         ]
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
@@ -277,7 +305,8 @@ class P2PChannels:
         self._posted[message] = self._post_receive(message, sender)
 
     def _post_receive(self, message: Message, sender: int) -> _PostedReceive:
-        channel, source = self._channels[sender, self._rank], self._global_ranks[sender]
+        rank = self._grid.sender_to(self._rank, sender)
+        channel, source = self._channels[rank, self._rank], self._global_ranks[rank]
         tensors = [
             torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
             for spec in message.tensors

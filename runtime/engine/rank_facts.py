@@ -29,6 +29,7 @@ def list_facts(
         "the number of micro-batches per step": [str(schedule.num_microbatches)],
         "the layers per stage": ["-".join(map(str, plan.balance))],
         "the replicas per stage": ["-".join(str(len(ranks)) for ranks in schedule.stage_ranks)],
+        "the tensor degree per stage": ["-".join(str(stage.tensor) for stage in plan.stages)],
         "the shapes of the micro-batch": [
             f"{spec.name} {spec.dtype} {spec.shape}" for spec in plan.inputs
         ],

@@ -106,9 +106,9 @@ class DistributedInferencePipeline:
         try:
             with self._detector.explain_errors():
                 check_module(model)
-                check_runnable(plan, "processes")
+                check_runnable(plan, "whole layers")
                 self.schedule = schedule_of(plan)
-                check_world(self.schedule, group)
+                check_world(plan.num_stages, len(self.schedule.ranks), group)
                 num_workers = sum(map(len, self.schedule.stage_ranks))
                 limit = resolve_max_in_flight(max_in_flight, num_workers)
                 self.device = _choose_device(model, device, group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,8 @@ from ..meta_init.meta_capture import (
     is_on_meta,
     replace_device,
 )
+from ..tensor_parallel.exchange import ShardGroup
+from ..tensor_parallel.split_model import SplitModel, split_model
 from .boundary import enter, enter_copy, leave
 from .routes import TensorRoutes, check_planned, find_routes
 
@@ -51,6 +53,7 @@ class CutModel:
         boundaries: The tensors that cross each cut.
         routes: The tensors that stages send each other.
         tied: Parameters held by more than one stage.
+        split: How layers were split over several ranks, if they were.
     """
 
     captured: Captured
@@ -58,6 +61,7 @@ class CutModel:
     boundaries: tuple[Boundary, ...]
     routes: TensorRoutes
     tied: tuple[TiedGroup, ...]
+    split: SplitModel | None = None
 
     @property
     def structure(self) -> CallStructure:
@@ -136,6 +140,7 @@ def cut_for_plan(
     *,
     direct: bool = False,
     device: torch.device | None = None,
+    shards: ShardGroup | None = None,
 ) -> CutModel:
     """Capture a model again at the plan's input shapes and cut it into the plan's stages.
 
@@ -147,6 +152,8 @@ def cut_for_plan(
         direct: Whether values are sent directly where the plan says so; otherwise they are
             relayed, with the same results.
         device: Where the stages will run, if not on the model's device.
+        shards: This rank's shard of its stages, to split the layers of stages as planned;
+            otherwise they stay whole.
 
     Raises:
         PlanMismatch: The model's layers, shapes or direct sends are not the plan's.
@@ -163,8 +170,12 @@ def cut_for_plan(
         # Autocast has other lists of operations on each type of device, and none on meta.
         if source != device.type and torch.is_autocast_enabled(captured_for):
             apply_planned_dtypes(captured, plan)
+    split = None
+    if shards is not None:
+        degrees = [stage.tensor for stage in plan.stages for _ in range(stage.num_layers)]
+        split = split_model(captured, degrees, shards)
     is_direct = direct and bool(plan.direct_sends)
-    pieces = cut(captured, plan.balance, direct=is_direct)
+    pieces = replace(cut(captured, plan.balance, direct=is_direct), split=split)
     if is_direct:
         check_planned(pieces.routes, plan.direct_sends)
     _follow_modes(model, pieces.stages)

@@ -19,19 +19,22 @@ from .consistency import Facts, check_consistency
 from .device_placement import waits_on_device
 from .failure_detection import FailureDetector
 from .process_groups import ProcessGroups, group_timeout
+from .rank_grid import RankGrid
 
 
 class PipelineRank:
     """One rank among those of a pipeline, in the order of a group or of the default group.
 
     Attributes:
-        schedule: Every rank's order of work; set by subclasses, as is ``device``.
+        schedule: Every rank's order of work; set by subclasses, as are ``device`` and ``grid``.
+        grid: The ranks that share each rank of the schedule.
         rank: This rank's number in the group.
         device: Where this rank works.
         steps: Steps taken, which keyed dropout follows; set it when resuming.
     """
 
     schedule: Schedule
+    grid: RankGrid
     device: torch.device
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -47,6 +50,11 @@ class PipelineRank:
     def group(self) -> dist.ProcessGroup | None:
         """Return a group of the pipeline's ranks; `None` for the default group."""
         return self._group
+
+    @property
+    def first_of_last_stage(self) -> int:
+        """Return the lowest-numbered rank that has the loss."""
+        return self.grid.ranks_of(self.schedule.stage_ranks[-1][0])[0]
 
     @property
     def diagnosing(self) -> bool:
@@ -80,13 +88,12 @@ class PipelineRank:
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        last = self.schedule.stage_ranks[-1][0]
         with self.during("sharing the loss"):
             figures = torch.zeros(2, dtype=torch.float64, device=self.device)
             figures[1] = elapsed_s
             if loss is not None:
                 figures[0] = loss
-            dist.broadcast(figures[:1], group_src=last, group=self._group)
+            dist.broadcast(figures[:1], group_src=self.first_of_last_stage, group=self._group)
             dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
             shared_loss, slowest_s = figures.tolist()
         return shared_loss, slowest_s

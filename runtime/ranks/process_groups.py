@@ -17,9 +17,8 @@ from torch.distributed import distributed_c10d
 
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
-from ...core.plan.schedule import Schedule
 from ...core.units import count
-from ...schedules.plan_schedule import schedule_of
+from ...schedules.plan_schedule import count_ranks
 from .device_placement import check_connections, prepare_cuda, take_gpu, uses_nccl
 
 WATCHDOG = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
@@ -232,16 +231,16 @@ def check_initialised(plan: Plan) -> None:
     if not dist.is_initialized():
         raise InvalidInput(
             "call stagewright.init_process_group first, and start one process a device: "
-            f"torchrun --nproc-per-node {len(schedule_of(plan).ranks)} train.py"
+            f"torchrun --nproc-per-node {count_ranks(plan)} train.py"
         )
 
 
-def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-    """Check that the process group has one rank for every device of the schedule."""
-    wanted, ranks = len(schedule.ranks), dist.get_world_size(group)
-    if ranks != wanted:
+def check_world(num_stages: int, num_devices: int, group: dist.ProcessGroup | None) -> None:
+    """Check that the process group has one rank for every device of a plan."""
+    ranks = dist.get_world_size(group)
+    if ranks != num_devices:
         raise PlanMismatch(
-            f"the plan has {count(schedule.num_stages, 'stage')} on {count(wanted, 'device')}, "
-            f"but {count(ranks, 'rank')} started; start {wanted}, or plan for "
+            f"the plan has {count(num_stages, 'stage')} on {count(num_devices, 'device')}, "
+            f"but {count(ranks, 'rank')} started; start {num_devices}, or plan for "
             f"{count(ranks, 'device')}"
         )

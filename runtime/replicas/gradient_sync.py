@@ -25,12 +25,17 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """A weight of this rank, the stages that use it, and all ranks that hold it, ascending."""
+    """A weight of this rank, the stages that use it, and all ranks that hold it, ascending.
+
+    With several ``copies`` as many of the ranks, this one among them, have equal gradients, which
+    count once.
+    """
 
     name: str
     tensor: Tensor
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
+    copies: int = 1
 
 
 @dataclass
@@ -60,7 +65,8 @@ class _Bucket:
         has_one = tensors[0].new_ones(len(tensors))
         for at in self.without:  # by a list, the host would wait for a copy of it
             has_one.narrow(0, at, 1).zero_()
-        message = torch.cat([*(_row(tensor) for tensor in tensors), has_one.detach()])
+        rows = [_row(weight.tensor, weight.copies) for weight in self.weights]
+        message = torch.cat([*rows, has_one.detach()])
         self.under_way = (message, self.ranks.sum(message))
 
     def receive(self) -> None:
@@ -118,7 +124,7 @@ class GradientSync:
             if id(weight.tensor) in self._summed:
                 self._summed.discard(id(weight.tensor))
                 if weight.tensor.grad is not None:
-                    weight.tensor.grad /= len(weight.ranks)
+                    weight.tensor.grad /= len(weight.ranks) / weight.copies
         if not sums:
             return
         # Buckets depend only on which weights are trained, so all ranks arrange them alike.
@@ -186,11 +192,12 @@ class GradientSync:
                 bucket.send()
 
 
-def _row(tensor: Tensor) -> Tensor:
+def _row(tensor: Tensor, copies: int) -> Tensor:
     """Return a weight's gradient as one row; zeros where no micro-batch here gave it one."""
     if tensor.grad is None:
         return tensor.detach().new_zeros(tensor.numel())
-    return tensor.grad.detach().reshape(-1)
+    row = tensor.grad.detach().reshape(-1)
+    return row if copies == 1 else row / copies
 
 
 def _in_buckets(weights: Sequence[SharedWeight]) -> Iterator[list[SharedWeight]]:

@@ -160,7 +160,7 @@ def apply_strategies(
         stage, asked, own = stages[index], chosen[index], placement.names_of(index)
         own -= get_references(stage)  # a module would go on reading the weight before sharding
         names = [name for name, _ in stage.named_parameters() if name in own]
-        group = groups[placement.stage_ranks[index]]
+        group = groups[placement.replicas_of(index)]
         if isinstance(asked, FullyShard):
             names = select_shardable(stage, names)
             if names:

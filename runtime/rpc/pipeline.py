@@ -359,7 +359,7 @@ def change_num_split(plan: Plan, num_split: int) -> Plan:
 
 def check_placement(plan: Plan, workers: Sequence[str], devices: Sequence[object] | None) -> None:
     """Check that RPC supports the plan, and that there is a worker and a device per stage."""
-    check_runnable(plan, "one device")
+    check_runnable(plan, "whole layers")
     if any(stage.replicas > 1 for stage in plan.stages):
         raise PlanMismatch("RPC does not support replicas; plan with --max-replicas 1")
     if any(stage.recompute != "never" for stage in plan.stages):

@@ -1,0 +1,179 @@
+"""Layouts of values over the ranks that share a stage's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from ..program.program import Program, value_of
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A value of which each rank holds an equal part along one dimension.
+
+    With ``parts``, sizes that add up to the dimension's, each part is divided by itself: a rank
+    holds its piece of every part, one behind the other, as for fused queries, keys and values.
+    """
+
+    dim: int
+    parts: tuple[int, ...] = ()
+
+    def at(self, dim: int) -> Shard:
+        """Return the layout of the same pieces along another dimension."""
+        return Shard(dim, self.parts)
+
+
+Layout = Shard | None
+"""`None` for a value that every rank holds whole."""
+
+
+class Unsplittable(Exception):
+    """An operation has no rule for the layouts of its inputs, or of those to ``blame`` alone."""
+
+    def __init__(self, reason: str, blame: Sequence[fx.Node] = ()) -> None:
+        super().__init__(reason)
+        self.blame = tuple(blame)
+
+
+class NeedsParts(Exception):
+    """A dimension must be divided part by part, of these sizes, for an operation to be split."""
+
+    def __init__(self, parts: tuple[int, ...]) -> None:
+        super().__init__(parts)
+        self.parts = parts
+
+
+@dataclass
+class Change:
+    """How an operation differs on a rank that holds parts of its values.
+
+    Attributes:
+        layout: Of what it produces; a list for an operation with several results.
+        arguments: Arguments that change, by position.
+        keywords: Likewise, by name.
+        slices: Whole inputs of which the rank reads its part.
+        call: Function called instead, with the arguments after these changes.
+        sums: Whether ranks' results are parts of a sum.
+        bias: Added once the sum is whole.
+        noise: Whether it is dropout, of which every rank draws the whole mask and takes its part.
+        draws: Whether it draws random numbers for its part in a way of its own.
+    """
+
+    layout: Layout | list[Layout]
+    arguments: dict[int, Any] = field(default_factory=dict)
+    keywords: dict[str, Any] = field(default_factory=dict)
+    slices: dict[fx.Node, Shard] = field(default_factory=dict)
+    call: Callable[..., Any] | None = None
+    sums: bool = False
+    bias: fx.Node | str | None = None
+    noise: bool = False
+    draws: bool = False
+
+
+@dataclass
+class Weights:
+    """The layouts that operations need of parameters and buffers, by ``id`` of the tensor.
+
+    A tensor that is read in two layouts, `None` among them, cannot be divided.
+    """
+
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    layouts: dict[int, Shard] = field(default_factory=dict)
+
+    def divide(self, tensor: Tensor, layout: Shard, degree: int) -> None:
+        """Note the layout that an operation needs."""
+        check_divisible(tensor.shape[layout.dim], layout.parts, degree)
+        if self.layouts.setdefault(id(tensor), layout) != layout:
+            raise Unsplittable("reads a weight that is divided in another way elsewhere")
+        self.tensors[id(tensor)] = tensor
+
+
+def check_divisible(size: int, parts: Sequence[int], degree: int) -> None:
+    for each in parts or (size,):
+        if each % degree:
+            raise Unsplittable(f"has {each} to be divided by {degree}")
+
+
+@dataclass
+class Call:
+    """One operation, with what a rule needs to know of it."""
+
+    node: fx.Node
+    program: Program
+    degree: int
+    layouts: dict[fx.Node, Any]
+    weights: Weights
+    parts: tuple[int, ...] = ()
+    """Sizes that its output must be divided by, if it starts a split."""
+    may_start: bool = True
+    """Whether its inputs may be whole and its output divided."""
+
+    @property
+    def module(self) -> nn.Module:
+        found: nn.Module = self.program.attribute(str(self.node.target))
+        return found
+
+    def argument(self, position: int, name: str = "", default: Any = None) -> Any:
+        """Return an argument, given by position or by name."""
+        if position < len(self.node.args):
+            return self.node.args[position]
+        return self.node.kwargs.get(name, default)
+
+    def layout(self, value: Any) -> Layout:
+        found: Layout = self.layouts.get(value) if isinstance(value, fx.Node) else None
+        return found
+
+    def tensor(self, value: fx.Node) -> Tensor | None:
+        """Return the parameter or buffer that a node reads, also through a transpose."""
+        if value.op != "get_attr":
+            return None
+        found = self.program.attribute(str(value.target))
+        return found if isinstance(found, Tensor) else None
+
+    def divide(self, value: Any, layout: Shard) -> None:
+        """Have a weight divided; ``value`` reads it, possibly transposed."""
+        while isinstance(value, fx.Node) and is_transpose(value):
+            dims: Any = value.args[1:3]
+            first, second = (dim % len(shape(value)) for dim in dims)
+            swapped = {first: second, second: first}
+            layout = layout.at(swapped.get(layout.dim, layout.dim))
+            value = value.args[0]
+        tensor = self.tensor(value) if isinstance(value, fx.Node) else None
+        if tensor is None:
+            raise Unsplittable("multiplies by what is not a weight")
+        self.weights.divide(tensor, layout, self.degree)
+
+    def holds_weight(self, value: Any) -> bool:
+        while isinstance(value, fx.Node) and is_transpose(value):
+            value = value.args[0]
+        return isinstance(value, fx.Node) and self.tensor(value) is not None
+
+    def divide_own(self, name: str, layout: Shard) -> None:
+        """Have a parameter or buffer of the module that is called divided."""
+        tensor = getattr(self.module, name, None)
+        if tensor is not None:
+            self.weights.divide(tensor, layout, self.degree)
+
+
+def is_transpose(node: fx.Node) -> bool:
+    return node.op == "call_function" and base_name(node) == "transpose"
+
+
+def base_name(node: fx.Node) -> str:
+    """Return an operator's name without namespace and overload, such as ``add`` or ``add_``."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return str(schema.name).rpartition("::")[2]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def shape(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of the whole value that a node produces."""
+    value = value_of(node)
+    if not isinstance(value, Tensor):
+        raise Unsplittable("produces no single tensor")
+    return tuple(value.shape)

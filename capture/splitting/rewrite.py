@@ -1,0 +1,245 @@
+"""Rewriting of a program so that each rank computes its part of the layers that are split."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..program.layers import Layers
+from ..program.program import VALUE, Program
+from .find_split import ModelSplit
+from .layout import Change, Shard
+from .rules import REMOVED, LookUp
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the ranks that share a layer do together; functions in a rewritten program.
+
+    Attributes:
+        rank: This rank's number among them.
+        degree: How many they are.
+        enter: Returns a whole value; in the backward, the sum of its gradients over the ranks.
+        add: Returns the sum of a value over the ranks; gradients pass as they are.
+        gather: Returns, for a layout, the function that joins the ranks' parts of a value; in the
+            backward it takes this rank's part of the gradient.
+        draw_apart: Lets this rank's random numbers differ from those of the others.
+        draw_alike: Ends that.
+    """
+
+    rank: int
+    degree: int
+    enter: Callable[[Tensor], Tensor]
+    add: Callable[[Tensor], Tensor]
+    gather: Callable[[Shard], Callable[[Tensor], Tensor]]
+    draw_apart: Callable[[], None]
+    draw_alike: Callable[[], None]
+
+
+def take_part(tensor: Tensor, dim: int, parts: tuple[int, ...], rank: int, degree: int) -> Tensor:
+    """Return a rank's part of a whole value; see `Shard`."""
+    pieces = tensor.split(list(parts), dim) if parts else [tensor]
+    own = [piece.chunk(degree, dim)[rank] for piece in pieces]
+    return own[0] if len(own) == 1 else torch.cat(own, dim)
+
+
+def whole_ones(part: Tensor, dim: int, degree: int) -> Tensor:
+    """Return ones in the shape of the whole value of a part."""
+    sizes = list(part.shape)
+    sizes[dim] *= degree
+    return torch.ones(sizes, dtype=part.dtype, device=part.device)
+
+
+def join_parts(held: list[Tensor], layout: Shard) -> Tensor:
+    """Return the whole value of which the ranks, in order, hold these parts."""
+    if not layout.parts:
+        return torch.cat(held, layout.dim)
+    sizes = [size // len(held) for size in layout.parts]
+    divided = [each.split(sizes, layout.dim) for each in held]
+    pieces = [piece for part in zip(*divided, strict=True) for piece in part]
+    return torch.cat(pieces, layout.dim)
+
+
+def rewrite(
+    program: Program, layers: Layers, split: ModelSplit, exchanges: Callable[[int], Exchange]
+) -> None:
+    """Change a program in place to compute a rank's part; ``exchanges`` gives that of a layer.
+
+    Nodes that other layers read stay the ones they were, so that cuts and routes remain valid.
+    Weights are divided by the caller.
+    """
+    local: dict[fx.Node, fx.Node] = {}
+    entered: dict[fx.Node, dict[int, fx.Node]] = {}
+    for node in list(program.graph.nodes):
+        if (change := split.changes.get(node)) is not None:
+            layer = layers.layer_of[node]
+            step = _Rewriting(program, layers, split, exchanges(layer), local, entered, node)
+            step.apply(change)
+    program.graph.lint()
+
+
+@dataclass
+class _Rewriting:
+    """Rewriting of one operation and of what it reads.
+
+    ``local`` holds the nodes of parts that are gathered for other layers, ``entered`` the whole
+    values that operations of a layer read to compute parts, by layer.
+    """
+
+    program: Program
+    layers: Layers
+    split: ModelSplit
+    exchange: Exchange
+    local: dict[fx.Node, fx.Node]
+    entered: dict[fx.Node, dict[int, fx.Node]]
+    node: fx.Node
+
+    @property
+    def layer(self) -> int:
+        return self.layers.layer_of[self.node]
+
+    def apply(self, change: Change) -> None:
+        node, graph = self.node, self.program.graph
+        with graph.inserting_before(node):
+            arguments, keywords = self._arguments(change)
+            if change.noise:
+                self._draw_whole(change, arguments, keywords)
+                return
+            if change.draws:
+                self._call(self.exchange.draw_apart, ())
+            if not change.sums and node not in self.split.gathered:
+                node.target, node.args, node.kwargs = self._target(change), arguments, keywords
+                if change.call is not None:
+                    node.op = "call_function"
+                inner = node
+            else:
+                inner = self._copy(change, arguments, keywords)
+        if change.draws:
+            with graph.inserting_after(inner):
+                self._call(self.exchange.draw_alike, ())
+        if inner is node:
+            return
+        with graph.inserting_before(node):
+            self._finish(change, inner)
+
+    def _draw_whole(self, change: Change, arguments: Any, keywords: Any) -> None:
+        """Multiply a part by its part of the whole value's mask, equal on every rank."""
+        layout = change.layout
+        assert isinstance(layout, Shard)
+        degree, rank = self.exchange.degree, self.exchange.rank
+        part = arguments[0]
+        ones = self._call(whole_ones, (part, layout.dim, degree))
+        mask = self._copy(change, (ones, *arguments[1:]), keywords)
+        own = self._call(take_part, (mask, layout.dim, layout.parts, rank, degree))
+        if self.node in self.split.gathered:
+            self._finish(change, self._call(operator.mul, (part, own)))
+        else:
+            self._become(operator.mul, (part, own))
+
+    def _finish(self, change: Change, inner: fx.Node) -> None:
+        """Let the original node stand for the whole value."""
+        node = self.node
+        if not change.sums:
+            self.local[node] = inner
+            gather = self.exchange.gather(self.split.gathered[node])
+            self._become(gather, (inner,))
+            return
+        bias = change.bias
+        if isinstance(bias, str):
+            bias = self._attribute(f"{node.target}.{bias}")
+        if bias is None:
+            self._become(self.exchange.add, (inner,))
+        else:
+            total = self._call(self.exchange.add, (inner,))
+            shaped = self._shaped_like_channels(bias)
+            self._become(operator.add, (total, shaped))
+
+    def _shaped_like_channels(self, bias: fx.Node) -> fx.Node:
+        """Return a bias that is added along the dimension of the channels of a convolution."""
+        output = self.node.meta[VALUE]
+        if self.node.op != "call_module" or not hasattr(self._module(), "kernel_size"):
+            return bias
+        return self._call(Tensor.view, (bias, [-1] + [1] * (output.dim() - 2)))
+
+    def _become(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.node.op, self.node.target = "call_function", function
+        self.node.args, self.node.kwargs = arguments, {}
+
+    def _module(self) -> Any:
+        return self.program.attribute(str(self.node.target))
+
+    def _copy(self, change: Change, arguments: Any, keywords: Any) -> fx.Node:
+        kind = "call_function" if change.call is not None else self.node.op
+        made = self.program.graph.create_node(kind, self._target(change), arguments, keywords)
+        return self._adopt(made)
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Node:
+        return self._adopt(self.program.graph.call_function(function, arguments))
+
+    def _adopt(self, made: fx.Node) -> fx.Node:
+        made.meta = dict(self.node.meta)
+        self.layers.layer_of[made] = self.layer
+        return made
+
+    def _attribute(self, name: str) -> fx.Node:
+        made = self.program.graph.get_attr(name)
+        made.meta = {**self.node.meta, VALUE: self.program.attribute(name)}
+        return made
+
+    def _target(self, change: Change) -> Any:
+        if isinstance(change.call, LookUp):
+            return change.call.of_rank(self.exchange.rank)
+        return change.call or self.node.target
+
+    def _arguments(self, change: Change) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments, keywords = list(self.node.args), dict(self.node.kwargs)
+        for position, value in change.arguments.items():
+            arguments[position] = value
+        arguments = [each for each in arguments if each is not REMOVED]
+        if self.node.op == "call_module" and change.call is not None:
+            module = self._module()
+            for name in ("weight",) if change.sums else ("weight", "bias"):
+                if getattr(module, name, None) is not None:
+                    arguments.append(self._attribute(f"{self.node.target}.{name}"))
+        convert = lambda source: self._read(source, change)  # noqa: E731
+        return fx.map_arg(tuple(arguments), convert), fx.map_arg(keywords, convert)
+
+    def _read(self, source: fx.Node, change: Change) -> fx.Node:
+        """Return what the rank reads instead of an input."""
+        known = self.split.changes.get(source)
+        if known is not None and known.layout is not None:
+            return self.local.get(source, source)
+        if self._is_divided_weight(source):
+            return source
+        whole = self._enter(source)
+        if source not in change.slices:
+            return whole
+        layout = change.slices[source]
+        degree, rank = self.exchange.degree, self.exchange.rank
+        return self._call(take_part, (whole, layout.dim, layout.parts, rank, degree))
+
+    def _is_divided_weight(self, source: fx.Node) -> bool:
+        while source.op == "call_function" and source.all_input_nodes:
+            if source.target is not torch.ops.aten.transpose.int:
+                return False
+            source = source.all_input_nodes[0]
+        if source.op != "get_attr":
+            return False
+        return id(self.program.attribute(str(source.target))) in self.split.weights
+
+    def _enter(self, source: fx.Node) -> fx.Node:
+        """Return a whole value whose gradient is summed over the ranks, made once for a layer."""
+        value = source.meta.get(VALUE)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return source
+        if source in self.layers.constant:
+            return source
+        by_layer = self.entered.setdefault(source, {})
+        if self.layer not in by_layer:
+            by_layer[self.layer] = self._call(self.exchange.enter, (source,))
+        return by_layer[self.layer]

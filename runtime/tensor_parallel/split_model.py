@@ -1,0 +1,140 @@
+"""Splitting of a captured model's layers over the ranks that share its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ...capture.captured import Captured
+from ...capture.program.mode_dependent import argument
+from ...capture.program.mutation import is_random
+from ...capture.program.segment import Segment, get_segments
+from ...capture.splitting.find_split import find_split
+from ...capture.splitting.layout import Shard
+from ...capture.splitting.rewrite import rewrite, take_part
+from .exchange import ShardGroup
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a parameter or buffer is divided over the ranks that share a stage.
+
+    Attributes:
+        layout: The dimension along which each rank holds a part.
+        degree: Number of ranks.
+        shape: Shape of the whole tensor.
+    """
+
+    layout: Shard
+    degree: int
+    shape: tuple[int, ...]
+
+    def take(self, whole: Tensor, shard: int) -> Tensor:
+        """Return a rank's part, with memory of its own."""
+        layout = self.layout
+        part = take_part(whole, layout.dim, layout.parts, shard, self.degree)
+        return part.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class SplitModel:
+    """A captured model that was split.
+
+    Attributes:
+        divided: Parameters and buffers of which ranks hold parts, by each of their names.
+        reasons: Why products stay whole, by layer and operation.
+        draws: Whether a layer that is shared may draw random numbers.
+        group: The ranks that share this rank's stages.
+    """
+
+    divided: Mapping[str, Division]
+    reasons: Mapping[tuple[int, str], str]
+    draws: bool
+    group: ShardGroup
+
+
+def split_model(captured: Captured, degrees: Sequence[int], group: ShardGroup) -> SplitModel:
+    """Rewrite a captured model so that ranks compute their parts of its layers.
+
+    ``degrees`` is how many ranks share each layer. The captured graph keeps to the whole model.
+    Weights keep their values until `divide_weights`.
+    """
+    _ = captured.graph  # computed now: the document describes the model before it is split
+    both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
+    traced = [(each.program, each.layers) for each in both]
+    split = find_split(traced, degrees)
+    draws, exchange = _draws_random_numbers(captured, degrees), group.exchange()
+    for program, layers in traced:
+        rewrite(program, layers, split, lambda layer: exchange)
+    model = captured.program.model
+    divided = {
+        name: Division(weight.layout, weight.degree, tuple(tensor.shape))
+        for name, tensor in _tensors_of(model)
+        if (weight := split.weights.get(id(tensor))) is not None
+    }
+    return SplitModel(divided, split.reasons, draws, group)
+
+
+def _draws_random_numbers(captured: Captured, degrees: Sequence[int]) -> bool:
+    """Return True if a layer that is shared by several ranks may draw random numbers."""
+    program, layers = captured.program, captured.layers
+    for node, layer in layers.layer_of.items():
+        if degrees[layer] == 1:
+            continue
+        if node.op == "call_module" and _may_draw(program.attribute(str(node.target))):
+            return True
+        if node.op == "call_function" and is_random(node) and _has_rate(node):
+            return True
+    return False
+
+
+def _has_rate(node: fx.Node) -> bool:
+    """Return False for attention or dropout at a rate of 0."""
+    names = {each.name for each in node.target._schema.arguments}  # type: ignore[union-attr]
+    rates = [argument(node, name) for name in ("p", "dropout_p") if name in names]
+    return not rates or any(rates)
+
+
+def _may_draw(module: nn.Module) -> bool:
+    # Modules that are called whole are torch's own leaves, captured dropout, or opaque.
+    known = type(module).__module__.startswith("torch.nn.") and not isinstance(
+        module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.MultiheadAttention | nn.RNNBase
+    )
+    if known:
+        return False
+    rate = getattr(module, "p", getattr(module, "dropout_p", None))
+    return rate != 0
+
+
+@torch.no_grad()
+def divide_weights(stages: Sequence[Segment], split: SplitModel, model: nn.Module) -> None:
+    """Replace the divided parameters and buffers of this rank's stages by its parts of them.
+
+    References of ``model`` to them are replaced too, so that the memory of whole ones is freed.
+    """
+    parts: dict[int, tuple[Tensor, Tensor]] = {}  # whole ones stay, so that ids are not used again
+    for stage in stages:
+        for root in get_segments(stage):
+            for name, tensor in _tensors_of(root):
+                division = split.divided.get(name)
+                if division is not None and id(tensor) not in parts:
+                    part = division.take(tensor.detach(), split.group.shard)
+                    if isinstance(tensor, nn.Parameter):
+                        part = nn.Parameter(part, requires_grad=tensor.requires_grad)
+                    parts[id(tensor)] = tensor, part
+    roots: list[nn.Module] = [model, *(each for stage in stages for each in get_segments(stage))]
+    for module in (each for root in roots for each in root.modules()):
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
+            table.update(
+                (key, parts[id(held)][1]) for key, held in table.items() if id(held) in parts
+            )
+
+
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
