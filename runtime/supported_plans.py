@@ -142,15 +142,11 @@ def _obstacles(plan: Plan, where: Where) -> Iterator[tuple[str, str]]:
             f"its stages have {counts} replicas, but one process runs one of each",
             "--max-replicas 1",
         )
-    tensor = max(stage.tensor for stage in plan.stages)
-    if tensor > 1:
-        yield f"its layers are split over {tensor} devices, which no runtime does", "--tensor 1"
     if any(stage.strategy == "zero1" for stage in plan.stages):
         yield (
             "its replicas share the optimizer state (zero1), which no runtime does",
             "--strategies replicate",
         )
-
     split = [index for index, stage in enumerate(plan.stages) if stage.tensor > 1]
     if where in ("whole layers", "devices") and split:
         yield (

@@ -212,7 +212,8 @@ class _Rewriting:
     def _read(self, source: fx.Node, change: Change) -> fx.Node:
         """Return what the rank reads instead of an input."""
         known = self.split.changes.get(source)
-        if known is not None and known.layout is not None:
+        is_own = self.layers.layer_of.get(source) == self.layer  # other layers' values are gathered
+        if is_own and known is not None and known.layout is not None:
             return self.local.get(source, source)
         if self._is_divided_weight(source):
             return source

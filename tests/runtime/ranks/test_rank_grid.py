@@ -25,9 +25,7 @@ def test_every_receiver_has_one_sender_that_knows_it(widths):
     grid = RankGrid(widths)
     for source, target in itertools.permutations(range(len(widths)), 2):
         reached = [
-            rank
-            for sender in grid.ranks_of(source)
-            for rank in grid.receivers_from(sender, target)
+            rank for sender in grid.ranks_of(source) for rank in grid.receivers_from(sender, target)
         ]
         assert sorted(reached) == list(grid.ranks_of(target))
         for rank in grid.ranks_of(target):
