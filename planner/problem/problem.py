@@ -133,14 +133,15 @@ class PlanningRequest:
             return self.branches.within(limits)
         return band(self.profile, self.positions, self.devices, self.options, limits)
 
-    def around(self, cuts: tuple[int, ...]) -> ChainCosts:
-        """Return tables between these cuts, the positions next to them, and some even ones."""
+    def around(self, cuts: tuple[int, ...], step: int) -> ChainCosts:
+        """Return tables between these cuts, positions some steps from them, and some even ones."""
         index = {layer: number for number, layer in enumerate(self.positions)}
         found = set(coarse_positions(self.profile, self.positions, COARSEST_ATOMS))
         reach = max(1, min(8, MAX_REFINED_ATOMS // (2 * len(cuts))))
         for cut in cuts:
             near = index[cut]
-            found.update(self.positions[max(near - reach, 0) : near + reach + 1])
+            first = near - min(reach, near // step) * step
+            found.update(self.positions[first : near + reach * step + 1 : step])
         return self._tables(tuple(sorted(found)))
 
     @cached_property

@@ -52,6 +52,9 @@ is then carried through before the searches given up have taken longer than it.
 SPLIT_PER_ARC = 4
 """The same limit in a large problem, per arc."""
 
+MOST_GIVEN_UP = 50_000_000
+"""Candidate labels of all searches given up, after which a proof is: 15 s."""
+
 LEAST_SPLIT = 1e-6
 """A box narrower than this, relative to the best value, is searched to the end."""
 
@@ -204,6 +207,7 @@ class BranchAndBound:
         self.paths: list[StagePath] = []
         self.open: list[_Box] = []
         self.unproven = math.inf
+        self.given_up = 0
         self._order = count()
         stages = min(space.tables.most_stages, int(self.pool.total.sum()))
         self.most_stages = space.options.num_stages or space.max_stages or stages
@@ -312,6 +316,23 @@ class BranchAndBound:
                 high = middle
         return low
 
+    def lower_metric(self, tolerance: float) -> None:
+        """Find plans of ever lower first metric by bisection, whatever their sums.
+
+        Where stages are many, sums hardly differ, and these plans are nearly the best. Labels are
+        compared by devices alone, so that a search is quick.
+        """
+        if self.least_weight == math.inf:
+            return
+        low = self.narrow(tolerance)
+        self._prune(low)
+        high = self._most_metric()
+        while high - low > tolerance * self.best_value and not self.effort.is_over:
+            middle = low + (high - low) / 2
+            caps = MetricCaps(middle, weight=self._weight_cap((low, 0.0, 0.0)), quantum=math.inf)
+            best = self._solve(caps, budget=MOST_GIVEN_UP, beam=self._beam).best
+            low, high = (middle, high) if best is None else (low, min(middle, best.metrics[0]))
+
     def _relax(self, arcs: StageArcs, caps: MetricCaps) -> Relaxation:
         """Bound all paths within the caps; the next search begins at the prices found here."""
         relaxed = relax(arcs, self.pool, self.rules, caps, self.prices)
@@ -370,9 +391,11 @@ class BranchAndBound:
         return True
 
     def _close_boxes(self, limit: int) -> bool:
-        """Branch on the open box of least bound until that is closed; False if time ran out."""
+        """Branch on the open box of least bound until that is closed; False if it took too long."""
         while self.open and not self._is_closed(self.open[0].bound):
             if self.effort.is_over or self.effort.searches > limit:
+                return False
+            if self.given_up > MOST_GIVEN_UP:
                 return False
             self._branch(heapq.heappop(self.open))
         return True
@@ -427,6 +450,7 @@ class BranchAndBound:
         budget = self._split_budget() << given_up if can_split else None
         if solution is None:
             solution = self._solve(caps, exact=True, budget=budget, arcs=arcs)
+            self.given_up += 0 if solution.complete or budget is None else budget
         if solution.best is not None or (can_split and not solution.complete):
             weight = max(weight, solution.bound_weight)
             bound = max(weight + sum(lower) + self.tied_s, known)

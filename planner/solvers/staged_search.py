@@ -25,6 +25,13 @@ from .feasibility import infeasible_error
 COARSE_ATOMS = (32, 96, 300)
 """Positions of the quick searches whose plans start the exact one."""
 
+REFINING_STEPS = (8, 4, 4, 2, 2, 1, 1)
+"""Distances, in positions, between the cuts that refining a plan tries.
+
+A stage of a long chain is a hundred layers: near the cuts of a coarse plan alone, that plan is the
+best there is.
+"""
+
 NEAR = 0.08
 """Relative distance from the best objective within which plans are simulated."""
 
@@ -72,7 +79,8 @@ class SearchLevel:
 
     It ends at a relative gap; its stages are `None` if there is nothing to search, and if it is
     exact, they make up all plans, or all of the orders searched. With ``only_better``
-    some are left out that no plan has which is better than the best known then.
+    some are left out that no plan has which is better than the best known then. Refining ends at
+    the level's gap even where a larger one is asked for.
     """
 
     stages: Callable[[], StageTable | None]
@@ -80,6 +88,7 @@ class SearchLevel:
     is_exact: bool = False
     is_fallback: bool = False
     only_better: bool = False
+    is_refining: bool = False
 
 
 def search_in_stages(
@@ -105,7 +114,8 @@ def search_in_stages(
         stages = level.stages()
         if stages is None:
             continue
-        effort = Effort(request.deadline, gap=max(level.gap, request.options.gap))
+        gap = level.gap if level.is_refining else max(level.gap, request.options.gap)
+        effort = Effort(request.deadline, gap=gap)
         pool.is_whole |= level.only_better
         # Plans with a stage that is left out are no better than the best so far.
         bound = best if level.only_better else math.inf
@@ -119,7 +129,10 @@ def search_in_stages(
                 # The part's `tied_s` is a bound; a plan's value has the time of its placement.
                 search.tied_of = partial(_tied_sync_s, request.cost_model, stages, devices)
             try:
-                search.run(max_searches=2_000 if level.is_exact else 40)
+                if level.is_refining:
+                    search.lower_metric(level.gap)
+                else:
+                    search.run(max_searches=2_000 if level.is_exact else 40)
             except DeadlineExceeded:
                 gave_up = True
                 search.unproven = 0.0
@@ -152,7 +165,9 @@ def _list_levels(
     if request.branches is not None and not request.is_whole:
         yield from (SearchLevel(partial(_same, table)) for table in whole)
     if request.band is not None or (request.branches is None and not request.is_whole):
-        yield SearchLevel(partial(_refine, request, pool), gap=1e-3)
+        for step in REFINING_STEPS:
+            refine = partial(_refine, request, pool, step)
+            yield SearchLevel(refine, gap=1e-3 * step, is_refining=True)
     if not request.is_whole:
         better = partial(_list_better, request, pool, measure)
         yield SearchLevel(better, 0.0, is_exact=True, only_better=True)
@@ -200,12 +215,12 @@ def _coarsen(request: PlanningRequest, size: int) -> StageTable:
     return request.coarse(size).stages
 
 
-def _refine(request: PlanningRequest, pool: PlanPool) -> StageTable | None:
-    """Return the stages that begin and end near those of the best plan."""
+def _refine(request: PlanningRequest, pool: PlanPool, step: int) -> StageTable | None:
+    """Return the stages that begin and end at the cuts of the best plan, or some steps from it."""
     best = pool.best(1)
     if not best or best[0].order:
         return None
-    found = request.around(best[0].cuts)
+    found = request.around(best[0].cuts, step)
     return found.stages if len(found.positions) < 0.9 * len(request.positions) else None
 
 
