@@ -137,7 +137,7 @@ def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cl
     else:
         whole = -(-max(count, sizes[-1]) // inner) * inner
         levels = (*levels[:-1], levels[-1].model_copy(update={"group_size": whole}))
-    return Cluster(devices=(*cluster.devices, *more), levels=levels)
+    return Cluster(devices=(*cluster.devices, *more), levels=levels, links=cluster.links)
 
 
 def _place_in_new_groups(more: list[Device], cluster: Cluster) -> list[Device]:

@@ -11,7 +11,15 @@ from ..document import Document, LongTuple, Name, NonEmptyTuple, Record
 from ..errors import InvalidInput
 from ..text_table import format_table
 from ..units import format_bytes, format_time
-from .places import check_places, group_of, largest_groups, list_sizes, remove_devices
+from .pair_links import PairLink, check_pair_links, number_pair_links
+from .places import (
+    check_places,
+    group_of,
+    largest_groups,
+    list_groups,
+    list_sizes,
+    remove_devices,
+)
 
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
@@ -20,6 +28,9 @@ DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
 MAX_GROUP_SIZE = 2**30
 MAX_LEVELS = 32
 """Each level joins at least twice as many devices as the one before."""
+
+MAX_PAIR_LINKS = 100_000
+"""All pairs of 450 nodes."""
 
 
 class Device(Record):
@@ -82,13 +93,20 @@ class LinkLevel(Record):
 
 
 class Cluster(Document):
-    """Devices in pipeline order and the links between them, innermost level first."""
+    """Devices in pipeline order and the links between them, innermost level first.
+
+    Attributes:
+        links: Links between two groups that differ from the level that joins them.
+    """
 
     SCHEMA: ClassVar[str] = "stagewright.cluster/1"
 
     schema_version: Literal["stagewright.cluster/1"] = "stagewright.cluster/1"
     devices: NonEmptyTuple[Device]
     levels: LongTuple[LinkLevel] = Field((), max_length=MAX_LEVELS)
+    links: LongTuple[PairLink] = Field(
+        (), max_length=MAX_PAIR_LINKS, exclude_if=lambda links: not links
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -96,6 +114,7 @@ class Cluster(Document):
         if len(set(names)) != len(names):
             raise ValueError("device names must be unique")
         check_places(self)
+        check_pair_links(self)
         return self
 
     @classmethod
@@ -187,15 +206,23 @@ class Cluster(Document):
         return remove_devices(self, devices)
 
     def link(self, first: int, second: int) -> LinkLevel:
-        """Return the innermost level with both devices in the same group."""
+        """Return the link of two devices' groups, or the innermost level that joins them."""
         if max(first, second) < len(self.devices):
             for index, level in enumerate(self.levels):
                 if group_of(self, index, first) == group_of(self, index, second):
-                    return level
+                    groups = list_groups(self)
+                    inner = groups[index - 1] if index else range(len(self.devices))
+                    pair = min(inner[first], inner[second]), max(inner[first], inner[second])
+                    return number_pair_links(self, groups).get(index, {}).get(pair, level)
         raise InvalidInput(f"devices {first} and {second} are not joined by any level")
 
     def all_reduce_time_s(
-        self, size_bytes: int, num_ranks: int, level: int, group_sizes: tuple[int, ...] = ()
+        self,
+        size_bytes: int,
+        num_ranks: int,
+        level: int,
+        group_sizes: tuple[int, ...] = (),
+        rings: tuple[tuple[LinkLevel, ...], ...] = (),
     ) -> float:
         """Return the time of a hierarchical all-reduce of consecutive devices.
 
@@ -209,6 +236,8 @@ class Cluster(Document):
             level: Index of the level whose group holds them all.
             group_sizes: Participating devices per group of each level; by default all those of the
                 largest group.
+            rings: Links of the rings of each level, the slowest of which counts; by default the
+                level itself.
         """
         # Innermost level first. `inner` devices of one group below act as one member here, and
         # each continues with its share of the bytes.
@@ -216,7 +245,8 @@ class Cluster(Document):
         time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
         for index in range(level + 1):
             members = ranks if index == level else max(1, min(ranks, sizes[index] // inner))
-            time_s += self.levels[index].all_reduce_time_s(size, members)
+            links = rings[index] if rings else self.levels[index : index + 1]
+            time_s += max(link.all_reduce_time_s(size, members) for link in links)
             size, ranks = -(-size // members), -(-ranks // members)
             inner = max(inner, sizes[index])
         return time_s
@@ -251,6 +281,18 @@ def format_cluster(cluster: Cluster) -> str:
             else "as bandwidth",
         )
         for level, joined in zip(cluster.levels, list_sizes(cluster), strict=True)
+    ]
+    links += [
+        (
+            "",
+            str(link),
+            format_time(link.latency_s),
+            f"{format_bytes(link.bandwidth_bytes_per_s)}/s",
+            f"{format_bytes(link.all_reduce_bandwidth_bytes_per_s)}/s"
+            if link.all_reduce_bandwidth_bytes_per_s
+            else "as bandwidth",
+        )
+        for link in cluster.links
     ]
     text = format_table(rows)
     if links:

@@ -97,7 +97,13 @@ def remove_devices(cluster: Cluster, devices: Sequence[int | str]) -> Cluster:
     )
     # The outermost level joins what is left, however much it joined.
     spelt = [link.model_copy(update={"group_size": None}) for link in levels]
-    return type(cluster)(devices=left, levels=tuple(spelt) if len(left) > 1 else ())
+    if len(left) == 1:
+        return type(cluster)(devices=left)
+    kept = {(name, group) for device in left for name, group in device.place.items()}
+    links = [
+        link for link in cluster.links if all((link.level, group) in kept for group in link.groups)
+    ]
+    return type(cluster)(devices=left, levels=tuple(spelt), links=tuple(links))
 
 
 def _spell_place(cluster: Cluster, levels: Sequence[LinkLevel], device: int) -> dict[str, str]:

@@ -148,13 +148,17 @@ class StageLinks:
     def between(self, assignment: Assignment, stage: int, other: int) -> tuple[int, LinkLevel]:
         """Return the index and the link level that join a stage and a later one."""
         one, two = assignment.classes[stage], assignment.classes[other]
+        first = assignment.ends[stage] - 1
+        second = assignment.ends[other] - assignment.replicas[other]
+        classes = self.devices.classes
         if one != two:
             level = self.devices.level_between(one, two)
         else:
-            first = assignment.ends[stage] - 1
-            second = assignment.ends[other] - assignment.replicas[other]
-            level = self.devices.classes[one].level_of(first, second)
-        return level, self.devices.levels[level]
+            level = classes[one].level_of(first, second)
+        if not self.devices.pair_links:
+            return level, self.devices.levels[level]
+        pair = classes[one].devices[first], classes[two].devices[second]
+        return level, self.devices.link_of(level, *pair)
 
     def sent(
         self, assignment: Assignment, source: int, target: int, there_bytes: int, back_bytes: int

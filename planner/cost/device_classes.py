@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from ...core.cluster.cluster import Cluster, LinkLevel
+from ...core.cluster.pair_links import Pair, number_pair_links
 from ...core.cluster.places import list_groups
 from ...core.cluster.reserves import ReservedMemory
 from ...core.plan.plan import PlanOptions
@@ -92,6 +93,72 @@ class Devices:
     def levels(self) -> tuple[LinkLevel, ...]:
         """Return the cluster's link levels; a placeholder if it has none."""
         return self.cluster.levels or (NO_LINK,)
+
+    @cached_property
+    def pair_links(self) -> dict[int, dict[Pair, LinkLevel]]:
+        """Return the links between two groups, by the level that joins these."""
+        return number_pair_links(self.cluster, self.groups)
+
+    @cached_property
+    def bounding_cluster(self) -> Cluster:
+        """Return the cluster with the fastest link of any pair at each level, for lower bounds.
+
+        Two classes are joined by one level, though some of their devices meet at an inner one:
+        links of inner levels count too.
+        """
+        levels, known = [], []
+        for level, own in enumerate(self.cluster.levels):
+            known += list(self.pair_links.get(level, {}).values())
+            rates = [each.bandwidth_bytes_per_s for each in (own, *known)]
+            sums = [
+                each.all_reduce_bandwidth_bytes_per_s or each.bandwidth_bytes_per_s
+                for each in (own, *known)
+            ]
+            change = {
+                "latency_s": min(each.latency_s for each in (own, *known)),
+                "bandwidth_bytes_per_s": max(rates),
+                "all_reduce_bandwidth_bytes_per_s": max(sums),
+            }
+            levels.append(own.model_copy(update=change) if known else own)
+        return self.cluster.model_copy(update={"levels": tuple(levels), "links": ()})
+
+    @property
+    def bounding_levels(self) -> tuple[LinkLevel, ...]:
+        """Return the levels of `bounding_cluster`; a placeholder if there are none."""
+        return self.bounding_cluster.levels or (NO_LINK,)
+
+    def link_of(self, level: int, one: int, other: int) -> LinkLevel:
+        """Return the link of two devices that a level joins: that of their groups, if given."""
+        # Devices of two classes may meet further in than the level that joins these.
+        for inner in range(1, level + 1) if self.pair_links else ():
+            first, second = self.groups[inner - 1][one], self.groups[inner - 1][other]
+            pair = min(first, second), max(first, second)
+            if pair in self.pair_links.get(inner, {}):
+                return self.pair_links[inner][pair]
+        return self.levels[level]
+
+    def list_rings(self, devices: Sequence[int]) -> tuple[tuple[LinkLevel, ...], ...]:
+        """Return the links between neighbours in the rings of an all-reduce, by level.
+
+        The rings of a level join the groups inside it, in the order of the devices, the last with
+        the first. Empty where no pair has a link of its own.
+        """
+        if not self.pair_links:
+            return ()
+        rings: list[tuple[LinkLevel, ...]] = [self.levels[:1]]
+        for level in range(1, len(self.levels)):
+            inside: dict[int, dict[int, int]] = {}
+            for device in devices:
+                members = inside.setdefault(self.groups[level][device], {})
+                members.setdefault(self.groups[level - 1][device], device)
+            found = {
+                self.link_of(level, one, other)
+                for members in inside.values()
+                if len(members) > 1
+                for one, other in pairwise([*members.values(), next(iter(members.values()))])
+            }
+            rings.append(tuple(found) or self.levels[level : level + 1])
+        return tuple(rings)
 
     @cached_property
     def fastest(self) -> float:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 
+from ...core.cluster.cluster import LinkLevel
 from ...core.errors import InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import DirectSend, MemoryUse, PlanOptions
@@ -226,11 +227,15 @@ class CostModel:
             after = links[stage] if stage + 1 < len(spans) else NOTHING
             past = bytes_past_stage(skips, stage) if skips else (0, 0)
             again = assignment.recompute[stage]
+            rings: tuple[tuple[LinkLevel, ...], ...] = ()
+            if count > 1 and self.devices.pair_links:
+                rings = self.devices.list_rings(assignment.device_indices(self.devices, stage))
             found.append(
                 self._stage(
-                    costs, span, number, count, level, again, depths[stage], before, after, past
+                    costs, span, number, count, level, again, depths[stage], before, after, past,
+                    rings,
                 )
-            )
+            )  # fmt: skip
         return tuple(found)
 
     def _compute_stage(
@@ -245,6 +250,7 @@ class CostModel:
         before: Sent,
         after: Sent,
         past: tuple[int, int],
+        rings: tuple[tuple[LinkLevel, ...], ...],
     ) -> StageCost:
         """Compute the costs of a stage of ``count`` devices of a class, joined by a link level."""
         entry = self.devices.classes[number]
@@ -256,7 +262,11 @@ class CostModel:
         sync_s = exposed_s = 0.0
         if count > 1:
             sync_s = self.devices.cluster.all_reduce_time_s(
-                self._gradients_bytes(costs, span), count, level, entry.group_sizes
+                self._gradients_bytes(costs, span),
+                count,
+                level,
+                entry.group_sizes,
+                rings,
             )
             # Gradients are summed while the layers in front still run backward, at best on the
             # fastest devices: only what outlasts that delays the step.
@@ -356,10 +366,26 @@ class CostModel:
                 if any(first <= layer < last for layer in parameter.layers)
             ]
             if len(owners) > 1:
-                link = self.devices.levels[self._slowest(assignment, owners)]
                 size = parameter.size_bytes + self.training.gradients * parameter.numel
-                total_s += link.all_reduce_time_s(size, len(owners))
+                total_s += max(
+                    link.all_reduce_time_s(size, len(owners))
+                    for link in self._slowest_links(assignment, owners)
+                )
         return total_s
+
+    def _slowest_links(self, assignment: Assignment, owners: list[int]) -> list[LinkLevel]:
+        """Return the outermost level between stages, and the links of pairs of their devices."""
+        level = self._slowest(assignment, owners)
+        found = [self.devices.levels[level]]
+        if self.devices.pair_links:
+            of_stage = [assignment.device_indices(self.devices, stage) for stage in owners]
+            found += {
+                self.devices.link_of(level, one, other)
+                for first, second in combinations(of_stage, 2)
+                for one in first
+                for other in second
+            }
+        return found
 
     def _slowest(self, assignment: Assignment, owners: list[int]) -> int:
         """Return the outermost link level between devices of any two of these stages."""

@@ -77,7 +77,7 @@ class OrderFreeBounds:
                     level.transfer_time_s(int(size)) + level.transfer_time_s(int(back)),
                 )
                 for size, back in zip(costs.sent, costs.sent_back, strict=True)
-                for level in devices.levels
+                for level in devices.bounding_levels
             ]
             cut_forward = min(send for send, _ in sends)
             cut = min(both for _, both in sends)

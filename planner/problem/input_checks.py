@@ -14,6 +14,7 @@ from numbers import Real
 from pathlib import Path
 
 from ...core.cluster.cluster import Cluster
+from ...core.cluster.pair_links import list_pair_links
 from ...core.errors import InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import Plan, PlanOptions
@@ -107,6 +108,10 @@ def scale_to_plan(plan: Plan, profile: Profile) -> Profile:
     return scale_profile(profile, Fraction(after[0], before[0]))
 
 
+LEVELS_ONLY = ("memory", "devices", "pipedream")
+"""Objectives that link two devices by the level that joins them, whatever pair they are."""
+
+
 def check_options(options: PlanOptions) -> None:
     """Refuse options that no plan of this objective and schedule can keep or use."""
     if not _is_default(options, "chunks"):
@@ -122,6 +127,17 @@ def check_options(options: PlanOptions) -> None:
     if options.schedule in SEVERAL_STAGES and options.objective != "latency":
         _check_stage_counts(options)
     _check_regular(options)
+
+
+def check_links(cluster: Cluster, options: PlanOptions) -> None:
+    """Refuse links of pairs of groups for objectives whose search knows levels only."""
+    if cluster.links and options.objective in LEVELS_ONLY:
+        raise InvalidInput(
+            f"the cluster has links between pairs of groups ({cluster.links[0]}), but the "
+            f"objective {options.objective!r} knows links by level only; plan for 'step_time', or "
+            "leave out the cluster's 'links'",
+            field="/options/objective",
+        )
 
 
 def _check_regular(options: PlanOptions) -> None:
@@ -259,7 +275,7 @@ def _check_links(profile: Profile, cluster: Cluster, options: PlanOptions) -> No
     num_devices = len(cluster.devices)
     parameters = list_parameters(profile)
     whole = sum(entry.size_bytes for entry in parameters)
-    for level in cluster.levels:
+    for level in (*cluster.levels, *list_pair_links(cluster)):
         per_microbatch_s = sum(
             level.transfer_time_s(gap.forward_bytes) + level.transfer_time_s(gap.backward_bytes)
             for gap in profile.boundaries

@@ -30,7 +30,7 @@ from .constraints import (
     limit_to_state,
     search_parts,
 )
-from .input_checks import check_magnitude, check_options
+from .input_checks import check_links, check_magnitude, check_options
 from .regular import find_irregularity
 from .training_options import resolve_training_options
 
@@ -93,6 +93,7 @@ class PlanningRequest:
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "state_note", note)
         check_options(self.options)
+        check_links(self.cluster, self.options)
         check_magnitude(self.profile, self.devices, self.options)
         nodes = self.branches.nodes.dag.num_nodes if self.branches else None
         check_asked(self.profile, self.positions, self.devices, self.options, nodes)

@@ -82,7 +82,7 @@ def _pattern(
 
 def _least_sync_s(devices: Devices, size_bytes: int, num_owners: int) -> float:
     # A bound for any placement: the owners may be joined by the fastest link of the cluster.
-    links = devices.cluster.levels
+    links = devices.bounding_cluster.levels
     if num_owners < 2 or not links:
         return 0.0
     return min(link.all_reduce_time_s(size_bytes, num_owners) for link in links)

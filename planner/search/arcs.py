@@ -221,7 +221,7 @@ class SearchSpace:
         """Return the time to send a cut's activations, and its gradients, [level, position]."""
         arriving, returning = self.tables.arriving_bytes, self.tables.returning_bytes
         forward, backward = [], []
-        for level in self.devices.levels:
+        for level in self.devices.bounding_levels:
             forward.append(_transfer_s(level.latency_s, level.bandwidth_bytes_per_s, arriving))
             backward.append(_transfer_s(level.latency_s, level.bandwidth_bytes_per_s, returning))
         return np.array(forward), np.array(backward)
@@ -246,11 +246,11 @@ class SearchSpace:
             ),
             between=between,
             speed=speeds / speeds.min(),
-            latency=np.array([level.latency_s for level in devices.levels]),
+            latency=np.array([level.latency_s for level in devices.bounding_levels]),
             bandwidth=np.array(
                 [
                     level.all_reduce_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
-                    for level in devices.levels
+                    for level in devices.bounding_levels
                 ]
             ),
             granule=inner if in_whole_groups else 0,

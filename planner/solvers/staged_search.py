@@ -107,6 +107,7 @@ def search_in_stages(
     devices = request.devices.cap_memory(limit_bytes)
     effort = Effort(request.deadline)
     best, least, gave_up = math.inf, math.inf, False
+    tells = request.options.objective not in NOT_STEPS and not request.cluster.links
     pool.is_whole = request.is_whole
     for level in _list_levels(request, pool, measure):
         if level.is_fallback and pool.is_whole:
@@ -123,7 +124,7 @@ def search_in_stages(
             search = BranchAndBound(
                 part.space, measure, effort, tied_s=part.tied_s,
                 max_total_replicas=max_total_replicas, best_value=best * (1 + 1e-9),
-                on_better=None if request.options.objective in NOT_STEPS else request.tell,
+                on_better=request.tell if tells else None,
             )  # fmt: skip
             if stages.tied and measure in ("1f1b", "gpipe"):
                 # The part's `tied_s` is a bound; a plan's value has the time of its placement.
@@ -137,8 +138,13 @@ def search_in_stages(
                 gave_up = True
                 search.unproven = 0.0
             for path in search.paths:
-                pool.add(to_assignment(path.arcs, stages, devices), path.value)
-            best = min([best, *(path.value for path in search.paths)])
+                found = to_assignment(path.arcs, stages, devices)
+                value = path.value
+                if request.cluster.links:
+                    # The search takes the fastest link of each level: a bound, but no plan's value.
+                    value = request.cost_model.evaluate(found).value
+                pool.add(found, value)
+                best = min(best, value)
             bound = min(bound, search.bound)
         if level.is_exact:
             least = min(least, bound)

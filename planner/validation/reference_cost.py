@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 
 from ...core.cluster.cluster import Cluster, LinkLevel
+from ...core.cluster.pair_links import PairLink
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Parameter
 from ...core.plan.plan import DirectSend, MemoryUse, PlanOptions
@@ -18,7 +19,13 @@ from ...schedules.action_order import ActionOrder, check_depths, make_order
 from ...schedules.activation_memory import most_in_flight
 from ..simulator.durations import skip_times
 from ..simulator.simulate import StageTimes, step_time
-from .reference_placement import StagePlacement, level_between
+from .reference_placement import (
+    StagePlacement,
+    all_reduce_s,
+    level_between,
+    pair_link,
+    transfer_s,
+)
 from .reference_skips import PassingTensors, find_passing_tensors
 
 # Not imported from `schedules.traits`: a wrong entry there must not go unnoticed here.
@@ -165,7 +172,7 @@ class ReferenceSplit:
         # Stages on the same devices hand tensors over in memory.
         if self.devices[stage] == self.devices[other]:
             return 0, 0.0
-        return size, self._link(stage, other).transfer_time_s(size)
+        return size, transfer_s(self._link(stage, other), size)
 
     def whole_s(self, stage: int) -> float:
         """Return the time per micro-batch of a stage and the cut behind it: ``tau``."""
@@ -191,7 +198,9 @@ class ReferenceSplit:
             owners = self._owners(parameter)
             if len(owners) > 1:
                 gradient, _ = bytes_of_parameter(parameter, self.options)
-                total_s += self._slowest_link(owners).all_reduce_time_s(gradient, len(owners))
+                total_s += max(
+                    all_reduce_s(link, gradient, len(owners)) for link in self._links_among(owners)
+                )
         return total_s
 
     def depth(self, stage: int) -> int:
@@ -508,17 +517,25 @@ class ReferenceSplit:
         # The last device of a stage is next to the first device of a later one.
         return level_between(self.cluster, self.devices[stage][-1], self.devices[other][0])
 
-    def _link(self, stage: int, other: int) -> LinkLevel:
-        return self.cluster.levels[self._level(stage, other)]
+    def _link(self, stage: int, other: int) -> LinkLevel | PairLink:
+        pair = self.devices[stage][-1], self.devices[other][0]
+        return pair_link(self.cluster, *pair) or self.cluster.levels[self._level(stage, other)]
 
-    def _slowest_link(self, stages: list[int]) -> LinkLevel:
+    def _links_among(self, stages: list[int]) -> list[LinkLevel | PairLink]:
+        """Return the outermost level between any two stages, and the links of pairs of groups."""
         levels = [
             level_between(self.cluster, one, two)
             for first, second in combinations(stages, 2)
             for one in (self.devices[first][0], self.devices[first][-1])
             for two in (self.devices[second][0], self.devices[second][-1])
         ]
-        return self.cluster.levels[max(levels)]
+        pairs = [
+            pair_link(self.cluster, one, two)
+            for first, second in combinations(stages, 2)
+            for one in self.devices[first]
+            for two in self.devices[second]
+        ]
+        return [self.cluster.levels[max(levels)], *(link for link in pairs if link)]
 
     def _owners(self, parameter: Parameter) -> list[int]:
         return [

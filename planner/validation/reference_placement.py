@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from ...core.cluster.cluster import Cluster, Device
+from ...core.cluster.cluster import Cluster, Device, LinkLevel
+from ...core.cluster.pair_links import PairLink
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,12 @@ class StagePlacement:
             for device in members:
                 groups.setdefault(numbers[device], []).append(device)
             fullest = max(len(group) for group in groups.values())
-            total_s += level.all_reduce_time_s(share, fullest)
+            total_s += max(
+                all_reduce_s(pair_link(self.cluster, one, other) or level, share, fullest)
+                for group in groups.values()
+                for one, other in zip(group, [*group[1:], group[0]], strict=True)
+                if len(group) > 1 or fullest == 1
+            )
             share = math.ceil(share / fullest)
             members = [group[0] for group in groups.values()]
             if len(members) == 1:
@@ -97,6 +103,28 @@ class StagePlacement:
         inside = _groups(self.cluster, level - 1) if level else range(len(self.cluster.devices))
         groups = {inside[device] for device in self.devices}
         return groups.pop() if len(groups) == 1 else None
+
+
+def pair_link(cluster: Cluster, one: int, other: int) -> PairLink | None:
+    """Return the link of the two groups that two devices lie in, if the cluster has one."""
+    for link in cluster.links:
+        number = [level.name for level in cluster.levels].index(link.level)
+        if {str(_group(cluster, number, device)) for device in (one, other)} == set(link.groups):
+            return link
+    return None
+
+
+def transfer_s(link: LinkLevel | PairLink, size_bytes: int) -> float:
+    """Return the time of one message; nothing takes none."""
+    return link.latency_s + size_bytes / link.bandwidth_bytes_per_s if size_bytes else 0.0
+
+
+def all_reduce_s(link: LinkLevel | PairLink, size_bytes: int, num_ranks: int) -> float:
+    """Return the time of a ring over so many ranks, each step of which takes 1/n of the bytes."""
+    if num_ranks == 1 or size_bytes == 0:
+        return 0.0
+    rate = link.all_reduce_bandwidth_bytes_per_s or link.bandwidth_bytes_per_s
+    return 2 * (num_ranks - 1) * (link.latency_s + size_bytes / num_ranks / rate)
 
 
 def level_between(cluster: Cluster, one: int, other: int) -> int:

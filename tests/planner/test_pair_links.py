@@ -1,0 +1,93 @@
+"""Links of pairs of nodes: bounds hold for every plan there is, and plans are the best of all."""
+
+import random
+
+import pytest
+
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.pair_links import PairLink
+from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.plan import plan
+from stagewright.planner.validation.validate import validate
+from tests.builders import random_profile
+from tests.planner.instances import Instance, instance, plan_alone
+from tests.planner.oracle import usable_plans
+
+ROUNDING = 1e-9
+
+
+def with_pair_links(seed, **asked):
+    """A small problem on nodes, some pairs of which are joined faster or slower than others."""
+    given = instance(seed, **asked)
+    levels = given.cluster.levels
+    if len(levels) < 2 or any(level.shared for level in levels):
+        return None
+    draw = random.Random(seed)
+    size = levels[0].group_size
+    groups = [str(number) for number in range(-(-len(given.cluster.devices) // size))]
+    links = [
+        PairLink(
+            level=levels[0].name,
+            groups=(one, other),
+            latency_s=levels[1].latency_s * draw.choice((0.1, 1, 10)),
+            bandwidth_bytes_per_s=levels[1].bandwidth_bytes_per_s * draw.choice((0.05, 0.3, 4, 20)),
+        )
+        for place, one in enumerate(groups)
+        for other in groups[place + 1 :]
+        if draw.random() < 0.6
+    ]
+    names = [f"level {index}" for index in range(len(levels))]
+    document = given.cluster.model_dump()
+    for level, name in zip(document["levels"], names, strict=True):
+        level["name"] = name
+    document["links"] = [{**link.model_dump(), "level": names[0]} for link in links]
+    cluster = type(given.cluster).model_validate(document)
+    return Instance(given.profile, cluster, given.options) if links else None
+
+
+@pytest.mark.parametrize("objective", ["step_time", "throughput", "latency"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_no_plan_is_below_the_bounds_and_the_best_is_found(objective, schedule):
+    found = 0
+    for seed in range(100):
+        given = with_pair_links(seed, objective=objective, schedule=schedule)
+        if given is None:
+            continue
+        try:
+            made = plan_alone(given)
+        except (Infeasible, InvalidInput):
+            assert not list(usable_plans(given))
+            continue
+        validate(made, given.profile, given.cluster)
+        plans = list(usable_plans(given))
+        least = min(split.objective() for split in plans)
+        assert made.proof.lower_bound <= least * (1 + ROUNDING), seed
+        found += 1
+        if objective == "step_time":
+            least_s = min(split.step_time_s() for split in plans)
+            assert made.proof.simulated_lower_bound_s <= least_s * (1 + ROUNDING), seed
+            assert made.step_time_s <= least_s * (1 + ROUNDING), seed
+        elif objective == "latency":
+            assert made.proof.value <= least * (1 + ROUNDING), seed
+    assert found > 15
+
+
+@pytest.mark.parametrize("objective", ["memory", "devices", "pipedream"])
+def test_objectives_that_know_levels_only_refuse_pair_links(objective):
+    given = next(filter(None, (with_pair_links(seed, objective=objective) for seed in range(99))))
+    with pytest.raises(InvalidInput, match=f"{objective!r} knows links by level only"):
+        plan_alone(given)
+
+
+def test_stages_of_two_nodes_are_next_to_each_other_over_the_fast_pair():
+    """Of three nodes in a row, the last two are joined ten times as fast as the rest."""
+    pair = PairLink(level="node", groups=("1", "2"), latency_s=0.0, bandwidth_bytes_per_s=10e9)
+    inside = LinkLevel(name="node", latency_s=0.0, bandwidth_bytes_per_s=100e9)
+    between = LinkLevel(name="network", latency_s=0.0, bandwidth_bytes_per_s=1e9)
+    cluster = Cluster.of_nodes(3, 1, inside=inside, between=between)
+    levels = ({**inside.model_dump(), "group_size": 1}, cluster.levels[-1].model_dump())
+    cluster = Cluster.model_validate({**cluster.model_dump(), "levels": levels, "links": [pair]})
+    made = plan(random_profile(0, 12), cluster, PlanOptions(num_stages=3))
+    sends = [stage.send_forward_time_s / stage.send_forward_bytes for stage in made.stages[:-1]]
+    assert sends == pytest.approx([1e-9, 1e-10])
