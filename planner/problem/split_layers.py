@@ -144,8 +144,15 @@ def group_devices(cluster: Cluster, degree: int) -> tuple[Cluster, dict[str, tup
     which takes as long as one message, but over a shared connection, where they queue.
 
     Raises:
-        InvalidInput: Devices are of several speeds, or no level joins so many.
+        InvalidInput: Devices are of several speeds, no level joins so many, or pairs of groups have
+            links of their own.
     """
+    if cluster.links:
+        raise InvalidInput(
+            f"tensor={degree} knows links by level only, and the cluster has links between pairs "
+            f"of groups ({cluster.links[0]}); plan with tensor=1, or leave out the 'links'",
+            field="/options/tensor",
+        )
     speeds = sorted({device.speed for device in cluster.devices})
     if len(speeds) > 1:
         raise InvalidInput(
