@@ -12,6 +12,7 @@ from ...core.models.families import ModelSpec
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Reconciliation
 from ..layers.first_run import FirstRun
 from ..layers.layer_run import LayerRun
+from ..layers.tensor_shares import find_shares, list_splits
 from ..machine.clock import timing
 from .session import WholeModel
 from .timed_passes import Phase, Samples
@@ -69,6 +70,7 @@ def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Prove
         input_structure=found.captured.structure.to_json(),
         layers=layers,
         storages=first.storages,
+        splits=list_splits(find_shares(found.captured), layers),
         loss=loss,
         reconciliation=reconciliation(found),
         provenance=provenance,

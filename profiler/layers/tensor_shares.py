@@ -1,0 +1,219 @@
+"""How the layers of a captured model split over several devices, by tensor parallelism.
+
+The runtime splits a model by the same search (`capture.splitting`), so what is said here is what it
+does. Of a layer's operations those that are split count by their part; times are not measured anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from ...capture.captured import Captured
+from ...capture.program.cuts import differentiable_nodes
+from ...capture.program.program import Program, tensors_of, value_of
+from ...capture.splitting.find_split import ModelSplit, find_split
+from ...capture.splitting.layout import base_name, is_transpose
+from ...core.profile.profile import LayerProfile, SplitLayer, TensorSplit
+
+DEGREES = (2, 4, 8)
+
+FLOPS_PER_BYTE = 150
+"""FLOPs of products that take as long as moving a byte: 130 to 300 on A100 to B200."""
+
+MAX_REASONS = 3
+
+
+@dataclass(frozen=True)
+class LayerShare:
+    """What of one layer is split, and what its devices exchange, for one micro-batch.
+
+    Attributes:
+        work: Share of its work that is split.
+        saved: Share of what it makes that is split.
+        divided_bytes: Its parameters of which a device holds a part.
+        reduced: Bytes of each all-reduce of a forward.
+        entered: Bytes of each all-reduce of a backward.
+        gathered: Bytes of each whole tensor that is gathered in a forward.
+        reasons: Why something is not split.
+    """
+
+    work: float = 0.0
+    saved: float = 0.0
+    divided_bytes: int = 0
+    reduced: tuple[int, ...] = ()
+    entered: tuple[int, ...] = ()
+    gathered: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def of(self, entry: LayerProfile, degree: int) -> SplitLayer:
+        """Return what one of ``degree`` devices does of a layer."""
+        saved = entry.saved_activation_bytes
+        part = int(saved * self.saved)
+        held = entry.layer.parameter_bytes - self.divided_bytes
+        return SplitLayer(
+            compute_share=1 - self.work * (1 - 1 / degree),
+            parameter_bytes=held + ceil(self.divided_bytes / degree),
+            saved_activation_bytes=saved - part + ceil(part / degree),
+            workspace_bytes=entry.workspace_bytes,
+            forward_reduced_bytes=sum(self.reduced),
+            forward_reductions=len(self.reduced),
+            backward_reduced_bytes=sum(self.entered),
+            backward_reductions=len(self.entered),
+            forward_gathered_bytes=sum(self.gathered),
+            gathers=len(self.gathered),
+            reasons=self.reasons,
+        )
+
+
+TensorShares = dict[int, tuple[LayerShare, ...]]
+"""The layers' shares by number of devices."""
+
+
+def find_shares(captured: Captured) -> TensorShares:
+    """Return how the layers split over 2, 4 and 8 devices; none where nothing does."""
+    both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
+    traced = [(each.program, each.layers) for each in both]
+    found = {}
+    for degree in DEGREES:
+        split = find_split(traced, [degree] * len(captured.layers))
+        if split.weights:
+            found[degree] = _find_shares(captured, split)
+    return found
+
+
+def list_splits(shares: TensorShares, layers: Sequence[LayerProfile]) -> tuple[TensorSplit, ...]:
+    """Return the splits of a profile's layers."""
+    return tuple(
+        TensorSplit(
+            degree=degree,
+            layers=tuple(share.of(entry, degree) for share, entry in zip(own, layers, strict=True)),
+        )
+        for degree, own in shares.items()
+    )
+
+
+@dataclass
+class _Totals:
+    """Sums over the operations of a layer."""
+
+    work: float = 0.0
+    split_work: float = 0.0
+    made: int = 0
+    split_made: int = 0
+    reduced: list[int] = field(default_factory=list)
+    entered: list[int] = field(default_factory=list)
+    gathered: list[int] = field(default_factory=list)
+
+
+def _find_shares(captured: Captured, split: ModelSplit) -> tuple[LayerShare, ...]:
+    totals = _add_up(captured, split)
+    divided = [0] * len(totals)
+    names = {name for name, weight in _named(captured.program) if id(weight) in split.weights}
+    for record in captured.graph.parameters:
+        if record.kind == "parameter" and not names.isdisjoint(record.names):
+            for layer in record.layers:
+                divided[layer] += record.size_bytes
+    reasons: list[dict[str, None]] = [{} for _ in totals]
+    for (layer, _), reason in split.reasons.items():
+        reasons[layer][reason] = None
+    return tuple(
+        LayerShare(
+            work=each.split_work / each.work if each.work else 0.0,
+            saved=each.split_made / each.made if each.made else 0.0,
+            divided_bytes=size,
+            reduced=tuple(each.reduced),
+            entered=tuple(each.entered),
+            gathered=tuple(each.gathered),
+            reasons=tuple(why)[:MAX_REASONS],
+        )
+        for each, size, why in zip(totals, divided, reasons, strict=True)
+    )
+
+
+def _named(program: Program) -> list[tuple[str, nn.Parameter]]:
+    return list(program.model.named_parameters(remove_duplicate=False))
+
+
+def _add_up(captured: Captured, split: ModelSplit) -> list[_Totals]:
+    found = [_Totals() for _ in range(len(captured.layers))]
+    entered: set[tuple[int, fx.Node]] = set()
+    flowing = differentiable_nodes(captured.program)
+    for node, index in captured.layers.layer_of.items():
+        totals, change = found[index], split.changes.get(node)
+        work, size = _work_of(node, captured.program), _bytes_of(node)
+        totals.work += work
+        totals.made += size
+        if change is None:
+            continue
+        totals.split_work += work
+        if change.sums:
+            totals.reduced.append(size)
+        else:
+            totals.split_made += size
+        if node in split.gathered:
+            totals.gathered.append(size)
+        for source in node.all_input_nodes:
+            if source is change.bias or source not in flowing or (index, source) in entered:
+                continue
+            if _is_entered(source, index, captured, split):
+                entered.add((index, source))
+                totals.entered.append(_bytes_of(source))
+    return found
+
+
+def _is_entered(source: fx.Node, index: int, captured: Captured, split: ModelSplit) -> bool:
+    """Return True if devices sum the gradient of a whole value that they read to compute parts."""
+    change = split.changes.get(source)
+    if captured.layers.layer_of.get(source) == index and change is not None and not change.sums:
+        return False
+    while is_transpose(source):
+        source = source.all_input_nodes[0]
+    if source.op == "get_attr":
+        return id(captured.program.attribute(str(source.target))) not in split.weights
+    return isinstance(value_of(source), Tensor)
+
+
+def _bytes_of(node: fx.Node) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(value_of(node)))
+
+
+def _work_of(node: fx.Node, program: Program) -> float:
+    """Return an operation's bytes, with its products' FLOPs as bytes."""
+    read = sum(_bytes_of(source) for source in node.all_input_nodes)
+    return read + _bytes_of(node) + _flops_of(node, program) / FLOPS_PER_BYTE
+
+
+def _flops_of(node: fx.Node, program: Program) -> int:
+    made = value_of(node)
+    if not isinstance(made, Tensor):
+        return 0
+    shapes = [tuple(each.shape) for each in map(value_of, node.all_input_nodes) if _is(each)]
+    if node.op == "call_module":
+        weight = getattr(program.attribute(str(node.target)), "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() < 2 or not _multiplies(node, program):
+            return 0
+        return 2 * made.numel() * prod(weight.shape[1:])
+    name = base_name(node)
+    if name in ("linear", "mm", "bmm", "matmul", "grouped_mm_fallback", "_grouped_mm"):
+        return 2 * made.numel() * shapes[0][-1]
+    if name in ("addmm", "baddbmm"):
+        return 2 * made.numel() * shapes[1][-1]
+    if name == "scaled_dot_product_attention":
+        return 4 * made.numel() * shapes[1][-2]
+    if name.startswith(("conv", "_convolution")):
+        return 2 * made.numel() * prod(shapes[1][1:])
+    return 0
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _multiplies(node: fx.Node, program: Program) -> bool:
+    module = program.attribute(str(node.target))
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
