@@ -192,7 +192,9 @@ def _flops_of(node: fx.Node, program: Program) -> int:
     made = value_of(node)
     if not isinstance(made, Tensor):
         return 0
-    shapes = [tuple(each.shape) for each in map(value_of, node.all_input_nodes) if _is(each)]
+    shapes: list[tuple[int, ...]] = [
+        tuple(each.shape) for each in map(value_of, node.all_input_nodes) if _is(each)
+    ]
     if node.op == "call_module":
         weight = getattr(program.attribute(str(node.target)), "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() < 2 or not _multiplies(node, program):
