@@ -55,6 +55,7 @@ from .ranks.process_groups import init_process_group as init_process_group
 from .ranks.rank_grid import grid_of
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.sharded import check_whole_weights
+from .replicas.shared_optimizer import drop_foreign_gradients, spread_weights
 from .replicas.strategy import NonDefaultStrategy, Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule, check_stateful_layers
@@ -114,6 +115,7 @@ class DistributedPipeline(PipelineRank):
         stages: This rank's stages by index.
         module: All parameters and buffers of this rank, under the model's own names.
         graph: The graph of the model as captured here.
+        owned: Weights of which one replica keeps the optimizer's state, by stage.
         split: How layers were split over ranks by tensor parallelism; `None` if none were.
         schedule_rank: The rank of the schedule that this one does the work of.
         autocast: The dtype that stages and loss are cast to; `None` for none.
@@ -218,6 +220,7 @@ class DistributedPipeline(PipelineRank):
         )
         self.module, self._holders = assembled.module, assembled.holders
         self._last, self._executor = assembled.outputs, assembled.executor
+        self.owned = assembled.owned
         self._batches = BatchComparison(self._detector, self.first_of_last_stage)
 
     def step(
@@ -388,9 +391,13 @@ class DistributedPipeline(PipelineRank):
     def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
         """Create an optimizer of this rank's parameters: ``optimizer(torch.optim.SGD, lr=1)``.
 
+        Replicas that share its state (``zero1``) do so only with an optimizer from here.
         Works for stages without parameters too: torch refuses an empty list, not an empty group.
         """
-        return kind([{"params": list(self.module.parameters())}], **options)
+        made = kind([{"params": list(self.module.parameters())}], **options)
+        drop_foreign_gradients(made, self.owned)
+        spread_weights(made, self.owned)
+        return made
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their norm over the whole model is at most ``max_norm``.

@@ -142,11 +142,6 @@ def _obstacles(plan: Plan, where: Where) -> Iterator[tuple[str, str]]:
             f"its stages have {counts} replicas, but one process runs one of each",
             "--max-replicas 1",
         )
-    if any(stage.strategy == "zero1" for stage in plan.stages):
-        yield (
-            "its replicas share the optimizer state (zero1), which no runtime does",
-            "--strategies replicate",
-        )
     split = [index for index, stage in enumerate(plan.stages) if stage.tensor > 1]
     if where in ("whole layers", "devices") and split:
         yield (

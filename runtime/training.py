@@ -29,6 +29,7 @@ from .pipeline import Pipeline
 from .recipe import keep_master_weights, scales_loss, widen_gradients
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.grad_scaler import LossScale
+from .replicas.shared_optimizer import drop_foreign_gradients, spread_weights
 
 
 class Training:
@@ -118,7 +119,10 @@ class Training:
                 "direction of its own weights alone; use an optimizer whose step needs no closure"
             )
         made = kind([{"params": list(self.parameters())}], **options)
+        owned = self.pipeline.owned if isinstance(self.pipeline, DistributedPipeline) else {}
+        drop_foreign_gradients(made, owned)
         keep_master_weights(made, self.recipe)
+        spread_weights(made, owned)
         return made
 
     def parameters(self) -> Iterator[nn.Parameter]:

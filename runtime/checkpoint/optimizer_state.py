@@ -18,6 +18,7 @@ from ...core.errors import InvalidInput
 from ..checkpoint_files.divided_tensor import DividedTensor
 from ..checkpoint_files.manifest import SavedOptimizer, SavedState, slot_key
 from ..checkpoint_files.tensors import adapt_value, describe, to_json_value, torch_dtype
+from ..replicas.shared_optimizer import get_foreign_weights
 
 DEVICE_OPTIONS = frozenset(
     ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
@@ -43,7 +44,10 @@ def read_optimizer(
     groups: list[Hyperparameters] = []
     parameters: dict[str, SavedState] = {}
     tensors: dict[str, Tensor] = {}
+    foreign = get_foreign_weights(optimizer)
     for group, parameter, name in _parameters(optimizer, names):
+        if id(parameter) in foreign:
+            continue
         hyperparameters = _hyperparameters(group)
         if hyperparameters not in groups:
             groups.append(hyperparameters)
@@ -112,11 +116,12 @@ def allocate_state(
 ) -> dict[str, Tensor]:
     """Allocate tensors for the saved state, by key, on the devices the optimizer expects."""
     room: dict[str, Tensor] = {}
+    foreign = get_foreign_weights(optimizer)
     for group in optimizer.param_groups:
         on_device = bool(group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             name = saved_names.get(id(parameter), "")
-            if name not in saved.parameters:
+            if name not in saved.parameters or id(parameter) in foreign:
                 continue
             for slot, tensor in saved.parameters[name].slots.items():
                 dtype = torch_dtype(tensor)
@@ -144,6 +149,7 @@ def fill_optimizer(
     keep their state.
     """
     state: dict[int, Any] = {}
+    foreign = get_foreign_weights(optimizer)
     groups, position = [], 0
     for index, group in enumerate(optimizer.param_groups):
         values = {
@@ -155,7 +161,9 @@ def fill_optimizer(
         position = indices.stop
         for number, parameter in zip(indices, group["params"], strict=True):
             name = saved_names.get(id(parameter), "")
-            if name in saved.parameters:
+            if id(parameter) in foreign:
+                state[number] = {}
+            elif name in saved.parameters:
                 kept = saved.parameters[name]
                 state[number] = dict(kept.values) | {
                     slot: _own_part(tensors[slot_key(name, slot)]) for slot in kept.slots

@@ -27,6 +27,7 @@ from ..ranks.rank_grid import RankGrid
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.sharded import is_sharded
+from ..replicas.shared_optimizer import OwnedWeights
 from ..replicas.shared_weights import WeightPlacement
 from ..replicas.strategy import NonDefaultStrategy, apply_strategies
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
@@ -47,12 +48,14 @@ class AssembledRank:
         holders: By ``id`` of a weight, the number of ranks that hold it, where more than one do.
         executor: Runs its stages.
         outputs: Computes the last stage's losses and joins its outputs.
+        owned: Weights of which one replica keeps the optimizer's state, by stage.
     """
 
     module: nn.Module
     holders: Mapping[int, int]
     executor: Executor
     outputs: BatchOutputs
+    owned: Mapping[int, OwnedWeights]
 
 
 def assemble_rank(
@@ -133,7 +136,18 @@ def assemble_rank(
     )
     transport.connect()
     holders = placement.count_holders(module, divided, is_sharded)
-    return AssembledRank(module, holders, executor, outputs)
+    owned = {
+        index: OwnedWeights(_own_weights(stage, placement.names_of(index)), groups[replicas])
+        for index, stage in stages.items()
+        if plan.stages[index].strategy == "zero1"
+        and index not in chosen
+        and len(replicas := placement.replicas_of(index)) > 1
+    }
+    return AssembledRank(module, holders, executor, outputs, owned)
+
+
+def _own_weights(stage: Segment, names: Collection[str]) -> list[nn.Parameter]:
+    return [weight for name, weight in stage.named_parameters() if name in names]
 
 
 def build_stage_runners(

@@ -10,12 +10,15 @@ from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.price_split import plan_from_balance
 
+STRATEGIES = {"r": "replicate", "f": "fully_shard", "z": "zero1"}
+
 
 @dataclass(frozen=True)
 class Mix:
     """A plan to write: per stage its tensor degree, replicas and their strategy.
 
-    Stages are written ``t2``, ``r2``, ``f2`` (fully sharded), or products such as ``t2f2``.
+    Stages are written ``t2``, ``r2``, ``f2`` (fully sharded),
+    ``z2`` (zero1), or products such as ``t2f2``.
     """
 
     stages: tuple[str, ...]
@@ -32,9 +35,8 @@ def parse_stage(text: str) -> tuple[int, int, str]:
     for kind, number in zip(text[::2], text[1::2], strict=True):
         if kind == "t":
             degree = int(number)
-        elif kind in "rf" and int(number) > 1:
-            replicas = int(number)
-            strategy = "replicate" if kind == "r" else "fully_shard"
+        elif int(number) > 1:
+            replicas, strategy = int(number), STRATEGIES[kind]
     return degree, replicas, strategy
 
 

@@ -102,7 +102,7 @@ def run(
     pipeline = DistributedPipeline(
         copy.deepcopy(example.model), plan, loss_fn=example.loss_fn, keyed_dropout=seed, group=group
     )
-    optimizer = make_optimizer(pipeline.module.parameters())
+    optimizer = pipeline.optimizer(torch.optim.AdamW, lr=1e-2)
     if begin:
         load_checkpoint(folder, pipeline, optimizer)
     worst = {"loss": 0.0, "norm": 0.0, "weight": 0.0}
@@ -121,9 +121,14 @@ def run(
             save_checkpoint(folder, pipeline, optimizer, step=step + 1)
     split = pipeline.split
     count = 0 if split is None else len(split.divided)
+    elements = sum(
+        value.numel() for state in optimizer.state.values() for value in state.values()
+        if isinstance(value, Tensor) and value.dim()
+    )  # fmt: skip
+    total = sum(parameter.numel() for parameter in pipeline.module.parameters())
     pipeline.close()
     dist.destroy_process_group(group)
-    return {**worst, "divided": count}
+    return {**worst, "divided": count, "state_elements": elements, "elements": total}
 
 
 def one_rank(
