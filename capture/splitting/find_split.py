@@ -16,7 +16,15 @@ from torch import Tensor, fx
 
 from ..program.layers import Layers
 from ..program.program import Program, modules_called, references_of
-from .layout import Call, Change, NeedsParts, Shard, Unsplittable, Weights, is_transpose
+from .layout import (
+    NeedsParts,
+    NodeCall,
+    NodeSplit,
+    Shard,
+    Unsplittable,
+    WeightLayouts,
+    is_transpose,
+)
 from .rules import find_rule, may_start
 
 
@@ -48,7 +56,7 @@ class ModelSplit:
     """
 
     degrees: Sequence[int]
-    changes: dict[fx.Node, Change] = field(default_factory=dict)
+    changes: dict[fx.Node, NodeSplit] = field(default_factory=dict)
     gathered: dict[fx.Node, Shard] = field(default_factory=dict)
     weights: dict[int, DividedWeight] = field(default_factory=dict)
     reasons: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -165,17 +173,17 @@ class _LayerSearch:
         """Propagate layouts through the layer; return False if products had to be given up."""
         self._layouts: dict[fx.Node, Any] = {}
         self._starts: dict[fx.Node, set[fx.Node]] = {}
-        self.changes: dict[fx.Node, Change] = {}
+        self.changes: dict[fx.Node, NodeSplit] = {}
         self.divided: dict[int, DividedWeight] = {}
         for node in self._nodes:
             reads = [source for source in node.all_input_nodes if self._layouts.get(source)]
             starts: set[fx.Node] = set().union(*(self._starts[source] for source in reads))
-            call = Call(
+            call = NodeCall(
                 node,
                 self._program,
                 self._degree,
                 self._layouts,
-                Weights(),
+                WeightLayouts(),
                 self._parts.get(node, ()),
             )
             call.may_start = not reads and node not in self._whole and may_start(call)
@@ -198,7 +206,7 @@ class _LayerSearch:
                 return False
         return True
 
-    def _split(self, call: Call, starts: set[fx.Node]) -> None:
+    def _split(self, call: NodeCall, starts: set[fx.Node]) -> None:
         rule = find_rule(call)
         if rule is None:
             raise Unsplittable("has no rule")

@@ -48,7 +48,7 @@ class NeedsParts(Exception):
 
 
 @dataclass
-class Change:
+class NodeSplit:
     """How an operation differs on a rank that holds parts of its values.
 
     Attributes:
@@ -75,7 +75,7 @@ class Change:
 
 
 @dataclass
-class Weights:
+class WeightLayouts:
     """The layouts that operations need of parameters and buffers, by ``id`` of the tensor.
 
     A tensor that is read in two layouts, `None` among them, cannot be divided.
@@ -99,14 +99,14 @@ def check_divisible(size: int, parts: Sequence[int], degree: int) -> None:
 
 
 @dataclass
-class Call:
+class NodeCall:
     """One operation, with what a rule needs to know of it."""
 
     node: fx.Node
     program: Program
     degree: int
     layouts: dict[fx.Node, Any]
-    weights: Weights
+    weights: WeightLayouts
     parts: tuple[int, ...] = ()
     """Sizes that its output must be divided by, if it starts a split."""
     may_start: bool = True

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from ..program.layers import Layers
 from ..program.program import VALUE, Program
 from .find_split import ModelSplit
-from .layout import Change, Shard
+from .layout import NodeSplit, Shard
 from .rules import REMOVED, LookUp
 
 
@@ -71,7 +71,7 @@ def rewrite(
     """Change a program in place to compute a rank's part; ``exchanges`` gives that of a layer.
 
     Nodes that other layers read stay the ones they were, so that cuts and routes remain valid.
-    Weights are divided by the caller.
+    WeightLayouts are divided by the caller.
     """
     local: dict[fx.Node, fx.Node] = {}
     entered: dict[fx.Node, dict[int, fx.Node]] = {}
@@ -103,7 +103,7 @@ class _Rewriting:
     def layer(self) -> int:
         return self.layers.layer_of[self.node]
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: NodeSplit) -> None:
         node, graph = self.node, self.program.graph
         with graph.inserting_before(node):
             arguments, keywords = self._arguments(change)
@@ -127,7 +127,7 @@ class _Rewriting:
         with graph.inserting_before(node):
             self._finish(change, inner)
 
-    def _draw_whole(self, change: Change, arguments: Any, keywords: Any) -> None:
+    def _draw_whole(self, change: NodeSplit, arguments: Any, keywords: Any) -> None:
         """Multiply a part by its part of the whole value's mask, equal on every rank."""
         layout = change.layout
         assert isinstance(layout, Shard)
@@ -141,7 +141,7 @@ class _Rewriting:
         else:
             self._become(operator.mul, (part, own))
 
-    def _finish(self, change: Change, inner: fx.Node) -> None:
+    def _finish(self, change: NodeSplit, inner: fx.Node) -> None:
         """Let the original node stand for the whole value."""
         node = self.node
         if not change.sums:
@@ -173,7 +173,7 @@ class _Rewriting:
     def _module(self) -> Any:
         return self.program.attribute(str(self.node.target))
 
-    def _copy(self, change: Change, arguments: Any, keywords: Any) -> fx.Node:
+    def _copy(self, change: NodeSplit, arguments: Any, keywords: Any) -> fx.Node:
         kind = "call_function" if change.call is not None else self.node.op
         made = self.program.graph.create_node(kind, self._target(change), arguments, keywords)
         return self._adopt(made)
@@ -191,12 +191,12 @@ class _Rewriting:
         made.meta = {**self.node.meta, VALUE: self.program.attribute(name)}
         return made
 
-    def _target(self, change: Change) -> Any:
+    def _target(self, change: NodeSplit) -> Any:
         if isinstance(change.call, LookUp):
             return change.call.of_rank(self.exchange.rank)
         return change.call or self.node.target
 
-    def _arguments(self, change: Change) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, change: NodeSplit) -> tuple[tuple[Any, ...], dict[str, Any]]:
         arguments, keywords = list(self.node.args), dict(self.node.kwargs)
         for position, value in change.arguments.items():
             arguments[position] = value
@@ -209,7 +209,7 @@ class _Rewriting:
         convert = lambda source: self._read(source, change)  # noqa: E731
         return fx.map_arg(tuple(arguments), convert), fx.map_arg(keywords, convert)
 
-    def _read(self, source: fx.Node, change: Change) -> fx.Node:
+    def _read(self, source: fx.Node, change: NodeSplit) -> fx.Node:
         """Return what the rank reads instead of an input."""
         known = self.split.changes.get(source)
         is_own = self.layers.layer_of.get(source) == self.layer  # other layers' values are gathered

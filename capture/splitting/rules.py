@@ -1,7 +1,7 @@
 """Rules by which operations are split: layouts of inputs in, layout of the output out.
 
-A rule takes a `Call` of whose inputs at least one is divided, or which may start a split, and
-returns the `Change`; it raises `Unsplittable` where no exact split is known. To support another
+A rule takes a `NodeCall` of whose inputs at least one is divided, or which may start a split, and
+returns the `NodeSplit`; it raises `Unsplittable` where no exact split is known. To support another
 operation add a rule to `FUNCTIONS` or `MODULES`.
 """
 
@@ -18,9 +18,9 @@ from torch import Tensor, fx, nn
 from ..program.mode_dependent import AttentionDropout
 from ..program.program import storages_of
 from .layout import (
-    Call,
-    Change,
     NeedsParts,
+    NodeCall,
+    NodeSplit,
     Shard,
     Unsplittable,
     base_name,
@@ -28,16 +28,16 @@ from .layout import (
     shape,
 )
 
-Rule = Callable[[Call], Change]
+Rule = Callable[[NodeCall], NodeSplit]
 
 
-def split_linear(call: Call) -> Change:
+def split_linear(call: NodeCall) -> NodeSplit:
     """Split ``x @ weight.T + bias`` by columns if ``x`` is whole, by rows if it is divided."""
     x, weight, bias = call.argument(0), call.argument(1), call.argument(2)
     return _split_product(call, x, weight, bias, rows=1)
 
 
-def split_addmm(call: Call) -> Change:
+def split_addmm(call: NodeCall) -> NodeSplit:
     """Split ``bias + x @ weight``."""
     if call.node.kwargs or len(call.node.args) > 3:
         raise Unsplittable("scales its operands")
@@ -52,7 +52,7 @@ REMOVED = object()
 """Stands for an argument that is left out."""
 
 
-def split_matmul(call: Call) -> Change:
+def split_matmul(call: NodeCall) -> NodeSplit:
     """Split a product by a weight as a linear layer, other products by a dimension of batches."""
     first, second = call.argument(0), call.argument(1)
     if call.holds_weight(second) and len(shape(second)) == 2:
@@ -60,7 +60,7 @@ def split_matmul(call: Call) -> Change:
     return _split_batched(call, first, second)
 
 
-def _split_product(call: Call, x: Any, weight: Any, bias: Any, *, rows: int) -> Change:
+def _split_product(call: NodeCall, x: Any, weight: Any, bias: Any, *, rows: int) -> NodeSplit:
     """Split a product; dimension ``rows`` of the weight is the one that is summed over."""
     last, layout = len(shape(x)) - 1, call.layout(x)
     if call.layout(weight) is not None:
@@ -70,37 +70,37 @@ def _split_product(call: Call, x: Any, weight: Any, bias: Any, *, rows: int) -> 
         call.divide(weight, Shard(1 - rows, call.parts))
         if bias is not None:
             call.divide(bias, Shard(0, call.parts))
-        return Change(Shard(len(shape(call.node)) - 1, call.parts))
+        return NodeSplit(Shard(len(shape(call.node)) - 1, call.parts))
     if layout.dim != last:
         raise Unsplittable("is divided along its batch or sequence")
     call.divide(weight, Shard(rows, layout.parts))
-    change = Change(None, sums=True, bias=bias)
+    change = NodeSplit(None, sums=True, bias=bias)
     if bias is not None:
         change.arguments[2] = None
     return change
 
 
-def _check_start(call: Call) -> None:
+def _check_start(call: NodeCall) -> None:
     if not call.may_start:
         raise Unsplittable("starts no split")
 
 
-def split_linear_module(call: Call) -> Change:
+def split_linear_module(call: NodeCall) -> NodeSplit:
     x = call.argument(0)
     last, layout = len(shape(x)) - 1, call.layout(x)
     if layout is None:
         _check_start(call)
         call.divide_own("weight", Shard(0, call.parts))
         call.divide_own("bias", Shard(0, call.parts))
-        return Change(Shard(last, call.parts))
+        return NodeSplit(Shard(last, call.parts))
     if layout.dim != last:
         raise Unsplittable("is divided along its batch or sequence")
     call.divide_own("weight", Shard(1, layout.parts))
     bias = "bias" if call.module.bias is not None else None
-    return Change(None, call=F.linear, sums=True, bias=bias)
+    return NodeSplit(None, call=F.linear, sums=True, bias=bias)
 
 
-def _split_batched(call: Call, first: fx.Node, second: fx.Node) -> Change:
+def _split_batched(call: NodeCall, first: fx.Node, second: fx.Node) -> NodeSplit:
     """Split a product of two activations along a dimension that both have before the last two."""
     left, right = call.layout(first), call.layout(second)
     chosen = left or right
@@ -112,12 +112,14 @@ def _split_batched(call: Call, first: fx.Node, second: fx.Node) -> Change:
     return _along(call, (first, second), chosen)
 
 
-def _along(call: Call, operands: Sequence[Any], chosen: Shard, dims: int | None = None) -> Change:
+def _along(
+    call: NodeCall, operands: Sequence[Any], chosen: Shard, dims: int | None = None
+) -> NodeSplit:
     """Split an operation that works along dimension ``chosen.dim`` of its output independently.
 
     Operands are aligned from the right. Whole ones are sliced unless they are broadcast.
     """
-    change = Change(chosen)
+    change = NodeSplit(chosen)
     dims = len(shape(call.node)) if dims is None else dims
     size = 0
     for operand in operands:
@@ -140,7 +142,7 @@ def _along(call: Call, operands: Sequence[Any], chosen: Shard, dims: int | None 
     return change
 
 
-def split_elementwise(call: Call) -> Change:
+def split_elementwise(call: NodeCall) -> NodeSplit:
     """Split an operation that computes each element of its output from one of each input."""
     operands = [*call.node.args, *call.node.kwargs.values()]
     dims = len(shape(call.node))
@@ -155,7 +157,7 @@ def split_elementwise(call: Call) -> Change:
     return _along(call, operands, divided[0])
 
 
-def _check_in_place(call: Call, first: Any) -> None:
+def _check_in_place(call: NodeCall, first: Any) -> None:
     """Check that a value changed in place is a part that nothing else reads."""
     name = base_name(call.node)
     inplace = name.endswith("_") and not name.endswith("__")
@@ -170,34 +172,34 @@ def _check_in_place(call: Call, first: Any) -> None:
         raise Unsplittable("changes memory in place that others read")
 
 
-def split_dropout(call: Call) -> Change:
+def split_dropout(call: NodeCall) -> NodeSplit:
     """Split dropout: every rank draws the mask of the whole value, and takes its part."""
     change = split_elementwise(call)
     change.noise = True
     return change
 
 
-def split_channelwise(call: Call) -> Change:
+def split_channelwise(call: NodeCall) -> NodeSplit:
     """Split what treats channels, dimension 1, by themselves, such as pooling."""
     layout = _channels(call)
-    return Change(layout)
+    return NodeSplit(layout)
 
 
-def _channels(call: Call) -> Shard:
+def _channels(call: NodeCall) -> Shard:
     layout = call.layout(call.argument(0))
     if layout is None or layout.dim != 1:
         raise Unsplittable("is divided along other dimensions than channels")
     return layout
 
 
-def split_batch_norm(call: Call) -> Change:
+def split_batch_norm(call: NodeCall) -> NodeSplit:
     layout = _channels(call)
     for name in ("weight", "bias", "running_mean", "running_var"):
         call.divide_own(name, layout.at(0))
-    return Change(layout)
+    return NodeSplit(layout)
 
 
-def split_group_norm(call: Call) -> Change:
+def split_group_norm(call: NodeCall) -> NodeSplit:
     layout, module = _channels(call), call.module
     assert isinstance(module, nn.GroupNorm)
     if layout.parts or module.num_groups % call.degree:
@@ -209,10 +211,10 @@ def split_group_norm(call: Call) -> Change:
     def group_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return F.group_norm(x, groups, weight, bias, eps)
 
-    return Change(layout, call=group_norm)
+    return NodeSplit(layout, call=group_norm)
 
 
-def split_convolution_module(call: Call) -> Change:
+def split_convolution_module(call: NodeCall) -> NodeSplit:
     """Split a convolution by output channels, input channels or groups."""
     module: Any = call.module
     if module.padding_mode != "zeros" or module.transposed:
@@ -230,16 +232,16 @@ def split_convolution_module(call: Call) -> Change:
             _check_start(call)
             call.divide_own("weight", Shard(0))
             call.divide_own("bias", Shard(0))
-            return Change(Shard(1))
+            return NodeSplit(Shard(1))
         if layout.dim != 1:
             raise Unsplittable("is divided along other dimensions than channels")
         call.divide_own("weight", Shard(1, layout.parts))
         bias = "bias" if module.bias is not None else None
-        return Change(None, call=convolution, sums=True, bias=bias)
+        return NodeSplit(None, call=convolution, sums=True, bias=bias)
     if groups % call.degree:
         raise Unsplittable(f"has {groups} groups to be divided by {call.degree}")
     groups //= call.degree
-    change = Change(Shard(1), call=convolution)
+    change = NodeSplit(Shard(1), call=convolution)
     if layout is None:
         _check_start(call)
         change.slices[call.argument(0)] = Shard(1)
@@ -250,7 +252,7 @@ def split_convolution_module(call: Call) -> Change:
     return change
 
 
-def split_embedding_module(call: Call) -> Change:
+def split_embedding_module(call: NodeCall) -> NodeSplit:
     """Split a table by its rows: each rank looks up those it holds, and the results are summed."""
     module: Any = call.module
     if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
@@ -259,7 +261,7 @@ def split_embedding_module(call: Call) -> Change:
         raise Unsplittable("looks up divided indices")
     _check_start(call)
     call.divide_own("weight", Shard(0))
-    return Change(
+    return NodeSplit(
         None, call=LookUp(module.num_embeddings // call.degree, module.padding_idx), sums=True
     )
 
@@ -287,7 +289,7 @@ class LookUp:
         return found * is_here.unsqueeze(-1)
 
 
-def split_attention(call: Call) -> Change:
+def split_attention(call: NodeCall) -> NodeSplit:
     """Split attention by heads, the third dimension from behind."""
     query, key, value = (call.argument(i) for i in range(3))
     mask = call.argument(3, "attn_mask")
@@ -310,22 +312,22 @@ def split_attention(call: Call) -> Change:
     return change
 
 
-def split_softmax(call: Call) -> Change:
+def split_softmax(call: NodeCall) -> NodeSplit:
     layout = call.layout(call.argument(0))
     dim = call.argument(1, "dim", -1)
     if layout is None or layout.dim == dim % len(shape(call.node)):
         raise Unsplittable("runs along the divided dimension")
-    return Change(layout)
+    return NodeSplit(layout)
 
 
-def split_softmax_module(call: Call) -> Change:
+def split_softmax_module(call: NodeCall) -> NodeSplit:
     layout, dim = call.layout(call.argument(0)), getattr(call.module, "dim", None)
     if layout is None or dim is None or layout.dim == dim % len(shape(call.node)):
         raise Unsplittable("runs along the divided dimension")
-    return Change(layout)
+    return NodeSplit(layout)
 
 
-def split_reduction(call: Call) -> Change:
+def split_reduction(call: NodeCall) -> NodeSplit:
     """Split a sum, mean or the like over dimensions that are not divided."""
     x = call.argument(0)
     layout, dims = call.layout(x), call.argument(1, "dim")
@@ -336,30 +338,32 @@ def split_reduction(call: Call) -> Change:
     if layout.dim in reduced:
         raise Unsplittable("reduces the divided dimension")
     kept = len(shape(call.node)) == rank
-    return Change(layout if kept else layout.at(layout.dim - sum(d < layout.dim for d in reduced)))
+    return NodeSplit(
+        layout if kept else layout.at(layout.dim - sum(d < layout.dim for d in reduced))
+    )
 
 
-def split_grouped_product(call: Call) -> Change:
+def split_grouped_product(call: NodeCall) -> NodeSplit:
     """Split the products of experts, ``x[tokens of e] @ weight[e]``, inside each expert."""
     x, weight = call.argument(0), call.argument(1)
     layout = call.layout(x)
     if layout is None:
         _check_start(call)
         call.divide(weight, Shard(2, call.parts))
-        return Change(Shard(len(shape(call.node)) - 1, call.parts))
+        return NodeSplit(Shard(len(shape(call.node)) - 1, call.parts))
     if layout.dim != len(shape(x)) - 1:
         raise Unsplittable("is divided along its tokens")
     call.divide(weight, Shard(1, layout.parts))
-    return Change(None, sums=True)
+    return NodeSplit(None, sums=True)
 
 
-def split_view(call: Call) -> Change:
+def split_view(call: NodeCall) -> NodeSplit:
     """Split a view that keeps the divided dimension first among those it is merged with."""
     x = call.argument(0)
     layout = call.layout(x)
     assert layout is not None
     target, moved = _through_view(shape(x), shape(call.node), layout, call.degree)
-    change = Change(moved)
+    change = NodeSplit(moved)
     position = 1
     if base_name(call.node) in SIZED:
         sizes = list(call.argument(position, "size", call.argument(position, "shape")))
@@ -429,7 +433,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
     return found
 
 
-def split_expand(call: Call) -> Change:
+def split_expand(call: NodeCall) -> NodeSplit:
     x = call.argument(0)
     layout = call.layout(x)
     assert layout is not None
@@ -437,10 +441,10 @@ def split_expand(call: Call) -> Change:
     sizes = list(call.argument(1, "size"))
     if sizes[dim] != -1:
         sizes[dim] = shape(call.node)[dim] // call.degree
-    return Change(layout.at(dim), arguments={1: sizes})
+    return NodeSplit(layout.at(dim), arguments={1: sizes})
 
 
-def split_transpose(call: Call) -> Change:
+def split_transpose(call: NodeCall) -> NodeSplit:
     x = call.argument(0)
     layout, rank = call.layout(x), len(shape(x))
     assert layout is not None
@@ -452,17 +456,17 @@ def split_transpose(call: Call) -> Change:
         first, second = (dim % rank for dim in pair)
         order = list(range(rank))
         order[first], order[second] = second, first
-    return Change(layout.at(order.index(layout.dim)))
+    return NodeSplit(layout.at(order.index(layout.dim)))
 
 
-def split_unsqueeze(call: Call) -> Change:
+def split_unsqueeze(call: NodeCall) -> NodeSplit:
     layout = call.layout(call.argument(0))
     assert layout is not None
     dim = call.argument(1, "dim") % len(shape(call.node))
-    return Change(layout.at(layout.dim + (dim <= layout.dim)))
+    return NodeSplit(layout.at(layout.dim + (dim <= layout.dim)))
 
 
-def split_squeeze(call: Call) -> Change:
+def split_squeeze(call: NodeCall) -> NodeSplit:
     x = call.argument(0)
     layout, rank = call.layout(x), len(shape(x))
     assert layout is not None
@@ -471,10 +475,10 @@ def split_squeeze(call: Call) -> Change:
         raise Unsplittable("removes dimensions that depend on sizes")
     removed = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])}
     removed = {dim for dim in removed if shape(x)[dim] == 1}
-    return Change(layout.at(layout.dim - sum(dim < layout.dim for dim in removed)))
+    return NodeSplit(layout.at(layout.dim - sum(dim < layout.dim for dim in removed)))
 
 
-def split_slice(call: Call) -> Change:
+def split_slice(call: NodeCall) -> NodeSplit:
     """Split a slice or selection along another dimension than the divided one."""
     x = call.argument(0)
     layout, rank = call.layout(x), len(shape(x))
@@ -483,10 +487,10 @@ def split_slice(call: Call) -> Change:
     if dim == layout.dim:
         raise Unsplittable("takes a part of the divided dimension")
     lost = base_name(call.node) == "select" and dim < layout.dim
-    return Change(layout.at(layout.dim - lost))
+    return NodeSplit(layout.at(layout.dim - lost))
 
 
-def split_parts(call: Call) -> Change:
+def split_parts(call: NodeCall) -> NodeSplit:
     """Split ``split`` or ``chunk``, of the divided dimension part by part."""
     x = call.argument(0)
     layout = call.layout(x)
@@ -494,12 +498,12 @@ def split_parts(call: Call) -> Change:
     values = call.node.meta.get("val") or []
     dim = call.argument(2, "dim", 0) % len(shape(x))
     if dim != layout.dim:
-        return Change([layout] * len(values))
+        return NodeSplit([layout] * len(values))
     sizes = tuple(int(value.shape[dim]) for value in values)
     check_divisible(sum(sizes), sizes, call.degree)
     if layout.parts != sizes:
         raise NeedsParts(sizes)
-    change = Change([Shard(dim)] * len(sizes))
+    change = NodeSplit([Shard(dim)] * len(sizes))
     given = call.argument(1)
     if base_name(call.node) != "chunk":
         change.arguments[1] = (
@@ -510,14 +514,14 @@ def split_parts(call: Call) -> Change:
     return change
 
 
-def split_getitem(call: Call) -> Change:
+def split_getitem(call: NodeCall) -> NodeSplit:
     layouts, index = call.layouts.get(call.argument(0)), call.argument(1)
     if not isinstance(layouts, list) or not isinstance(index, int):
         raise Unsplittable("indexes a divided value")
-    return Change(layouts[index])
+    return NodeSplit(layouts[index])
 
 
-def split_concatenation(call: Call) -> Change:
+def split_concatenation(call: NodeCall) -> NodeSplit:
     values, dim = call.argument(0), call.argument(1, "dim", 0)
     rank = len(shape(call.node))
     chosen = next(x for x in map(call.layout, values) if x is not None)
@@ -590,7 +594,7 @@ STARTS = ("linear", "addmm", "matmul", "mm", "grouped_mm_fallback", "_grouped_mm
 STARTING_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
-def find_rule(call: Call) -> Rule | None:
+def find_rule(call: NodeCall) -> Rule | None:
     """Return the rule for an operation; `None` if there is none."""
     if call.node.op == "call_module":
         kind = type(call.module)
@@ -606,7 +610,7 @@ def find_rule(call: Call) -> Rule | None:
     return split_elementwise if torch.Tag.pointwise in tags and not is_random else None
 
 
-def may_start(call: Call) -> bool:
+def may_start(call: NodeCall) -> bool:
     """Return True if an operation whose inputs are whole may divide its output."""
     if call.node.op == "call_module":
         return isinstance(call.module, STARTING_MODULES)

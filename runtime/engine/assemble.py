@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ...capture.program.segment import Segment
@@ -22,12 +23,12 @@ from ..batchnorm.running_statistics import (
 from ..partition.cut import CutModel
 from ..partition.rank_module import build_rank_module
 from ..ranks.collective import Collective, GroupCollective
-from ..ranks.process_groups import ProcessGroups
+from ..ranks.process_groups import ProcessGroups, RankSet
 from ..ranks.rank_grid import RankGrid
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.sharded import is_sharded
-from ..replicas.shared_optimizer import OwnedWeights
+from ..replicas.shared_optimizer import UpdateOwners
 from ..replicas.shared_weights import WeightPlacement
 from ..replicas.strategy import NonDefaultStrategy, apply_strategies
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
@@ -55,7 +56,7 @@ class AssembledRank:
     holders: Mapping[int, int]
     executor: Executor
     outputs: BatchOutputs
-    owned: Mapping[int, OwnedWeights]
+    owned: Mapping[int, UpdateOwners]
 
 
 def assemble_rank(
@@ -80,25 +81,9 @@ def assemble_rank(
     those of every stage of the model; none to only evaluate. ``set_activity`` is called with a
     description of what comes next, for error messages.
     """
-    records = pieces.captured.graph.parameters
-    placement = WeightPlacement(records, plan.balance, schedule, grid, ranks.rank)
-    placement.check_gradients_dense(pieces.captured.program.model)
-    whole = build_rank_module([*stages.values()]).to(device)
-    groups = placement.broadcast_initial_values(whole, ranks, device)
+    weights = _connect_weights(pieces, stages, plan, schedule, ranks, grid, chosen, device)
+    placement, groups = weights.placement, weights.groups
     together = {each: GroupCollective(group) for each, group in groups.items()}
-    model = pieces.captured.program.model
-    divided: Collection[str] = ()
-    if pieces.split is not None and (sharing := placement.sharing_ranks())[1:]:
-        pieces.split.group.connect(groups[sharing])
-        divide_weights([*stages.values()], pieces.split, model)
-        divided = pieces.split.divided
-    strategies = apply_strategies(chosen, stages, placement, groups, device, model)
-    module = build_rank_module([*stages.values()])  # again, for sharding has replaced parameters
-    # Shards are reduced by their strategy, and DistributedDataParallel sums its own weights; all
-    # other shared weights are left to `GradientSync`, among them tied ones of any strategy.
-    weights = [w for w in placement.shared_weights(module) if not is_sharded(w.tensor)]
-    summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
-    gradient_sync = GradientSync(summed, together, stages) if summed else None
     if batch_statistics == "synchronised":
         check_synchronised(pieces.stages, schedule, chosen)
     _check_statistics(pieces, schedule, batch_statistics)
@@ -123,27 +108,66 @@ def assemble_rank(
         autocast=autocast,
         aux_losses=aux_losses,
     )
-    replication = Replication(gradient_sync, strategies)
+    here, sender_of = grid.locate(ranks.rank)[0], partial(grid.sender_to, ranks.rank)
     executor = Executor(
-        schedule,
-        grid.locate(ranks.rank)[0],
-        routes,
-        runners,
-        transport,
-        replication,
-        set_activity,
-        partial(grid.sender_to, ranks.rank),
+        schedule, here, routes, runners, transport, weights.replication, set_activity, sender_of
     )
     transport.connect()
-    holders = placement.count_holders(module, divided, is_sharded)
+    return AssembledRank(weights.module, weights.holders, executor, outputs, weights.owned)
+
+
+@dataclass(frozen=True)
+class _ConnectedWeights:
+    """A rank's weights, with the groups of ranks that hold the same ones; see `AssembledRank`."""
+
+    placement: WeightPlacement
+    groups: Mapping[RankSet, dist.ProcessGroup]
+    module: nn.Module
+    holders: Mapping[int, int]
+    replication: Replication
+    owned: Mapping[int, UpdateOwners]
+
+
+def _connect_weights(
+    pieces: CutModel,
+    stages: Mapping[int, Segment],
+    plan: Plan,
+    schedule: Schedule,
+    ranks: ProcessGroups,
+    grid: RankGrid,
+    chosen: Mapping[int, NonDefaultStrategy],
+    device: torch.device,
+) -> _ConnectedWeights:
+    """Give weights equal values, then divide and shard them as planned; on every rank."""
+    captured = pieces.captured
+    model, records = captured.program.model, captured.graph.parameters
+    placement = WeightPlacement(records, plan.balance, schedule, grid, ranks.rank)
+    placement.check_gradients_dense(model)
+    whole = build_rank_module([*stages.values()]).to(device)
+    groups = placement.broadcast_initial_values(whole, ranks, device)
+    divided: Collection[str] = ()
+    if pieces.split is not None and (sharing := placement.sharing_ranks())[1:]:
+        pieces.split.group.connect(groups[sharing])
+        divide_weights([*stages.values()], pieces.split, model)
+        divided = pieces.split.divided
+    strategies = apply_strategies(chosen, stages, placement, groups, device, model)
+    module = build_rank_module([*stages.values()])  # again, for its parameters were replaced
+    # Shards are reduced by their strategy, and DistributedDataParallel sums its own weights; all
+    # other shared weights are left to `GradientSync`, among them tied ones of any strategy.
+    weights = [w for w in placement.shared_weights(module) if not is_sharded(w.tensor)]
+    summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
+    together = {each: GroupCollective(group) for each, group in groups.items()}
+    gradient_sync = GradientSync(summed, together, stages) if summed else None
     owned = {
-        index: OwnedWeights(_own_weights(stage, placement.names_of(index)), groups[replicas])
+        index: UpdateOwners(_own_weights(stage, placement.names_of(index)), groups[replicas])
         for index, stage in stages.items()
         if plan.stages[index].strategy == "zero1"
         and index not in chosen
         and len(replicas := placement.replicas_of(index)) > 1
     }
-    return AssembledRank(module, holders, executor, outputs, owned)
+    holders = placement.count_holders(module, divided, is_sharded)
+    replication = Replication(gradient_sync, strategies)
+    return _ConnectedWeights(placement, groups, module, holders, replication, owned)
 
 
 def _own_weights(stage: Segment, names: Collection[str]) -> list[nn.Parameter]:

@@ -25,7 +25,7 @@ def get_foreign_weights(optimizer: Optimizer) -> frozenset[int]:
     return _foreign.get(optimizer, frozenset())
 
 
-class OwnedWeights:
+class UpdateOwners:
     """Owners of the weights of one stage among its replicas.
 
     The same on all of them, because weights come in one order. Each gets about equally much.
@@ -70,7 +70,7 @@ class OwnedWeights:
                 weight.copy_(part.view_as(weight))
 
 
-def drop_foreign_gradients(optimizer: Optimizer, owned: Mapping[int, OwnedWeights]) -> None:
+def drop_foreign_gradients(optimizer: Optimizer, owned: Mapping[int, UpdateOwners]) -> None:
     """Have an optimizer's step ignore the weights that other replicas own.
 
     ``owned`` are this rank's stages with such weights. Register what converts weights around a step
@@ -89,7 +89,7 @@ def drop_foreign_gradients(optimizer: Optimizer, owned: Mapping[int, OwnedWeight
     optimizer.register_step_pre_hook(before)
 
 
-def spread_weights(optimizer: Optimizer, owned: Mapping[int, OwnedWeights]) -> None:
+def spread_weights(optimizer: Optimizer, owned: Mapping[int, UpdateOwners]) -> None:
     """Have an optimizer's step end by giving all replicas the new weights."""
     if not owned:
         return
