@@ -137,14 +137,7 @@ def search_in_stages(
             except DeadlineExceeded:
                 gave_up = True
                 search.unproven = 0.0
-            for path in search.paths:
-                found = to_assignment(path.arcs, stages, devices)
-                value = path.value
-                if request.cluster.links:
-                    # The search takes the fastest link of each level: a bound, but no plan's value.
-                    value = request.cost_model.evaluate(found).value
-                pool.add(found, value)
-                best = min(best, value)
+            best = min(best, _add_plans(request, pool, search, stages, devices))
             bound = min(bound, search.bound)
         if level.is_exact:
             least = min(least, bound)
@@ -158,6 +151,25 @@ def search_in_stages(
     if not pool.is_whole:
         least = _bound_all_orders(request, measure)
     return pool, min(least, best)
+
+
+def _add_plans(
+    request: PlanningRequest,
+    pool: PlanPool,
+    search: BranchAndBound,
+    stages: StageTable,
+    devices: Devices,
+) -> float:
+    """Add the plans of a search to the pool; return the least of their values."""
+    best = math.inf
+    for path in search.paths:
+        found, value = to_assignment(path.arcs, stages, devices), path.value
+        if request.cluster.links:
+            # The search takes the fastest link of each level: a bound, but no plan's value.
+            value = request.cost_model.evaluate(found).value
+        pool.add(found, value)
+        best = min(best, value)
+    return best
 
 
 def _list_levels(
