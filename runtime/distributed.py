@@ -146,9 +146,9 @@ class DistributedPipeline(PipelineRank):
     ) -> None:
         _check_start(plan)
         super().__init__(group)
-        self.check_finite = check_finite
-        self.plan, self.autocast, self._has_loss = plan, autocast, loss_fn is not None
-        self._sums_gradients, self._dropout_seed = True, keyed_dropout
+        self.plan, self.autocast, self.check_finite = plan, autocast, check_finite
+        self._has_loss, self._sums_gradients = loss_fn is not None, True
+        self._dropout_seed = keyed_dropout
         # The detector comes before every check: an error on this rank alone is then told to the
         # others, which would wait for it. And an error must stop the heartbeat, or other ranks take
         # this one for alive.
@@ -159,11 +159,9 @@ class DistributedPipeline(PipelineRank):
             self.grid = grid_of(plan, self.schedule)
             chosen = choose_strategies(plan, self.schedule, strategy)
             check_world(plan.num_stages, self.grid.size, group)
-            self.schedule_rank, shard = self.grid.locate(self.rank)
             check_weights(model, weights)
             self.device = choose_device(model, group, device)
-            width = self.grid.widths[self.schedule_rank]
-            shards = ShardGroup(shard, width, self.device) if self.grid.is_shared else None
+            shards = self._find_shard()
             # Captured under autocast, so that messages have the dtypes that training will give.
             with autocast_to(self.device if is_on_meta(model) else default_device(model), autocast):
                 pieces = cut_for_plan(
@@ -181,16 +179,20 @@ class DistributedPipeline(PipelineRank):
             self._start_watching()
             self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.schedule_rank)}
             self._trains = loss_fn is not None and plan.schedule != "forward_only"
-            if self._trains and keyed_dropout is None:
-                _check_equal_draws(self.split)
+            if self._trains:
+                _check_equal_draws(self.split, keyed_dropout)
             losses = find_aux_losses(pieces, aux_losses) if self._trains else []
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
             self._assemble(pieces, chosen, loss_fn, batch_statistics, losses)
-            if self._watcher is not None:
-                self._meet()  # NCCL connects ranks at their first operation
             self._snapshot = ModelSnapshot(pieces.captured)
             undo.pop_all()
+
+    def _find_shard(self) -> ShardGroup | None:
+        """Find this rank's place among those that share a rank of the schedule, if any do."""
+        self.schedule_rank, shard = self.grid.locate(self.rank)
+        width = self.grid.widths[self.schedule_rank]
+        return ShardGroup(shard, width, self.device) if self.grid.is_shared else None
 
     def _assemble(
         self,
@@ -220,6 +222,8 @@ class DistributedPipeline(PipelineRank):
         )
         self.module, self._holders = assembled.module, assembled.holders
         self._last, self._executor = assembled.outputs, assembled.executor
+        if self._watcher is not None:
+            self._meet()  # NCCL connects ranks at their first operation
         self.owned = assembled.owned
         self._batches = BatchComparison(self._detector, self.first_of_last_stage)
 
@@ -482,8 +486,8 @@ def _check_start(plan: Plan) -> None:
     check_initialised(plan)
 
 
-def _check_equal_draws(split: SplitModel | None) -> None:
-    if split is not None and split.draws:
+def _check_equal_draws(split: SplitModel | None, keyed_dropout: int | None) -> None:
+    if split is not None and split.draws and keyed_dropout is None:
         raise InvalidInput(
             "ranks that share a stage by tensor parallelism must draw equal random numbers, as for "
             "dropout, and each has generators of its own; pass keyed_dropout=SEED, which makes "

@@ -10,6 +10,28 @@ from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.price_split import plan_from_balance
 
+MIXES: list[list[Any]] = [
+    [["t4"]],
+    [["t2", "t2"]],
+    [["t2", "r2"]],
+    [["r2", "t2"]],
+    [["t2r2"]],
+    [["t2f2"]],
+    [["f2", "t2"]],
+    [["t2", "f2"]],
+    [["t1", "t2", "t1"]],
+    [["t2", "t2"], "zero_bubble"],
+    [["t2", "t2"], "gpipe", "always"],
+    [["t2", "t2", "t2", "t2"], "interleaved_1f1b"],
+    [["f2", "f2"]],
+    [["t1", "t2"], "zero_bubble"],
+    [["t2", "t2", "t2", "t2"], "zbv"],
+    [["z4"]],
+    [["z2", "t2"]],
+    [["t2z2"]],
+]
+"""Plans on four ranks, as arguments of `Mix`."""
+
 STRATEGIES = {"r": "replicate", "f": "fully_shard", "z": "zero1"}
 
 

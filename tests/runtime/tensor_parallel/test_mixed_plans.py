@@ -5,29 +5,10 @@ import json
 import pytest
 
 from tests.runtime.forked import run_as_on_nccl, run_worker
+from tests.runtime.tensor_parallel.plans import MIXES
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
-MIXES = [
-    [["t4"]],
-    [["t2", "t2"]],
-    [["t2", "r2"]],
-    [["r2", "t2"]],
-    [["t2r2"]],
-    [["t2f2"]],
-    [["f2", "t2"]],
-    [["t2", "f2"]],
-    [["t1", "t2", "t1"]],
-    [["t2", "t2"], "zero_bubble"],
-    [["t2", "t2"], "gpipe", "always"],
-    [["t2", "t2", "t2", "t2"], "interleaved_1f1b"],
-    [["f2", "f2"]],
-    [["t1", "t2"], "zero_bubble"],
-    [["t2", "t2", "t2", "t2"], "zbv"],
-    [["z4"]],
-    [["z2", "t2"]],
-    [["t2z2"]],
-]
 FEW = {"gpt2": [3, 15], "llama": [], "mixtral": [1], "t5": [], "resnext": [5]}
 WORKER = "tests.runtime.tensor_parallel.worker"
 EXACT = 1e-12
@@ -54,14 +35,6 @@ def test_few_mixes_of_each_model(forking_executable, tmp_path):
     cases = {name: [MIXES[at] for at in chosen] for name, chosen in FEW.items()}
     asked = json.dumps({"cases": cases, "folder": str(tmp_path)})
     check(take_lines(run_as_on_nccl(forking_executable, WORKER, asked, timeout_s=600)), cases)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FEW)
-def test_all_mixes(name, forking_executable, tmp_path):
-    cases = {name: MIXES}
-    asked = json.dumps({"cases": cases, "folder": str(tmp_path)})
-    check(take_lines(run_worker(forking_executable, WORKER, asked, timeout_s=850)), cases)
 
 
 def test_dropout_draws_the_same_masks(forking_executable, tmp_path):
