@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 
 import pytest
 
@@ -56,6 +58,13 @@ def check_held(name, reported):
             assert sum(entry[kind] for entry in held) == count
         else:
             assert all(entry[kind] == count for entry in held), held
+
+
+def test_one_process_equals_the_unsplit_model(capsys):
+    runpy.run_path(str(FOLDER / "one_process.py"), run_name="__main__")
+    apart = re.findall(r"(\S+) apart$", capsys.readouterr().out, re.MULTILINE)
+    assert len(apart) == 3
+    assert max(map(float, apart)) <= TOLERANCE
 
 
 def test_recipes_are_short():

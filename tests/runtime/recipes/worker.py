@@ -60,7 +60,7 @@ def train(recipe: Recipe, plan: stagewright.Plan) -> dict[str, Any]:
             expected = cross_entropy(unsplit(batch), target)
             (expected / accumulate).backward()
             if loss is not None:
-                worst["loss"] = max(worst["loss"], abs(float(loss - expected)))
+                worst["loss"] = max(worst["loss"], abs(float(loss - expected.detach())))
             if (step + 1) % accumulate == 0:
                 wanted = {name: p.grad for name, p in unsplit.named_parameters()}
                 for name, parameter in training.named_parameters():
