@@ -85,7 +85,8 @@ class DataParallel:
             The mean loss of the batch, on the first device.
 
         Raises:
-            InvalidInput: The batch cannot be divided, or the module got other parameters.
+            InvalidInput: The batch cannot be divided, a gradient is sparse, or the module got other
+                parameters.
         """
         shares = self._divide((args, kwargs, target))
 
@@ -247,7 +248,12 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 def _gradient(weight: Tensor) -> Tensor:
     assert weight.grad is not None
-    return weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+    if weight.grad.is_sparse:
+        raise InvalidInput(
+            f"the gradient of a weight of shape {tuple(weight.shape)} is sparse, and buckets are "
+            "dense; build its embedding with sparse=False"
+        )
+    return weight.grad
 
 
 def _in_buckets(replica: nn.Module) -> list[list[nn.Parameter]]:

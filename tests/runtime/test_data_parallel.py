@@ -171,3 +171,10 @@ def test_an_output_without_samples_is_refused():
     parallel = DataParallel(flat, ["cpu", "cpu"], loss_fn=loss_fn)
     with pytest.raises(InvalidInput, match="tensor 0 of the output"):
         parallel.evaluate(torch.randn(4, 3))
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(5, 3, sparse=True)
+    parallel = DataParallel(table, ["cpu", "cpu"], loss_fn=mse_loss)
+    with pytest.raises(InvalidInput, match=r"shape \(5, 3\) is sparse.*sparse=False"):
+        parallel.step(torch.arange(4), target=torch.randn(4, 3))
