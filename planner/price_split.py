@@ -18,6 +18,7 @@ from .heuristics.candidates import apply_recompute
 from .problem.constraints import broken_option
 from .problem.input_checks import count_chunks, parse_cluster, require_options, require_profile
 from .problem.problem import PlanningRequest
+from .tensor_degrees import DegreeProblem
 
 
 def plan_from_balance(
@@ -41,7 +42,7 @@ def plan_from_balance(
         cluster: Devices and links.
         options: As for `plan`; the split has to keep them.
         balance: Layers of each stage.
-        replicas: Devices of each stage; one each if empty. Larger numbers raise ``max_replicas``.
+        replicas: Copies of each stage; one each if empty. Larger numbers raise ``max_replicas``.
         profile_id: The profile's `content_id`, if it is known already.
 
     Raises:
@@ -51,6 +52,28 @@ def plan_from_balance(
     """
     profile, cluster = require_profile(profile), parse_cluster(cluster)
     options = require_options(options)
+    if options.tensor == "auto":
+        raise InvalidInput(
+            "a given balance is priced for one number of devices that split layers, not for "
+            "tensor='auto'; give a number",
+            field="/options/tensor",
+        )
+    if options.tensor == 1:
+        return _price(profile, cluster, options, balance, replicas, profile_id)
+    groups = DegreeProblem.of((profile,), cluster, options, options.tensor)
+    made = _price(groups.profiles[0], groups.cluster, groups.options, balance, replicas)
+    return groups.expand(made, cluster, profile_id or profile.content_id())
+
+
+def _price(
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    balance: Sequence[int],
+    replicas: Sequence[int],
+    profile_id: str | None = None,
+) -> Plan:
+    """Price a split on devices, or on groups of devices that split layers between them."""
     if options.num_stages is not None and options.num_stages != len(balance):
         raise InvalidInput(
             f"the balance has {len(balance)} stages but the options ask for {options.num_stages}",

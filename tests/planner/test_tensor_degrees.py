@@ -10,6 +10,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import SplitLayer, TensorSplit
 from stagewright.planner.explain import explain
 from stagewright.planner.plan import plan
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.problem.split_layers import group_devices
 from stagewright.planner.simulator.plan_timeline import plan_timeline
 from stagewright.planner.validation.validate import validate
@@ -195,3 +196,14 @@ def test_explain_compares_each_dimension_that_a_plan_has():
     shared = rows["zero1 instead of replicate"]
     assert shared.step_time_s == found.step_time_s
     assert shared.memory_bytes == -max(s.memory.optimizer_bytes for s in found.stages)
+
+
+def test_a_given_balance_is_priced_on_groups():
+    cluster, profile = make_cluster(), make_profile(4)
+    options = PlanOptions(num_microbatches=4, tensor=2)
+    made = plan_from_balance(profile, cluster, options, (2, 2))
+    validate(made, profile, cluster)
+    assert [stage.tensor for stage in made.stages] == [2, 2]
+    assert made.stages[1].devices == ("device:2", "device:3")
+    with pytest.raises(InvalidInput, match="give a number"):
+        plan_from_balance(profile, cluster, options.model_copy(update={"tensor": "auto"}), (2, 2))
