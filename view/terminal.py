@@ -88,7 +88,7 @@ def _most(cell: dict[str, float], each_s: float) -> str:
 
 PLAN_COLUMNS = (
     "to", "from", "sync", "sends back", "sends on", "used", "in flight", "recompute", "limit",
-    "replicas", "device", "backward",
+    "strategy", "tensor", "replicas", "device", "backward",
 )  # fmt: skip
 """Columns in the order they are dropped where room is short; the others always stay."""
 
