@@ -13,10 +13,15 @@ from .plan_view import Boxes, Lane, MemoryCurve
 COMPUTATIONS = frozenset(map(str, Work))
 
 
+def list_devices(plan: Plan, where: Layout, rank: int) -> tuple[str, ...]:
+    """Return the names of the devices that split the layers of a rank, or of its only one."""
+    stage = where.stages_of(rank)[0]
+    return plan.stages[stage].devices_of(where.stage_ranks[stage].index(rank))
+
+
 def name_device(plan: Plan, where: Layout, rank: int) -> str:
     """Return the name of the device a rank runs on; of several, the first and their number."""
-    stage = where.stages_of(rank)[0]
-    devices = plan.stages[stage].devices_of(where.stage_ranks[stage].index(rank))
+    devices = list_devices(plan, where, rank)
     return devices[0] + f" +{len(devices) - 1}" * (len(devices) > 1)
 
 
@@ -35,7 +40,7 @@ def build_lanes(plan: Plan, where: Layout, step: StepRows | None) -> tuple[Lane,
                 device=device,
                 stages=stages,
                 busy_s=busy_s[rank],
-                memory_bytes=peaks[device],
+                memory_bytes=peaks[list_devices(plan, where, rank)[0]],
                 memory_limit_bytes=plan.stages[stages[0]].memory_limit_bytes,
             )
         )
@@ -74,7 +79,7 @@ def build_memory_curves(
                 limit_bytes=stages[0].memory_limit_bytes,
                 time_s=tuple(change.time_s for change in held[rank]),
                 held_bytes=tuple(change.held_bytes for change in held[rank]),
-                peak_bytes=peaks[device],
+                peak_bytes=peaks[list_devices(plan, where, rank)[0]],
             )
         )
     return tuple(curves)

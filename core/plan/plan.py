@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ..cluster.cluster import Cluster
 from ..cluster.reserves import MemoryReserves, ReservedMemory
-from ..document import Document, LongTuple, Name, Note, Notes, Record, render_html
+from ..document import Document, LongTuple, Name, NonEmptyTuple, Note, Notes, Record, render_html
 from ..graph.graph import Boundary, ChainBreak, Parameter
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
@@ -141,9 +141,7 @@ class PlanOptions(Record):
     tensor: Annotated[int, Field(ge=1, le=MAX_TENSOR)] | Literal["auto"] = Field(
         1, exclude_if=is_one
     )
-    strategies: tuple[Sharing, ...] = Field(
-        ("replicate",), min_length=1, max_length=3, exclude_if=is_replicate_only
-    )
+    strategies: NonEmptyTuple[Sharing] = Field(("replicate",), exclude_if=is_replicate_only)
     recompute: Literal["never", "auto", "always"] = "never"
     chunks: int = Field(2, ge=1, le=64)
     max_extra_in_flight: int = Field(0, ge=0, le=4096)

@@ -18,7 +18,7 @@ from stagewright.core.graph.graph import Edge
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
-from stagewright.core.profile.profile import Provenance
+from stagewright.core.profile.profile import Provenance, SplitLayer, TensorSplit
 from stagewright.core.service.documents import StoredPlan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.plan_timeline import plan_timeline
@@ -248,3 +248,17 @@ def test_the_commands_make_the_plan_again(options, device, tmp_path, monkeypatch
     body = json.loads(shlex.split(again.curl.replace("\\\n", " "))[6])
     assert body["profile_id"] == made.profile_id
     assert PlanOptions.model_validate(body.get("options", {})) == made.options
+
+
+def test_a_lane_stands_for_the_devices_that_split_its_layers():
+    profile = chain_profile([1.0] * 4, parameter_bytes=4000)
+    half = SplitLayer(compute_share=0.5, parameter_bytes=2000)
+    split = TensorSplit(degree=2, layers=(half,) * 4)
+    profile = profile.model_copy(update={"splits": (split,)})
+    made = plan(profile, "4xcpu", PlanOptions(num_microbatches=2, tensor=2, num_stages=2))
+    view = build_plan_view(made)
+    assert [lane.device for lane in view.lanes] == ["cpu:0 +1", "cpu:2 +1"]
+    assert [lane.memory_bytes for lane in view.lanes] == [
+        stage.memory.total_bytes for stage in made.stages
+    ]
+    assert made._repr_html_()
