@@ -1,6 +1,6 @@
 """Time the planning of large models over tensor x data x pipeline x shared parameters.
 
-    python benchmarks/parallel_scale.py --folder /tmp/recipes
+    python benchmarks/parallel_scale.py --folder /tmp/recipes --write docs/evidence/recipes.md
 
 Profiles are estimates for H100s in nodes of 8. Printed for each row: the plan (tensor x replicas x
 stages), its step, how far the step and the closed form may be from the best, and the processor
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from published_recipes import Recipe, estimate, shape
-from tables import markdown_table
+from tables import markdown_table, write_between_marks
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
@@ -72,6 +72,7 @@ def run(row: Row, folder: Path) -> tuple[list[str], bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, required=True, help="where estimates are kept")
+    parser.add_argument("--write", type=Path, help="a document with marks for the table")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -82,7 +83,10 @@ def main() -> int:
         "model", "GPUs", "micro-batches", "tensor asked", "tensor x replicas x stages", "shared",
         "step", "step gap", "closed form's gap", "planning",
     ]  # fmt: skip
-    print(markdown_table(heads, [cells for cells, _ in found]))
+    text = markdown_table(heads, [cells for cells, _ in found])
+    if arguments.write:
+        write_between_marks(arguments.write, "parallel_scale.py", text)
+    print(text)
     return 0 if all(kept for _, kept in found) else 1
 
 

@@ -1,6 +1,6 @@
 """Published recipes of tensor, data and pipeline parallelism, priced and planned anew.
 
-    python benchmarks/published_recipes.py --folder /tmp/recipes
+    python benchmarks/published_recipes.py --folder /tmp/recipes --write docs/evidence/recipes.md
 
 Each recipe is priced by the planner's simulator on an estimated profile, and the planner looks for
 a better plan of the same micro-batches on the same GPUs. Printed are published and predicted
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tables import markdown_table
+from tables import markdown_table, write_between_marks
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible
@@ -192,8 +192,8 @@ def shape(found: Plan) -> str:
     return f"{found.stages[0].tensor} x {replicas} x {found.num_stages}"
 
 
-def report(recipes: Sequence[Recipe], folder: Path) -> int:
-    """Print a table of the recipes; return the number of plans slower than theirs."""
+def report(recipes: Sequence[Recipe], folder: Path) -> tuple[str, int]:
+    """Return a table of the recipes, and the number of plans slower than theirs."""
     rows, slower, pairs = [], 0, []
     for recipe in recipes:
         profile = estimate(recipe, folder)
@@ -211,22 +211,32 @@ def report(recipes: Sequence[Recipe], folder: Path) -> int:
             ]
         )  # fmt: skip
         print(rows[-1], file=sys.stderr, flush=True)
-    heads = ["model", "tensor x replicas x stages", "published", "predicted", "planned", "", "took"]
-    print(f"\n{recipes[0].source}\n")
-    print(markdown_table(heads, rows))
+    unit = "teraflop/s" if recipes[0].flops_per_token else "tokens/s"
+    heads = [
+        "model", "tensor x replicas x stages", f"published, {unit} a GPU", "predicted", "our plan",
+        "its throughput", "planning",
+    ]  # fmt: skip
+    text = f"{recipes[0].source}:\n\n{markdown_table(heads, rows)}"
     if len(pairs) > 1:
         published, predicted_all = zip(*pairs, strict=True)
-        print(f"\nrank correlation {rank_correlation(published, predicted_all):.2f}")
-    return slower
+        found = rank_correlation(published, predicted_all)
+        text += f"\n\nRank correlation of predicted with published throughput: {found:.2f}."
+    return text, slower
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, required=True, help="where estimates are kept")
+    parser.add_argument("--write", type=Path, help="a document with marks for the tables")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    slower = sum(report(recipes, arguments.folder) for recipes in (MEGATRON, TORCHTITAN))
-    print(f"\n{slower} plans are slower than the recipe")
+    found = [report(recipes, arguments.folder) for recipes in (MEGATRON, TORCHTITAN)]
+    slower = sum(count for _, count in found)
+    text = "\n\n".join(table for table, _ in found)
+    text += f"\n\nPlans slower than a recipe that fits: {slower}."
+    if arguments.write:
+        write_between_marks(arguments.write, "published_recipes.py", text)
+    print(text)
     return 1 if slower else 0
 
 

@@ -71,7 +71,7 @@ def changed(options: PlanOptions) -> dict[str, Any]:
     return {
         name: value
         for name, value in options.model_dump(mode="json").items()
-        if value != usual[name]
+        if name not in usual or value != usual[name]
     }
 
 
