@@ -19,7 +19,13 @@ from ..core.plan.plan import Baseline, Plan, PlanOptions, Proof
 from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .microbatch_size import rank_plan
-from .problem.split_layers import find_split, group_devices, list_splits, split_costs
+from .problem.split_layers import (
+    describe_split,
+    find_split,
+    group_devices,
+    list_splits,
+    split_costs,
+)
 
 PlanDegree = Callable[["DegreeProblem", float], Plan]
 """Plans one degree until a deadline on the clock of `time.monotonic`."""
@@ -37,6 +43,7 @@ class DegreeProblem:
     cluster: Cluster
     options: PlanOptions
     members: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -54,7 +61,8 @@ class DegreeProblem:
         split = tuple(
             split_costs(profile, find_split(profile, degree), cluster) for profile in profiles
         )
-        return cls(degree, split, grouped, options, members)
+        notes = tuple(describe_split(profiles[0], degree))
+        return cls(degree, split, grouped, options, members, notes)
 
     def least_step_s(self) -> float:
         """Bound the step of every plan by its work spread evenly over all groups."""
@@ -93,6 +101,7 @@ class DegreeProblem:
                 "cluster_devices": len(cluster.devices),
                 "profile_id": profile_id,
                 "proof": proof,
+                "notes": (*plan.notes, *self.notes),
             }
         )
 

@@ -8,7 +8,7 @@ with the memory of each: `split_costs` puts its collectives into the times of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ...core.cluster.cluster import Cluster, LinkLevel
@@ -17,6 +17,9 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Parameter
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer, TensorSplit, Timing
 from ...core.profile.split_by_names import split_by_names
+
+MOST_NAMED = 3
+"""Layers that are not split and named in a note."""
 
 LOSS_PER_DOUBLING = 0.025
 """Time that products lose relatively when their share halves: large ones in bf16 on an A100 take
@@ -44,6 +47,27 @@ def find_split(profile: Profile, degree: int) -> TensorSplit:
         + (f"it knows {degrees}" if degrees else "capture the model again, or leave tensor at 1"),
         field="/options/tensor",
     )
+
+
+def describe_split(profile: Profile, degree: int) -> Iterator[str]:
+    """Yield notes on where a split comes from, and on the layers that every device does whole."""
+    if not profile.splits:
+        yield (
+            f"layers are split over {degree} devices by the names of their weights, as the profile "
+            "does not say how"
+        )
+    whole = [
+        (entry.layer.name, own.reasons[0] if own.reasons else "no rule")
+        for entry, own in zip(profile.layers, find_split(profile, degree).layers, strict=True)
+        if own.compute_share == 1 and entry.forward.median_s + entry.backward.median_s > 0
+    ]
+    if whole:
+        listed = ", ".join(f"{name} ({reason})" for name, reason in whole[:MOST_NAMED])
+        rest = f" and {len(whole) - MOST_NAMED} more" if len(whole) > MOST_NAMED else ""
+        yield (
+            f"{len(whole)} of {len(profile.layers)} layers are not split, and done by every "
+            f"device of a group: {listed}{rest}"
+        )
 
 
 def split_costs(profile: Profile, split: TensorSplit, cluster: Cluster) -> Profile:

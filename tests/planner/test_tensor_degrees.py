@@ -6,8 +6,10 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
+from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import SplitLayer, TensorSplit
+from stagewright.core.profile.split_by_names import split_by_names
 from stagewright.planner.explain import explain
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
@@ -207,3 +209,49 @@ def test_a_given_balance_is_priced_on_groups():
     assert made.stages[1].devices == ("device:2", "device:3")
     with pytest.raises(InvalidInput, match="give a number"):
         plan_from_balance(profile, cluster, options.model_copy(update={"tensor": "auto"}), (2, 2))
+
+
+def test_layers_that_are_not_split_are_named_with_the_reason():
+    whole = SplitLayer(parameter_bytes=4000, reasons=("7 heads",))
+    splits = (TensorSplit(degree=2, layers=(HALF, whole)),)
+    found = planned(make_cluster(1), profile=make_profile(2, splits), tensor=2)
+    assert found.notes[-1] == (
+        "1 of 2 layers are not split, and done by every device of a group: layer.1 (7 heads)"
+    )
+
+
+def test_transformers_are_split_by_the_names_of_their_weights():
+    names = {
+        0: ["embed_tokens"],
+        1: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm"],
+        2: ["lm_head"],
+    }
+    parameters = tuple(
+        Parameter(
+            names=(f"model.{layer}.{name}.weight",), size_bytes=400, numel=100, layers=(layer,)
+        )
+        for layer, owned in names.items()
+        for name in owned
+    )
+    profile = chain_profile([1.0] * 3, forward_bytes=64, parameter_bytes=400, saved_bytes=1000)
+    layers = tuple(
+        entry.model_copy(
+            update={
+                "layer": entry.layer.model_copy(
+                    update={"parameter_bytes": 400 * len(names[index])}
+                ),
+                "output_bytes": 64,
+            }
+        )
+        for index, entry in enumerate(profile.layers)
+    )
+    profile = profile.model_copy(update={"layers": layers, "parameters": parameters})
+    two, four = split_by_names(profile)  # eight does not divide a hundred
+    assert (two.degree, four.degree) == (2, 4)
+    embedding, block, head = two.layers
+    assert (embedding.forward_reductions, embedding.backward_reductions) == (1, 0)
+    assert block.parameter_bytes == 7 * 200 + 400  # the norm is whole
+    assert (block.forward_reductions, block.forward_reduced_bytes) == (2, 2 * 64)
+    assert (head.gathers, head.forward_gathered_bytes, head.backward_reductions) == (1, 64, 1)
+    made = planned(make_cluster(1), profile=profile, tensor=2)
+    assert any("by the names of their weights" in note for note in made.notes)
