@@ -11,14 +11,28 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Objective, Pin, PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
+from stagewright.core.profile.profile import SplitLayer, TensorSplit
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.traits import FOLDED, SEVERAL_STAGES
 from tests.builders import chain_profile
 
+HALF = SplitLayer(
+    compute_share=0.5,
+    parameter_bytes=2000,
+    saved_activation_bytes=300,
+    forward_reduced_bytes=1000,
+    forward_reductions=1,
+)
+
 PROFILE = chain_profile(
     [1e-3, 2e-3, 1e-3, 3e-3], forward_bytes=1000, parameter_bytes=4000, saved_bytes=500
-).model_copy(update={"inputs": (TensorSpec(name="x", shape=(2, 8), dtype="float32"),)})
+).model_copy(
+    update={
+        "inputs": (TensorSpec(name="x", shape=(2, 8), dtype="float32"),),
+        "splits": (TensorSplit(degree=2, layers=(HALF,) * 4),),
+    }
+)
 
 EQUAL = Cluster(
     devices=tuple(Device(name=f"gpu:{index}", kind="gpu") for index in range(3)),
@@ -37,6 +51,8 @@ VALUES = {
     "num_stages": (2, 1),
     "max_stages": (1, 2),
     "max_replicas": (2, None),
+    "tensor": (2, "auto"),
+    "strategies": (("zero1",), ("replicate", "fully_shard")),
     "recompute": ("auto", "always"),
     "chunks": (1, 3),
     "max_extra_in_flight": (2,),
@@ -68,6 +84,9 @@ def is_kept(made, options):
         for name in ("num_microbatches", "precision", "reserves")
         if name == "num_microbatches" or getattr(options, name) is None
     }
+    if options.tensor == "auto":
+        assert made.options.tensor in (1, 2)
+        taken |= {"tensor": made.options.tensor}
     if options.regular_within is not None:  # whichever plan was taken, it has its rule
         taken |= {"regular": made.options.regular, "regular_within": None}
     assert made.options == options.model_copy(update=taken)
