@@ -39,11 +39,17 @@ CHOICES = (
 )
 
 
-def held_bytes(weights: int, numel: int, optimizer: str, strategy: str, replicas: int) -> int:
-    """Return weights, gradients and Adam's two moments of float32, as one replica holds them."""
-    state = 8 * numel if optimizer == "adam" else 0
-    if strategy == "zero1":
-        return 2 * weights + math.ceil(state / replicas)
+def held_bytes(
+    weights: int, numels: list[int], optimizer: str, strategy: str, replicas: int
+) -> int:
+    """Return weights, gradients and Adam's two moments of float32, as one replica holds them.
+
+    By zero1 a replica has at most the largest weight's moments, and its part of the others.
+    """
+    state = 8 * sum(numels) if optimizer == "adam" else 0
+    if strategy == "zero1" and state:
+        most = 8 * max(numels)
+        return 2 * weights + most + math.ceil((state - most) / replicas)
     if strategy == "fully_shard":
         return 2 * weights + math.ceil((weights + state) / replicas)
     return 2 * weights + state
@@ -57,10 +63,11 @@ class SharedEnumeration(Enumeration):
         """Return the bytes of the fullest device, each stage with its cheapest strategy."""
         depths = self.in_flight(tuple(len(entry.devices) for entry in found))
         profile, options = self.case.profile, self.case.options
+        shared = [name for name in ("zero1", "fully_shard") if name in options.strategies]
         most = 0
         for place, stage in enumerate(found):
             own = profile.parameters[stage.first : stage.last]
-            weights, numel = sum(p.size_bytes for p in own), sum(p.numel for p in own)
+            weights, numels = sum(p.size_bytes for p in own), [p.numel for p in own]
             saved = sum(entry.size_bytes for entry in profile.storages[stage.first : stage.last])
             replicas = len(stage.devices)
             share = -(-options.num_microbatches // replicas)
@@ -68,8 +75,8 @@ class SharedEnumeration(Enumeration):
             front = gaps[stage.first - 1].forward_bytes if stage.first else 0
             back = gaps[stage.last - 1].backward_bytes if place + 1 < len(found) else 0
             held = min(
-                held_bytes(weights, numel, options.optimizer, name, replicas)
-                for name in {"replicate", *options.strategies}
+                held_bytes(weights, numels, options.optimizer, name, replicas)
+                for name in ("replicate", *shared[:1])
             )
             kept = front * depths[place] + saved if stage.recompute else saved * depths[place]
             most = max(most, held + kept + min(share, 2) * (front + back))

@@ -157,7 +157,7 @@ Strategies = Annotated[
     _option(
         GOAL,
         "How the devices of a stage may share its parameters, comma-separated: replicate, zero1 "
-        "(optimizer state shared) and fully_shard. Each stage takes the one that holds least.",
+        "(optimizer state shared) and fully_shard; zero1 goes before fully_shard.",
         metavar="NAME,...",
     ),
 ]

@@ -94,8 +94,8 @@ class PlanOptions(Record):
             `None` for any number.
         tensor: Devices that split the layers of each replica between them: this many, or ``auto``
             for the number with the shortest step of 1 and those in the profile's `splits`.
-        strategies: How replicas may share parameters: each stage takes the one that holds least,
-            and replicates where sharing saves nothing.
+        strategies: How replicas may share parameters: by ``zero1`` where that is allowed, else by
+            ``fully_shard``, and not at all where sharing saves nothing.
         recompute: Whether stages keep only their inputs and run forward again before backward.
         chunks: Stages a device, for interleaved_1f1b, looped_bfs and interleaved_zero_bubble.
         max_extra_in_flight: Forwards a stage may run ahead beyond 1f1b's own warm-up, where that

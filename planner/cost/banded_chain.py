@@ -24,6 +24,7 @@ from .chain import (
     held_columns,
     held_items,
     is_learned,
+    largest_columns,
     sum_atoms,
     tied_parameters,
 )
@@ -83,7 +84,7 @@ def band(
 
 def _front_s(profile: Profile, edges: Integers) -> NDArray[np.float64]:
     """Return the work in front of each position."""
-    forward, backward, _ = sum_atoms(profile, edges)
+    forward, backward = sum_atoms(profile, edges)
     return np.concatenate([[0.0], np.cumsum(forward + backward)])
 
 
@@ -115,7 +116,7 @@ def _farthest(
         if entry.layers:
             more = entry.size_bytes + training.of(entry.numel) if is_learned(entry) else 0
             if is_learned(entry) and len(entry.layers) == 1:
-                more -= int(list_shared(training, options, entry.size_bytes, entry.numel).update)
+                more -= int(list_shared(training, options, entry.size_bytes, entry.numel, 0).update)
             own[atoms[entry.layers[0]]] += entry.size_bytes + more
     before = np.concatenate([[0], np.cumsum(own)])
     last = np.searchsorted(before, before[:-1] + limit, side="right") - 1
@@ -153,6 +154,11 @@ class _Band:
         sums: NDArray[np.float64] = np.cumsum(atom_s[self.column], axis=1)[self.first, self.length]
         return sums
 
+    def find_largest(self, atoms: Integers) -> Integers:
+        """Return each stage's largest of its atoms' figures."""
+        found: Integers = np.maximum.accumulate(atoms[self.column], axis=1)
+        return found[self.first, self.length]
+
     def sum_held(self, items: Items) -> Integers:
         """Return each stage's bytes of the items it holds, each item once."""
         before, atom, size = held_items(self.atoms, items)
@@ -167,10 +173,10 @@ class _Band:
 def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Integers) -> BandStages:
     n = len(edges) - 1
     band = _Band.of(atoms, farthest)
-    first, length, column = band.first, band.length, band.column
+    first, length = band.first, band.length
     last = first + length + 1
     loss, ends = profile.loss, last == n
-    forward, backward, workspace = sum_atoms(profile, edges)
+    forward, backward = sum_atoms(profile, edges)
     again = band.sum_times(forward)
     forward_s, backward_s = again.copy(), band.sum_times(backward)
     held = held_columns(profile, band.sum_held)
@@ -191,12 +197,12 @@ def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Intege
         forward_s=forward_s,
         backward_s=backward_s,
         recompute_s=again,
-        workspace_bytes=np.maximum.accumulate(workspace[column], axis=1)[first, length],
         front_forward_s=front_forward,
         front_backward_s=front_backward,
         tied=tied_parameters(profile),
         positions=tuple(int(edge) for edge in edges),
         **held,
+        **largest_columns(profile, edges, band.find_largest),
         **crossing_columns(profile, edges),
     )
 

@@ -49,6 +49,13 @@ class HeldFields(TypedDict):
     saved_bytes: Bytes
 
 
+class LargestFields(TypedDict):
+    """Fields of `CostColumns`, one entry a stage, that are the largest of its layers' figures."""
+
+    largest_elements: Bytes
+    workspace_bytes: Bytes
+
+
 class CrossingFields(TypedDict):
     """Fields of `CostColumns` with an entry for every position, shape (N + 1,)."""
 
@@ -69,6 +76,7 @@ class CostColumns:
         gradients_bytes: One gradient per trainable parameter, in its dtype.
         learned_elements: Elements of the trainable parameters.
         shareable_elements: Elements of those that a single layer uses.
+        largest_elements: Elements of the largest of these.
         saved_bytes: Activations kept for backward per micro-batch.
         workspace_bytes: Largest temporary memory of any layer.
         arriving_bytes: Activations that cross a cut there.
@@ -86,6 +94,7 @@ class CostColumns:
     gradients_bytes: Bytes
     learned_elements: Bytes
     shareable_elements: Bytes
+    largest_elements: Bytes
     saved_bytes: Bytes
     workspace_bytes: Bytes
     arriving_bytes: Bytes
@@ -183,6 +192,7 @@ class ChainCosts(CostColumns):
             gradients_bytes=self.gradients_bytes[span],
             learned_elements=self.learned_elements[span],
             shareable_elements=self.shareable_elements[span],
+            largest_elements=self.largest_elements[span],
             saved_bytes=self.saved_bytes[span],
             workspace_bytes=self.workspace_bytes[span],
             arriving_bytes=self.arriving_bytes,
@@ -236,7 +246,7 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
     """
     edges = np.array(positions, dtype=np.int64)
     count, loss = len(edges) - 1, profile.loss
-    forward, backward, workspace = sum_atoms(profile, edges)
+    forward, backward = sum_atoms(profile, edges)
     atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
     held = held_columns(profile, partial(_held, count, atoms))
     if loss:
@@ -247,7 +257,7 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
         forward_s=_sums(forward, loss.forward.median_s if loss else 0.0),
         backward_s=_sums(backward, loss.backward.median_s if loss else 0.0),
         recompute_s=_sums(forward, 0.0),
-        workspace_bytes=_largest(workspace),
+        **largest_columns(profile, edges, _largest),
         tied=tied_parameters(profile),
         **held,
         **crossing_columns(profile, edges),
@@ -289,15 +299,33 @@ def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> HeldFi
     }
 
 
-def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds, Bytes]:
-    """Return forward and backward time and workspace of the layers between positions."""
+def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds]:
+    """Return forward and backward time of the layers between positions."""
     layers, begins = profile.layers, edges[:-1]
-    workspace = np.array([entry.workspace_bytes for entry in layers], dtype=np.int64)
     return (
         np.add.reduceat([entry.forward.median_s for entry in layers], begins),
         np.add.reduceat([entry.backward.median_s for entry in layers], begins),
-        np.maximum.reduceat(workspace, begins),
     )
+
+
+def list_largest(profile: Profile) -> tuple[Bytes, Bytes]:
+    """Return, per layer, the elements of its largest weight that it alone uses, and workspace."""
+    elements = np.zeros(len(profile.layers), dtype=np.int64)
+    for entry in list_parameters(profile):
+        if is_learned(entry) and len(entry.layers) == 1:
+            elements[entry.layers[0]] = max(elements[entry.layers[0]], entry.numel)
+    workspace = [entry.workspace_bytes for entry in profile.layers]
+    return elements, np.array(workspace, dtype=np.int64)
+
+
+def largest_columns(
+    profile: Profile, edges: Positions, of_stages: Callable[[Bytes], Bytes]
+) -> LargestFields:
+    """Return the columns of what is largest in a stage, from the largest of each atom."""
+    elements, workspace = (
+        of_stages(np.maximum.reduceat(each, edges[:-1])) for each in list_largest(profile)
+    )
+    return {"largest_elements": elements, "workspace_bytes": workspace}
 
 
 def crossing_columns(profile: Profile, edges: Positions) -> CrossingFields:

@@ -34,7 +34,14 @@ from .communication import (
     find_skips,
 )
 from .device_classes import Devices
-from .sharing import SharedBytes, held_share, list_shared, saves_memory
+from .sharing import (
+    SharedBytes,
+    choose_sharing,
+    count_shared,
+    held_share,
+    list_shared,
+    saves_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -328,7 +335,9 @@ class CostModel:
         if self._is_shared(costs, span, replicas):
             # Rounded up once for everything: what is in front of it, too, comes off the state.
             held = self._shared(costs, span)
-            masters = self.training.master_copies * int(costs.shareable_elements[span])
+            elements, largest = costs.shareable_elements[span], costs.largest_elements[span]
+            divided = count_shared(choose_sharing(self.options), int(elements), int(largest))
+            masters = self.training.master_copies * divided
             parts = [-(-held.gathered // replicas), -(-(held.gathered + masters) // replicas)]
             weights, copies = weights + parts[0], copies - masters + parts[1] - parts[0]
             state += held_share(held, replicas) - parts[1] - (held.update - masters)
@@ -344,7 +353,8 @@ class CostModel:
 
     def _shared(self, costs: ChainCosts, span: tuple[int, int]) -> SharedBytes:
         weights, elements = costs.gradients_bytes[span], costs.shareable_elements[span]
-        return list_shared(self.training, self.options, int(weights), int(elements))
+        largest = int(costs.largest_elements[span])
+        return list_shared(self.training, self.options, int(weights), int(elements), largest)
 
     def _is_shared(self, costs: ChainCosts, span: tuple[int, int], replicas: int) -> bool:
         return saves_memory(self._shared(costs, span), replicas)
@@ -603,6 +613,7 @@ class StageMemoryTables:
             self.options,
             costs.gradients_bytes[firsts],
             costs.shareable_elements[firsts],
+            costs.largest_elements[firsts],
         )
         found: Bytes = (
             costs.weights_bytes[firsts]

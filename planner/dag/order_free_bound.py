@@ -169,7 +169,7 @@ def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: 
     factors[ELEMENTS] = training.of(1)
     # Of a state that replicas share, each may hold as little as nothing; together they hold it.
     own = costs.alone @ factors
-    least = own - int(list_shared(training, options, 0, 1).update) * costs.alone[:, ELEMENTS]
+    least = own - int(list_shared(training, options, 0, 1, 0).update) * costs.alone[:, ELEMENTS]
     everything = int(own.sum()) + sum(int(np.dot(item.sizes, factors)) for item in costs.shared)
     nodes = [int(least[nodes_of(group)].sum()) for group in branches.nodes.members]
     return max([*nodes, -(-everything // num_devices)])

@@ -14,10 +14,12 @@ from ..cost.chain import (
     ChainCosts,
     CrossingFields,
     HeldFields,
+    LargestFields,
     Order,
     Positions,
     Seconds,
     is_learned,
+    list_largest,
     saved_items,
     tied_parameters,
 )
@@ -29,13 +31,12 @@ Members = NDArray[np.uint8]
 WEIGHTS, GRADIENTS, ELEMENTS, SAVED = range(4)
 
 
-class StageCostFields(HeldFields, CrossingFields):
+class StageCostFields(HeldFields, LargestFields, CrossingFields):
     """Fields of a `StageTable` that follow from its sets."""
 
     forward_s: Seconds
     backward_s: Seconds
     recompute_s: Seconds
-    workspace_bytes: Bytes
     front_forward_s: Seconds
     front_backward_s: Seconds
 
@@ -58,7 +59,7 @@ class SetCosts:
         layers = profile.layers
         self.forward_s = np.array([entry.forward.median_s for entry in layers])
         self.backward_s = np.array([entry.backward.median_s for entry in layers])
-        self.workspace = np.array([entry.workspace_bytes for entry in layers], dtype=np.int64)
+        self.largest, self.workspace = list_largest(profile)
         self.alone, self.shared = _items(profile)
         self.tied = tied_parameters(profile)
         names = list(uses.tensors)
@@ -116,7 +117,8 @@ class SetCosts:
             learned_elements=elements,
             shareable_elements=shareable,
             saved_bytes=saved,
-            workspace_bytes=self._workspace(members, first, last),
+            largest_elements=_find_largest(self.largest, members, first, last),
+            workspace_bytes=_find_largest(self.workspace, members, first, last),
             arriving_bytes=arriving,
             returning_bytes=returning,
             input_bytes=inputs,
@@ -147,17 +149,6 @@ class SetCosts:
                     total[stages] += size
         totals += (front[last] - front[first]).T
 
-    def _workspace(self, members: Members, first: Positions, last: Positions) -> Bytes:
-        """Return each stage's largest workspace by counting layers per size, largest first."""
-        largest = np.zeros(len(first), dtype=np.int64)
-        left = np.arange(len(first))
-        for size in np.unique(self.workspace[self.workspace > 0])[::-1].tolist():
-            counts = members[:, self.workspace == size].sum(axis=1, dtype=np.int64)
-            has = counts[last[left]] != counts[first[left]]
-            largest[left[has]] = size
-            left = left[~has]
-        return largest
-
     def chain_costs(self, order: Order, cuts: tuple[int, ...]) -> ChainCosts:
         """Return the costs of every stage between the cuts of a layer order."""
         place = np.empty(len(order), dtype=np.int64)
@@ -182,6 +173,7 @@ class SetCosts:
             gradients_bytes=fill_table(costs["gradients_bytes"]),
             learned_elements=fill_table(costs["learned_elements"]),
             shareable_elements=fill_table(costs["shareable_elements"]),
+            largest_elements=fill_table(costs["largest_elements"]),
             saved_bytes=fill_table(costs["saved_bytes"]),
             workspace_bytes=fill_table(costs["workspace_bytes"]),
             arriving_bytes=costs["arriving_bytes"],
@@ -195,6 +187,18 @@ class SetCosts:
             ),
             order=order,
         )
+
+
+def _find_largest(sizes: Bytes, members: Members, first: Positions, last: Positions) -> Bytes:
+    """Return each stage's largest layer by counting layers per size, largest first."""
+    largest = np.zeros(len(first), dtype=np.int64)
+    left = np.arange(len(first))
+    for size in np.unique(sizes[sizes > 0])[::-1].tolist():
+        counts = members[:, sizes == size].sum(axis=1, dtype=np.int64)
+        has = counts[last[left]] != counts[first[left]]
+        largest[left[has]] = size
+        left = left[~has]
+    return largest
 
 
 def _ranges(begin: Positions, end: Positions) -> Positions:

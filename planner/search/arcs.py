@@ -358,6 +358,7 @@ class SearchSpace:
             self.options,
             tables.gradients_bytes[chosen],
             tables.shareable_elements[chosen],
+            tables.largest_elements[chosen],
         )
 
     def _gradients_bytes(self) -> Integers:

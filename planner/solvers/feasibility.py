@@ -81,7 +81,13 @@ def _estimate_error(request: PlanningRequest) -> Infeasible:
     resident = table.weights_bytes + table.gradients_bytes + training.of(table.learned_elements)
     resident = (
         resident
-        - list_shared(training, request.options, table.gradients_bytes, table.shareable_elements)[0]
+        - list_shared(
+            training,
+            request.options,
+            table.gradients_bytes,
+            table.shareable_elements,
+            table.largest_elements,
+        ).update
     )
     single = resident[table.last == table.first + 1]
     whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))

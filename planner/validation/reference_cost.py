@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
@@ -221,10 +221,11 @@ class ReferenceSplit:
         return self.held[stage] if self.held else self.depth(stage)
 
     def strategy(self, stage: int) -> str:
-        """Return the allowed strategy under which the stage's replicas hold least."""
+        """Return the strategy of the stage's replicas: zero1 first, and only what saves memory."""
         if self.replicas(stage) == 1:
             return "single"
-        allowed = ["replicate", *(name for name in STRATEGIES if name in self.options.strategies)]
+        shared = [name for name in STRATEGIES if name in self.options.strategies]
+        allowed = ["replicate", *shared[:1]]
         return min(allowed, key=lambda name: self._memory_by(stage, name).total_bytes)
 
     def memory(self, stage: int) -> MemoryUse:
@@ -576,8 +577,8 @@ def work_s(
 class OwnedWeights:
     """Bytes of the weights that a stage uses, and elements of those that are trained.
 
-    ``masters`` are the master copies, and ``own_elements`` the elements, of trained weights that
-    no other layer uses; ``learned`` are the bytes of all trained ones.
+    ``own`` are the elements of each trained weight that no other layer uses, ``copy_bytes`` those
+    of an element's master copy; ``learned`` are the bytes of all trained ones.
     """
 
     weights: int = 0
@@ -585,8 +586,8 @@ class OwnedWeights:
     copies: int = 0
     elements: int = 0
     learned: int = 0
-    masters: int = 0
-    own_elements: int = 0
+    copy_bytes: int = 0
+    own: list[int] = field(default_factory=list)
 
     def add(self, parameter: Parameter, options: PlanOptions) -> None:
         self.weights += parameter.size_bytes
@@ -598,18 +599,21 @@ class OwnedWeights:
         self.elements += parameter.numel
         self.learned += parameter.size_bytes
         if len(parameter.layers) == 1:
-            self.own_elements += parameter.numel
+            self.own.append(parameter.numel)
             if options.precision not in ("bf16_autocast", "fp16_autocast"):
-                self.masters += copy
+                self.copy_bytes = copy // max(1, parameter.numel) or self.copy_bytes
 
     def shared(self, options: PlanOptions, strategy: str, replicas: int) -> tuple[int, int, int]:
         """Return what a replica holds more of weights, copies and state by its strategy."""
         if strategy not in STRATEGIES:
             return 0, 0, 0
-        state = state_bytes(self.own_elements, options)
+        # Whole weights are dealt to replicas by zero1: at worst the largest comes on top.
+        whole = max(self.own, default=0) if strategy == "zero1" else 0
+        elements = sum(self.own) - whole
+        state, masters = state_bytes(elements, options), self.copy_bytes * elements
         gathered = self.learned if strategy == "fully_shard" else 0
-        parts = parts_of_replica((gathered, self.masters, state), replicas)
-        return parts[0], parts[1] - self.masters, parts[2] - state
+        parts = parts_of_replica((gathered, masters, state), replicas)
+        return parts[0], parts[1] - masters, parts[2] - state
 
 
 def memory(

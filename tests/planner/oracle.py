@@ -268,6 +268,11 @@ class Search:
     def _work(self, span, speed, recompute):
         return recount.work_s(self.profile, range(*span), speed, recompute)
 
+    @property
+    def _sharing(self):
+        shared = [name for name in ("zero1", "fully_shard") if name in self.options.strategies]
+        return shared[:1]
+
     def _memory(self, span, recompute, own, held, replicas):
         """The least that the replicas can hold, however they share, and their gradients."""
         uses = [
@@ -281,7 +286,7 @@ class Search:
                 replicas=replicas,
                 strategy=strategy,
             )
-            for strategy in {"replicate", *(self.options.strategies if replicas > 1 else ())}
+            for strategy in ("replicate", *(self._sharing if replicas > 1 else ()))
         ]
         return min(use.total_bytes for use in uses), uses[0].gradients_bytes
 
