@@ -7,13 +7,14 @@ from typing import get_args
 
 import pytest
 
-from stagewright.cli.commands.plan import command
-from stagewright.cli.options.plan import parse_max_replicas
+from stagewright.cli.commands.plan import build_options, command
+from stagewright.cli.options.plan import parse_max_replicas, parse_tensor
 from stagewright.core.cluster.reserves import MemoryReserves
-from stagewright.core.errors import DeadlineExceeded
+from stagewright.core.errors import DeadlineExceeded, InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Chosen, Objective, Pin, Plan, PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
+from stagewright.view.option_flags import flags_of
 from tests.builders import chain_profile
 
 
@@ -135,6 +136,8 @@ def test_every_option_has_a_flag_with_its_default():
         assert found.pop(name) == "auto"
         del defaults[name]
     assert parse_max_replicas(found.pop("max_replicas")) == defaults.pop("max_replicas")
+    assert parse_tensor(found.pop("tensor")) == defaults.pop("tensor")
+    assert tuple(found.pop("strategies").split(",")) == defaults.pop("strategies")
     assert {name: value or defaults[name] for name, value in found.items()} == defaults
 
 
@@ -257,3 +260,14 @@ def test_wrong_requests_are_usage_errors(run, tmp_path, words, said):
     assert (ran.code, ran.stdout) == (2, "")
     assert said in ran.stderr
     assert set(tmp_path.iterdir()) == before
+
+
+def test_split_layers_and_shared_parameters_are_asked_for_by_flags():
+    asked = {"tensor": "auto", "strategies": "replicate,zero1"}
+    parameters = inspect.signature(command).parameters
+    given = {name: each.default for name, each in parameters.items()} | asked
+    options = build_options(given, is_model=False)
+    assert (options.tensor, options.strategies) == ("auto", ("replicate", "zero1"))
+    assert flags_of(options)[-4:] == ["--tensor", "auto", "--strategies", "replicate,zero1"]
+    with pytest.raises(InvalidInput, match="--tensor takes a number or 'auto', not 'many'"):
+        build_options(given | {"tensor": "many"}, is_model=False)
