@@ -70,7 +70,8 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
     hidden = _hidden_bytes(profile, index)
     if rows:
         return _split_block(profile, entry, rows, hidden, held, degree)
-    if EMBEDDINGS & set(modules):
+    # A head that is tied to the embedding has its weight's name.
+    if split[0].layers[0] == index and EMBEDDINGS & set(modules):
         return SplitLayer(
             compute_share=1 / degree,
             parameter_bytes=held,
