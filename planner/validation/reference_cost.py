@@ -574,7 +574,7 @@ def work_s(
 
 
 @dataclass
-class OwnedWeights:
+class WeightSums:
     """Bytes of the weights that a stage uses, and elements of those that are trained.
 
     ``own`` are the elements of each trained weight that no other layer uses, ``copy_bytes`` those
@@ -640,7 +640,7 @@ def memory(
     if layers[-1] + 1 < len(profile.layers):
         returning = profile.boundaries[layers[-1]].backward_bytes - past[1]
     workspace = max(profile.layers[layer].workspace_bytes for layer in layers)
-    owned = OwnedWeights()
+    owned = WeightSums()
     for parameter in parameters_of(profile):
         if not set(layers).isdisjoint(parameter.layers):
             owned.add(parameter, options)
