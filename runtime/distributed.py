@@ -222,10 +222,10 @@ class DistributedPipeline(PipelineRank):
         )
         self.module, self._holders = assembled.module, assembled.holders
         self._last, self._executor = assembled.outputs, assembled.executor
-        if self._watcher is not None:
-            self._meet()  # NCCL connects ranks at their first operation
         self.owned = assembled.owned
         self._batches = BatchComparison(self._detector, self.first_of_last_stage)
+        if self._watcher is not None:
+            self._meet()  # NCCL connects ranks at their first operation
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor

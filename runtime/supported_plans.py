@@ -126,7 +126,7 @@ def _state_error(layer: Layer, problem: str) -> PlanMismatch:
 
 _WORDS: dict[Where, str] = {
     "processes": "in processes",
-    "whole layers": "by what runs every layer whole",
+    "whole layers": "where every layer runs whole",
     "devices": "on several devices by one process",
     "one device": "by one process",
 }
