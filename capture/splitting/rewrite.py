@@ -188,7 +188,8 @@ class _Rewriting:
 
     def _attribute(self, name: str) -> fx.Node:
         made = self.program.graph.get_attr(name)
-        made.meta = {**self.node.meta, VALUE: self.program.attribute(name)}
+        # A shape only: the weight itself would keep its memory when a rank's part replaces it.
+        made.meta = {**self.node.meta, VALUE: self.program.attribute(name).to("meta")}
         return made
 
     def _target(self, change: NodeSplit) -> Any:
