@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
@@ -43,6 +44,15 @@ class Captured:
     @functools.cached_property
     def graph(self) -> Graph:
         return graph_document(self.program, self.layers, self.cuts)
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """Return the modules from which the model's tensors are reached, its own among them.
+
+        Whoever replaces a tensor does so under all of them, or its memory is never freed.
+        """
+        programs = [self.program, *([self.evaluation.program] if self.evaluation else [])]
+        return [root for program in programs for root in (program.model, program.holder)]
 
     @property
     def structure(self) -> CallStructure:

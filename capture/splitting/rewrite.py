@@ -189,7 +189,7 @@ class _Rewriting:
     def _attribute(self, name: str) -> fx.Node:
         made = self.program.graph.get_attr(name)
         # A shape only: the weight itself would keep its memory when a rank's part replaces it.
-        made.meta = {**self.node.meta, VALUE: self.program.attribute(name).to("meta")}
+        made.meta = {**self.node.meta, VALUE: self.program.attribute(name).detach().to("meta")}
         return made
 
     def _target(self, change: NodeSplit) -> Any:

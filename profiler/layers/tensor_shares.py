@@ -53,13 +53,13 @@ class LayerShare:
     def of(self, entry: LayerProfile, degree: int) -> SplitLayer:
         """Return what one of ``degree`` devices does of a layer."""
         saved = entry.saved_activation_bytes
-        part = int(saved * self.saved)
+        part, used = int(saved * self.saved), int(entry.workspace_bytes * self.work)
         held = entry.layer.parameter_bytes - self.divided_bytes
         return SplitLayer(
             compute_share=1 - self.work * (1 - 1 / degree),
             parameter_bytes=held + ceil(self.divided_bytes / degree),
             saved_activation_bytes=saved - part + ceil(part / degree),
-            workspace_bytes=entry.workspace_bytes,
+            workspace_bytes=entry.workspace_bytes - used + ceil(used / degree),
             forward_reduced_bytes=sum(self.reduced),
             forward_reductions=len(self.reduced),
             backward_reduced_bytes=sum(self.entered),

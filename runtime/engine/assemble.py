@@ -148,9 +148,9 @@ def _connect_weights(
     divided: Collection[str] = ()
     if pieces.split is not None and (sharing := placement.sharing_ranks())[1:]:
         pieces.split.group.connect(groups[sharing])
-        divide_weights([*stages.values()], pieces.split, model)
+        divide_weights([*stages.values()], pieces.split, captured.roots)
         divided = pieces.split.divided
-    strategies = apply_strategies(chosen, stages, placement, groups, device, model)
+    strategies = apply_strategies(chosen, stages, placement, groups, device, captured.roots)
     module = build_rank_module([*stages.values()])  # again, for its parameters were replaced
     # Shards are reduced by their strategy, and DistributedDataParallel sums its own weights; all
     # other shared weights are left to `GradientSync`, among them tied ones of any strategy.

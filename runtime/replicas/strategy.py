@@ -144,16 +144,16 @@ def apply_strategies(
     placement: WeightPlacement,
     groups: Mapping[RankSet, dist.ProcessGroup],
     device: torch.device,
-    model: nn.Module,
+    others: Sequence[nn.Module],
 ) -> dict[int, StageStrategy]:
     """Apply the chosen strategies to this rank's stages; called on every rank.
 
     Weights that another stage uses too keep having their gradients summed by `GradientSync`, as do
     those that `select_shardable` leaves out and those that nothing uses.
 
-    ``stages`` are this rank's, on their device, with equal values on every replica. References of
-    ``model``, which they were cut from, to sharded weights are replaced by this rank's shards, so
-    that the memory of the whole weights is freed.
+    ``stages`` are this rank's, on their device, with equal values on every replica. ``others`` are
+    modules that reach their weights too (`Captured.roots`): there this rank's shards replace
+    sharded weights as well, so that the memory of the whole ones is freed.
     """
     found: dict[int, StageStrategy] = {}
     for index in sorted(chosen.keys() & stages.keys()):
@@ -164,7 +164,7 @@ def apply_strategies(
         if isinstance(asked, FullyShard):
             names = select_shardable(stage, names)
             if names:
-                found[index] = _shard(stage, names, group, device, asked, model)
+                found[index] = _shard(stage, names, group, device, asked, others)
         elif weights := [p for p in map(stage.get_parameter, names) if p.requires_grad]:
             found[index] = DdpStage(weights, group)
     return found
@@ -176,11 +176,11 @@ def _shard(
     group: dist.ProcessGroup,
     device: torch.device,
     options: FullyShard,
-    model: nn.Module,
+    others: Sequence[nn.Module],
 ) -> ShardedStage:
     whole = {stage.get_parameter(name): name for name in names}  # before they are replaced
     made = ShardedStage(get_segments(stage), names, group, device, options)
-    for module in model.modules():
+    for module in (each for other in others for each in other.modules()):
         for key, parameter in module._parameters.items():
             if parameter in whole:
                 module._parameters[key] = stage.get_parameter(whole[parameter])

@@ -111,10 +111,13 @@ def _may_draw(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def divide_weights(stages: Sequence[Segment], split: SplitModel, model: nn.Module) -> None:
+def divide_weights(
+    stages: Sequence[Segment], split: SplitModel, others: Sequence[nn.Module]
+) -> None:
     """Replace the divided parameters and buffers of this rank's stages by its parts of them.
 
-    References of ``model`` to them are replaced too, so that the memory of whole ones is freed.
+    ``others`` are modules that reach them too (`Captured.roots`): there they are replaced as well,
+    so that the memory of whole ones is freed.
     """
     parts: dict[int, tuple[Tensor, Tensor]] = {}  # whole ones stay, so that ids are not used again
     for stage in stages:
@@ -126,7 +129,7 @@ def divide_weights(stages: Sequence[Segment], split: SplitModel, model: nn.Modul
                     if isinstance(tensor, nn.Parameter):
                         part = nn.Parameter(part, requires_grad=tensor.requires_grad)
                     parts[id(tensor)] = tensor, part
-    roots: list[nn.Module] = [model, *(each for stage in stages for each in get_segments(stage))]
+    roots = [*others, *(each for stage in stages for each in get_segments(stage))]
     for module in (each for root in roots for each in root.modules()):
         tables: list[dict[str, Any]] = [module._parameters, module._buffers]
         for table in tables:

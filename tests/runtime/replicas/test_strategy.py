@@ -220,7 +220,7 @@ def sharded_alone(model, group):
     schedule, cpu = make_schedule("gpipe", 1, 1), torch.device("cpu")
     placement = WeightPlacement(captured.graph.parameters, [len(captured.layers)], schedule)
     strategies = apply_strategies(
-        {0: FullyShard()}, {0: stage}, placement, {(0,): group}, cpu, model
+        {0: FullyShard()}, {0: stage}, placement, {(0,): group}, cpu, captured.roots
     )
     return stage, strategies[0]
 
