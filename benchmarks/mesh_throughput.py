@@ -5,7 +5,7 @@ hand), or their weights sharded (FSDP2 by hand), under torch's Schedule1F1B. Ran
 one and then by the other, again and again; what counts is the ratio within such a pair. Exits 1
 below 0.97 of torch's throughput.
 
-    python benchmarks/mesh_throughput.py --write docs/evidence/throughput.md
+    python benchmarks/mesh_throughput.py --write docs/evidence/split-layers.md
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Five models in double precision under 18 plans each, on up to four gloo ranks: t
 clipping, and the third again from a checkpoint that another plan saved. Prints the largest
 differences of losses, norms and weights; exits 1 if any is above 1e-12.
 
-    python benchmarks/mixed_plans.py --write docs/evidence/mixed-plans.md
+    python benchmarks/mixed_plans.py --write docs/evidence/split-layers.md
 """
 
 from __future__ import annotations

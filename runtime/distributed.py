@@ -60,7 +60,7 @@ from .replicas.strategy import NonDefaultStrategy, Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule, check_stateful_layers
 from .tensor_parallel.exchange import ShardGroup
-from .tensor_parallel.split_model import SplitModel
+from .tensor_parallel.split_model import SplitModel, check_optimizer
 
 
 class DistributedPipeline(PipelineRank):
@@ -399,6 +399,8 @@ class DistributedPipeline(PipelineRank):
         Works for stages without parameters too: torch refuses an empty list, not an empty group.
         """
         made = kind([{"params": list(self.module.parameters())}], **options)
+        if self.is_divided:
+            check_optimizer(made)
         drop_foreign_gradients(made, self.owned)
         spread_weights(made, self.owned)
         return made

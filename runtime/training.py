@@ -30,6 +30,7 @@ from .recipe import keep_master_weights, scales_loss, widen_gradients
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.grad_scaler import LossScale
 from .replicas.shared_optimizer import drop_foreign_gradients, spread_weights
+from .tensor_parallel.split_model import check_optimizer
 
 
 class Training:
@@ -120,6 +121,8 @@ class Training:
             )
         made = kind([{"params": list(self.parameters())}], **options)
         owned = self.pipeline.owned if isinstance(self.pipeline, DistributedPipeline) else {}
+        if isinstance(self.pipeline, DistributedPipeline) and self.pipeline.is_divided:
+            check_optimizer(made)
         drop_foreign_gradients(made, owned)
         keep_master_weights(made, self.recipe)
         spread_weights(made, owned)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.optim import Adafactor, Muon, Optimizer
 
 from ...capture.captured import Captured
 from ...capture.program.mode_dependent import argument
@@ -16,6 +17,7 @@ from ...capture.program.segment import Segment, get_segments
 from ...capture.splitting.find_split import find_split
 from ...capture.splitting.layout import Shard
 from ...capture.splitting.rewrite import rewrite, take_part
+from ...core.errors import InvalidInput
 from .exchange import ShardGroup
 
 
@@ -136,6 +138,16 @@ def divide_weights(
             table.update(
                 (key, parts[id(held)][1]) for key, held in table.items() if id(held) in parts
             )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise `InvalidInput` for torch's optimizers that need whole weights, to update parts."""
+    if isinstance(optimizer, Adafactor | Muon):
+        raise InvalidInput(
+            f"{type(optimizer).__name__} updates a weight by what it computes of all its rows and "
+            "columns, and ranks that share a stage hold parts of its weights; use an optimizer "
+            "that treats elements by themselves, such as AdamW, or plan with --tensor 1"
+        )
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
