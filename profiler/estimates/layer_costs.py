@@ -151,7 +151,7 @@ def captured_work(
         layers=tuple(parts[: len(classes)]),
         loss=None if loss is None else parts[-1],
         storages=first.storages,
-        shares=find_shares(captured),
+        shares=find_shares(captured) if graph is None else {},  # rebuilt ones lack modules
     )
 
 
