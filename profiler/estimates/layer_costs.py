@@ -8,7 +8,7 @@ measurement; of layers that do the same, one is looked at for its operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.layer_run import LayerRun, Values, backward_pairs, layer_runs
 from ..layers.loss_layer import Loss, LossFunction
-from ..layers.tensor_shares import TensorShares, find_shares
 from ..layers.trace_model import make_gradients
 from .flops import Cost, cost_of
 from .meta_device import DeviceKernels
@@ -66,7 +65,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """All layers of a captured model, the loss where it has one, the storage table and splits."""
+    """All layers of a captured model, the loss where it has one, and the storage table."""
 
     graph: Graph
     structure: CallStructure
@@ -74,7 +73,6 @@ class ModelWork:
     layers: tuple[LayerWork, ...]
     loss: LayerWork | None
     storages: tuple[SavedStorage, ...]
-    shares: TensorShares = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[LayerWork, ...]:
@@ -151,7 +149,6 @@ def captured_work(
         layers=tuple(parts[: len(classes)]),
         loss=None if loss is None else parts[-1],
         storages=first.storages,
-        shares=find_shares(captured) if graph is None else {},  # rebuilt ones lack modules
     )
 
 

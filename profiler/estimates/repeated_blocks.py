@@ -296,9 +296,6 @@ class _Repetition:
             classes=tuple(work.classes[index] for index in order),
             layers=tuple(work.layers[index] for index in order),
             storages=tuple(self._storages(work.storages)),
-            shares={
-                degree: tuple(own[index] for index in order) for degree, own in work.shares.items()
-            },
             graph=Graph(
                 model=graph.model,
                 mode=graph.mode,
