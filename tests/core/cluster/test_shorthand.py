@@ -112,7 +112,7 @@ def test_too_much_is_refused_at_once_and_briefly(text):
 
 def test_the_documented_clusters_can_be_read(repository):
     text = (repository / "docs" / "guides" / "clusters.md").read_text()
-    (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    example, _links = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     cluster = Cluster.from_json(example)
     assert [len(list(run)) for _, run in groupby(cluster.devices, key=attrgetter("kind"))] == [4, 2]
     written = re.findall(r"^\| (`.+`) \|", text.partition("## A cluster file")[0], re.MULTILINE)
