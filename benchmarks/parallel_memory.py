@@ -2,8 +2,8 @@
 
 A scaled-down language model (8 blocks 1024 wide, 84 M parameters) in float32 with Adam, planned by
 the planner from an estimate and trained on four gloo ranks; measured are a rank's resident bytes in
-its third step until the update, above those that it had when the same had been done for a model 64 wide. Exits 1 if
-a prediction is more than 5 % off.
+its third step until the update, above those that it had when the same had been done for a model 64
+wide. Exits 1 if a prediction is more than 5 % off.
 
     python benchmarks/parallel_memory.py --write docs/evidence/split-layers.md
 """

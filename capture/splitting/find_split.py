@@ -23,6 +23,7 @@ from .layout import (
     Shard,
     Unsplittable,
     WeightLayouts,
+    base_name,
     is_transpose,
 )
 from .rules import find_rule, may_start
@@ -45,7 +46,7 @@ class DividedWeight:
 
 @dataclass
 class ModelSplit:
-    """How a program's layers are shared by several ranks.
+    """Split of a model's layers over the ranks that share them.
 
     Attributes:
         degrees: Ranks that share each layer.
@@ -199,7 +200,7 @@ class _LayerSearch:
                 return False
             except Unsplittable as reason:
                 if not reads:  # it starts nothing, and nothing depends on it
-                    self._whole.setdefault(node, f"{node.name} {reason}")
+                    self._whole.setdefault(node, f"{self._label(node)} {reason}")
                     continue
                 blamed = [self._starts[each] for each in reason.blame if each in self._starts]
                 self._give_up(set().union(*blamed) or starts, node, str(reason))
@@ -229,5 +230,11 @@ class _LayerSearch:
 
     def _give_up(self, starts: set[fx.Node], node: fx.Node, reason: str) -> None:
         for start in starts:
-            self._whole[start] = f"{node.name} {reason}"
+            self._whole[start] = f"{self._label(node)} {reason}"
             self._parts.pop(start, None)
+
+    def _label(self, node: fx.Node) -> str:
+        """Return an operation's kind: without numbers, so that equal blocks give equal reasons."""
+        if node.op == "call_module":
+            return type(self._program.attribute(str(node.target))).__name__
+        return base_name(node)

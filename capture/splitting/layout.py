@@ -49,7 +49,7 @@ class NeedsParts(Exception):
 
 @dataclass
 class NodeSplit:
-    """How an operation differs on a rank that holds parts of its values.
+    """Difference of an operation on a rank that holds parts of its values.
 
     Attributes:
         layout: Of what it produces; a list for an operation with several results.
@@ -127,13 +127,6 @@ class NodeCall:
         found: Layout = self.layouts.get(value) if isinstance(value, fx.Node) else None
         return found
 
-    def tensor(self, value: fx.Node) -> Tensor | None:
-        """Return the parameter or buffer that a node reads, also through a transpose."""
-        if value.op != "get_attr":
-            return None
-        found = self.program.attribute(str(value.target))
-        return found if isinstance(found, Tensor) else None
-
     def divide(self, value: Any, layout: Shard) -> None:
         """Have a weight divided; ``value`` reads it, possibly transposed."""
         while isinstance(value, fx.Node) and is_transpose(value):
@@ -142,21 +135,34 @@ class NodeCall:
             swapped = {first: second, second: first}
             layout = layout.at(swapped.get(layout.dim, layout.dim))
             value = value.args[0]
-        tensor = self.tensor(value) if isinstance(value, fx.Node) else None
+        tensor = find_weight(value, self.program) if isinstance(value, fx.Node) else None
         if tensor is None:
             raise Unsplittable("multiplies by what is not a weight")
         self.weights.divide(tensor, layout, self.degree)
 
     def holds_weight(self, value: Any) -> bool:
-        while isinstance(value, fx.Node) and is_transpose(value):
-            value = value.args[0]
-        return isinstance(value, fx.Node) and self.tensor(value) is not None
+        return isinstance(value, fx.Node) and find_weight(value, self.program) is not None
+
+    def check_start(self) -> None:
+        """Raise `Unsplittable` if the operation's inputs are whole and its output has to be."""
+        if not self.may_start:
+            raise Unsplittable("starts no split")
 
     def divide_own(self, name: str, layout: Shard) -> None:
         """Have a parameter or buffer of the module that is called divided."""
         tensor = getattr(self.module, name, None)
         if tensor is not None:
             self.weights.divide(tensor, layout, self.degree)
+
+
+def find_weight(node: fx.Node, program: Program) -> Tensor | None:
+    """Return the parameter or buffer that a node reads, also through transposes."""
+    while is_transpose(node):
+        node = node.all_input_nodes[0]
+    if node.op != "get_attr":
+        return None
+    found = program.attribute(str(node.target))
+    return found if isinstance(found, Tensor) else None
 
 
 def is_transpose(node: fx.Node) -> bool:

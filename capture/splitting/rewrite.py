@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, fx
 
 from ..program.layers import Layers
-from ..program.program import VALUE, Program
+from ..program.mutation import changed_storages
+from ..program.program import VALUE, Program, storages_of
 from .find_split import ModelSplit
-from .layout import NodeSplit, Shard
-from .rules import REMOVED, LookUp
+from .layout import NodeSplit, Shard, find_weight
+from .product_rules import REMOVED, LookUp
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the ranks that share a layer do together; functions in a rewritten program.
+    """Functions of a rewritten program by which ranks that share a layer exchange values.
 
     Attributes:
         rank: This rank's number among them.
@@ -55,6 +56,14 @@ def whole_ones(part: Tensor, dim: int, degree: int) -> Tensor:
     return torch.ones(sizes, dtype=part.dtype, device=part.device)
 
 
+def add_bias(total: Tensor, bias: Tensor, behind: int) -> Tensor:
+    """Add a bias along the dimension that has ``behind`` others behind it.
+
+    Autocast has made the product of another type than the bias, and the sum has to keep it.
+    """
+    return total + bias.to(total.dtype).view(-1, *[1] * behind)
+
+
 def join_parts(held: list[Tensor], layout: Shard) -> Tensor:
     """Return the whole value of which the ranks, in order, hold these parts."""
     if not layout.parts:
@@ -71,15 +80,18 @@ def rewrite(
     """Change a program in place to compute a rank's part; ``exchanges`` gives that of a layer.
 
     Nodes that other layers read stay the ones they were, so that cuts and routes remain valid.
-    WeightLayouts are divided by the caller.
+    Weights are divided by the caller.
     """
     local: dict[fx.Node, fx.Node] = {}
     entered: dict[fx.Node, dict[int, fx.Node]] = {}
+    changed = {key for node in program.graph.nodes for key in changed_storages(node, program)}
     for node in list(program.graph.nodes):
         if (change := split.changes.get(node)) is not None:
             layer = layers.layer_of[node]
-            step = _Rewriting(program, layers, split, exchanges(layer), local, entered, node)
-            step.apply(change)
+            exchange = exchanges(layer)
+            _Rewriting(program, layers, split, exchange, local, entered, changed, node).apply(
+                change
+            )
     program.graph.lint()
 
 
@@ -88,7 +100,8 @@ class _Rewriting:
     """Rewriting of one operation and of what it reads.
 
     ``local`` holds the nodes of parts that are gathered for other layers, ``entered`` the whole
-    values that operations of a layer read to compute parts, by layer.
+    values that operations of a layer read to compute parts, by layer; ``changed`` is the memory
+    that operations change in place.
     """
 
     program: Program
@@ -97,6 +110,7 @@ class _Rewriting:
     exchange: Exchange
     local: dict[fx.Node, fx.Node]
     entered: dict[fx.Node, dict[int, fx.Node]]
+    changed: set[int]
     node: fx.Node
 
     @property
@@ -155,16 +169,10 @@ class _Rewriting:
         if bias is None:
             self._become(self.exchange.add, (inner,))
         else:
+            has_channels = node.op == "call_module" and hasattr(self._module(), "kernel_size")
+            behind = node.meta[VALUE].dim() - 2 if has_channels else 0
             total = self._call(self.exchange.add, (inner,))
-            shaped = self._shaped_like_channels(bias)
-            self._become(operator.add, (total, shaped))
-
-    def _shaped_like_channels(self, bias: fx.Node) -> fx.Node:
-        """Return a bias that is added along the dimension of the channels of a convolution."""
-        output = self.node.meta[VALUE]
-        if self.node.op != "call_module" or not hasattr(self._module(), "kernel_size"):
-            return bias
-        return self._call(Tensor.view, (bias, [-1] + [1] * (output.dim() - 2)))
+            self._become(add_bias, (total, bias, behind))
 
     def _become(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.node.op, self.node.target = "call_function", function
@@ -216,7 +224,7 @@ class _Rewriting:
         is_own = self.layers.layer_of.get(source) == self.layer  # other layers' values are gathered
         if is_own and known is not None and known.layout is not None:
             return self.local.get(source, source)
-        if self._is_divided_weight(source):
+        if id(find_weight(source, self.program)) in self.split.weights:
             return source
         whole = self._enter(source)
         if source not in change.slices:
@@ -225,15 +233,6 @@ class _Rewriting:
         degree, rank = self.exchange.degree, self.exchange.rank
         return self._call(take_part, (whole, layout.dim, layout.parts, rank, degree))
 
-    def _is_divided_weight(self, source: fx.Node) -> bool:
-        while source.op == "call_function" and source.all_input_nodes:
-            if source.target is not torch.ops.aten.transpose.int:
-                return False
-            source = source.all_input_nodes[0]
-        if source.op != "get_attr":
-            return False
-        return id(self.program.attribute(str(source.target))) in self.split.weights
-
     def _enter(self, source: fx.Node) -> fx.Node:
         """Return a whole value whose gradient is summed over the ranks, made once for a layer."""
         value = source.meta.get(VALUE)
@@ -241,6 +240,9 @@ class _Rewriting:
             return source
         if source in self.layers.constant:
             return source
+        if not self.changed.isdisjoint(storages_of([source])):
+            # Between two reads it may be changed in place, which a view made before would miss.
+            return self._call(self.exchange.enter, (source,))
         by_layer = self.entered.setdefault(source, {})
         if self.layer not in by_layer:
             by_layer[self.layer] = self._call(self.exchange.enter, (source,))

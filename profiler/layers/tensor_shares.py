@@ -1,4 +1,4 @@
-"""How the layers of a captured model split over several devices, by tensor parallelism.
+"""Shares of a captured model's layers that each of several devices has by tensor parallelism.
 
 The runtime splits a model by the same search (`capture.splitting`), so what is said here is what it
 does. Of a layer's operations those that are split count by their part; times are not measured anew.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -17,7 +16,7 @@ from ...capture.captured import Captured
 from ...capture.program.cuts import differentiable_nodes
 from ...capture.program.program import Program, tensors_of, value_of
 from ...capture.splitting.find_split import ModelSplit, find_split
-from ...capture.splitting.layout import base_name, is_transpose
+from ...capture.splitting.layout import base_name, find_weight
 from ...core.profile.profile import LayerProfile, SplitLayer, TensorSplit
 
 DEGREES = (2, 4, 8)
@@ -171,10 +170,8 @@ def _is_entered(source: fx.Node, index: int, captured: Captured, split: ModelSpl
     change = split.changes.get(source)
     if captured.layers.layer_of.get(source) == index and change is not None and not change.sums:
         return False
-    while is_transpose(source):
-        source = source.all_input_nodes[0]
-    if source.op == "get_attr":
-        return id(captured.program.attribute(str(source.target))) not in split.weights
+    if (weight := find_weight(source, captured.program)) is not None:
+        return id(weight) not in split.weights
     return isinstance(value_of(source), Tensor)
 
 
@@ -193,13 +190,15 @@ def _flops_of(node: fx.Node, program: Program) -> int:
     if not isinstance(made, Tensor):
         return 0
     shapes: list[tuple[int, ...]] = [
-        tuple(each.shape) for each in map(value_of, node.all_input_nodes) if _is(each)
+        tuple(each.shape)
+        for each in map(value_of, node.all_input_nodes)
+        if isinstance(each, Tensor)
     ]
     if node.op == "call_module":
-        weight = getattr(program.attribute(str(node.target)), "weight", None)
-        if not isinstance(weight, Tensor) or weight.dim() < 2 or not _multiplies(node, program):
+        module = program.attribute(str(node.target))
+        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return 0
-        return 2 * made.numel() * prod(weight.shape[1:])
+        return 2 * made.numel() * prod(module.weight.shape[1:])
     name = base_name(node)
     if name in ("linear", "mm", "bmm", "matmul", "grouped_mm_fallback", "_grouped_mm"):
         return 2 * made.numel() * shapes[0][-1]
@@ -210,12 +209,3 @@ def _flops_of(node: fx.Node, program: Program) -> int:
     if name.startswith(("conv", "_convolution")):
         return 2 * made.numel() * prod(shapes[1][1:])
     return 0
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _multiplies(node: fx.Node, program: Program) -> bool:
-    module = program.attribute(str(node.target))
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
