@@ -129,6 +129,49 @@ def test_a_weight_that_is_read_in_two_ways_stays_whole(tokens):
     assert check(model, tokens, 2) == set()
 
 
+def unflattened(self, x):
+    y = self.up(x).unflatten(-1, (4, 2)).unflatten(-2, (2, 2))
+    return self.down(F.gelu(y).flatten(2))
+
+
+def test_a_dimension_is_taken_apart_by_its_own_sizes(tokens):
+    block = Block(unflattened, up=nn.Linear(8, 8), down=nn.Linear(8, 8))
+    assert {"blocks.0.up.weight", "blocks.0.down.weight"} <= check(Model(block), tokens, 2)
+
+
+REDUCTIONS = {
+    "var": lambda y: torch.var(y),
+    "var, biased": lambda y: y.var(False),
+    "var of the last": lambda y: torch.var(y, -1).sum(),
+    "var of rows": lambda y: torch.var(y, -2).sum(),
+    "sum": torch.sum,
+    "mean of the last": lambda y: torch.mean(y, -1).sum(),
+    "std of all": lambda y: torch.std(y, (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_see_all_of_the_dimensions_that_they_reduce(tokens, name):
+    def reduced(self, x):
+        y = F.gelu(self.up(x))
+        return self.down(y) * REDUCTIONS[name](y)
+
+    check(Model(Block(reduced, up=nn.Linear(8, 8), down=nn.Linear(8, 8))), tokens, 2)
+
+
+def test_a_bias_keeps_the_type_that_autocast_gives_its_product(tokens):
+    block = Block(lambda self, x: self.down(F.gelu(self.up(x))), up=nn.Linear(8, 16),
+                  down=nn.Linear(16, 8))  # fmt: skip
+    model, sample = Model(block), (tokens[0].float(),)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(*sample)
+    outputs, _, divided = run_split(model, sample, 2, autocast=True)
+    assert "blocks.0.down.weight" in divided
+    for output in outputs:
+        assert output.dtype == expected.dtype
+        assert (output - expected).abs().max() <= 0.05
+
+
 def test_memory_that_others_view_is_not_changed_in_place(tokens):
     def views(self, x):
         y = self.up(x)

@@ -78,7 +78,7 @@ def split_of(captured, degree):
     return find_split([(captured.program, captured.layers)], [degree] * len(captured.layers))
 
 
-def run_split(model, sample, degree, ranks=None):
+def run_split(model, sample, degree, ranks=None, *, autocast=False):
     """Outputs of every rank, whole gradients by name, and the names of divided weights."""
     ranks = ranks or Threads(degree)
     models, segments, layouts = [], [], {}
@@ -111,7 +111,8 @@ def run_split(model, sample, degree, ranks=None):
     outputs = [None] * degree
 
     def work(rank):
-        made = segments[rank](*sample)[0]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+            made = segments[rank](*sample)[0]
         made.mul(torch.arange(made.numel()).reshape(made.shape).sin()).sum().backward()
         outputs[rank] = made.detach()
 
