@@ -81,7 +81,7 @@ def build(
         sample=sample, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics,
         aux_losses=aux_losses,
     )  # fmt: skip
-    convert_model(model, recipe, strategy)
+    convert_model(model, recipe, plan, strategy)
     if not dist.is_initialized():
         _check_single_process(strategy)
         local = _build_local(model, plan, weights, _list_devices(devices), autocast, common)

@@ -49,22 +49,26 @@ def choose_autocast(recipe: Recipe | None, autocast: torch.dtype | None) -> torc
 def convert_model(
     model: nn.Module,
     recipe: Recipe | None,
+    plan: Plan,
     strategy: Strategy | Mapping[int, Strategy] | None = None,
 ) -> None:
     """Convert a model's weights to a recipe's type, in place.
+
+    ``strategy`` is what the caller wants of replicas instead of the plan's.
 
     Raises:
         InvalidInput: A strategy of replicas does not go with the recipe.
     """
     if recipe is None or (entry := RECIPES[recipe]).weights == "float32":
         return
-    chosen = list(strategy.values()) if isinstance(strategy, Mapping) else [strategy]
-    for each in chosen:
-        if each not in (None, "reduce"):
+    planned = ["fully_shard" for stage in plan.stages if stage.strategy == "fully_shard"]
+    asked = list(strategy.values()) if isinstance(strategy, Mapping) else [strategy]
+    for each in planned if strategy is None else asked:
+        if each != "reduce":
             raise InvalidInput(
                 f"replicas that share a stage by {each!r} keep gradients and weights in types of "
-                f"their own, and the plan is for precision {recipe!r}; leave strategy out, or "
-                "build with precision=None and what the strategy offers"
+                f"their own, and the plan is for precision {recipe!r}; plan with "
+                "--strategies zero1, use strategy='reduce', or build with precision=None"
             )
     model.to(to_dtype(entry.weights))
 

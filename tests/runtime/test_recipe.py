@@ -134,6 +134,16 @@ def test_contradictions_are_refused(recipe, given, said):
         build(make_plan(recipe, model), model, loss_fn=loss_fn, **given)
 
 
+def test_a_plan_of_sharded_stages_is_refused_in_another_recipe_than_theirs():
+    model = make_model()
+    made = make_plan("bf16_mixed", model)
+    stages = [stage.model_copy(update={"strategy": "fully_shard"}) for stage in made.stages]
+    sharded = made.model_copy(update={"stages": tuple(stages)})
+    with pytest.raises(InvalidInput, match="plan with --strategies zero1"):
+        build(sharded, model, loss_fn=loss_fn)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 def test_a_profile_of_another_precision_is_refused():
     options = ProfilingOptions(budget_s=0.001, precision="bf16")
     with pytest.raises(InvalidInput, match=r"weights are float32; convert it with model.to"):
