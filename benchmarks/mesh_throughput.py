@@ -122,7 +122,7 @@ def shard_by_hand(part: Model, mesh: DeviceMesh) -> None:
 
 
 class HandMade:
-    """The same stages on a mesh of torch's, with its own schedule."""
+    """Pipeline of the same stages on a mesh of torch's, with its own schedule."""
 
     def __init__(self, model: Model, kind: str) -> None:
         mesh = init_device_mesh("cpu", (STAGES, WIDTH), mesh_dim_names=("pp", "in_stage"))

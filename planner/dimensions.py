@@ -1,4 +1,4 @@
-"""What each dimension of a plan buys: the plan with less of one, compared part by part.
+"""Gain of each dimension of a plan: plans with less of one are compared with it part by part.
 
 Dimensions are the devices that split layers, the replicas of stages, the strategy by which they
 share parameters, and the stages. The parts of a step are those of `Shares`; the collectives of

@@ -55,7 +55,7 @@ class Alternative(Record):
 
 
 class Dimension(Record):
-    """What a plan has of one dimension, against a plan with less of it.
+    """Gain of a plan by one of its dimensions, against a plan with less of it.
 
     Differences are the plan's figure less the other's; those of times add up to that of the steps.
 

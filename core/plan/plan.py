@@ -58,7 +58,7 @@ def is_replicate_only(value: object) -> bool:
 
 
 class Pin(Record):
-    """Where one layer has to be.
+    """Required place of one layer.
 
     Attributes:
         layer: Its name.
@@ -78,7 +78,7 @@ class Pin(Record):
 
 
 class PlanOptions(Record):
-    """What a plan is asked for; `docs/concepts/planner.md` says which options go together.
+    """Options of a plan; `docs/concepts/planner.md` says which options go together.
 
     Attributes:
         num_microbatches: Micro-batches per step, each of the profile's batch size.
@@ -263,7 +263,7 @@ class Stage(Record):
 
 
 class DirectSend(Record):
-    """What one stage sends past others to a later one that reads it, per micro-batch.
+    """Values that one stage sends past others to a later one that reads them, per micro-batch.
 
     Attributes:
         source: The stage that makes or reads it and has it first.
@@ -289,7 +289,7 @@ class DirectSend(Record):
 
 
 class Proof(Record):
-    """How good the plan is, by the objective the planner minimised.
+    """Quality of the plan, by the objective the planner minimised.
 
     Attributes:
         objective: What was minimised, in words.
@@ -321,7 +321,7 @@ class Proof(Record):
 
 
 class Baseline(Record):
-    """The same profile cut another way, priced by the same simulator; for comparison.
+    """Another cut of the same profile, priced by the same simulator, for comparison.
 
     Attributes:
         name: ``equal_layers``, ``balance_by_time`` or ``data_parallel`` (one stage).

@@ -81,8 +81,10 @@ def assemble_rank(
     those of every stage of the model; none to only evaluate. ``set_activity`` is called with a
     description of what comes next, for error messages.
     """
-    weights = _connect_weights(pieces, stages, plan, schedule, ranks, grid, chosen, device)
-    placement, groups = weights.placement, weights.groups
+    records = pieces.captured.graph.parameters
+    placement = WeightPlacement(records, plan.balance, schedule, grid, ranks.rank)
+    weights = _connect_weights(pieces, stages, plan, placement, ranks, chosen, device)
+    groups = weights.groups
     together = {each: GroupCollective(group) for each, group in groups.items()}
     if batch_statistics == "synchronised":
         check_synchronised(pieces.stages, schedule, chosen)
@@ -120,7 +122,6 @@ def assemble_rank(
 class _ConnectedWeights:
     """A rank's weights, with the groups of ranks that hold the same ones; see `AssembledRank`."""
 
-    placement: WeightPlacement
     groups: Mapping[RankSet, dist.ProcessGroup]
     module: nn.Module
     holders: Mapping[int, int]
@@ -132,17 +133,14 @@ def _connect_weights(
     pieces: CutModel,
     stages: Mapping[int, Segment],
     plan: Plan,
-    schedule: Schedule,
+    placement: WeightPlacement,
     ranks: ProcessGroups,
-    grid: RankGrid,
     chosen: Mapping[int, NonDefaultStrategy],
     device: torch.device,
 ) -> _ConnectedWeights:
     """Give weights equal values, then divide and shard them as planned; on every rank."""
     captured = pieces.captured
-    model, records = captured.program.model, captured.graph.parameters
-    placement = WeightPlacement(records, plan.balance, schedule, grid, ranks.rank)
-    placement.check_gradients_dense(model)
+    placement.check_gradients_dense(captured.program.model)
     whole = build_rank_module([*stages.values()]).to(device)
     groups = placement.broadcast_initial_values(whole, ranks, device)
     divided: Collection[str] = ()
@@ -167,7 +165,7 @@ def _connect_weights(
     }
     holders = placement.count_holders(module, divided, is_sharded)
     replication = Replication(gradient_sync, strategies)
-    return _ConnectedWeights(placement, groups, module, holders, replication, owned)
+    return _ConnectedWeights(groups, module, holders, replication, owned)
 
 
 def _own_weights(stage: Segment, names: Collection[str]) -> list[nn.Parameter]:
