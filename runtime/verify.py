@@ -116,9 +116,9 @@ def verify(
     schedule = schedule_of(plan)
     choose_strategies(plan, schedule, None)
     trains = plan.schedule != "forward_only"
-    whole, parts = (_copy_model(model, dtype, trains=trains) for _ in range(2))
+    whole, parts = (copy_model(model, dtype, trains=trains) for _ in range(2))
     if dtype is not None:
-        plan, (batch, target) = _with_input_dtype(plan, dtype), _convert((batch, target), dtype)
+        plan, (batch, target) = with_input_dtype(plan, dtype), convert((batch, target), dtype)
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
     check_stateful_layers(pieces.captured.graph.layers, plan, schedule)
@@ -154,7 +154,7 @@ def _run_emulated(
     except StagewrightError:
         raise
     except Exception as error:
-        raise _explain_failure(error, ranks.current_activity) from error
+        raise explain_failure(error, ranks.current_activity) from error
 
 
 def seed_generators(seed: int) -> None:
@@ -184,9 +184,10 @@ def _run_unsplit(
     return total, random
 
 
-def _copy_model(model: nn.Module, dtype: torch.dtype | None, *, trains: bool) -> nn.Module:
+def copy_model(model: nn.Module, dtype: torch.dtype | None, *, trains: bool) -> nn.Module:
+    """Copy a model in another dtype, in evaluation mode unless it trains."""
     made = copy_module(model)
-    made = made if dtype is None else made._apply(lambda tensor: _convert(tensor, dtype))
+    made = made if dtype is None else made._apply(lambda tensor: convert(tensor, dtype))
     return made if trains else made.eval()
 
 
@@ -205,7 +206,8 @@ def _with_aux_losses(
     return whole_loss
 
 
-def _explain_failure(error: Exception, activity: str) -> PlanMismatch:
+def explain_failure(error: Exception, activity: str) -> PlanMismatch:
+    """Return the error for stages that fail in a step that the unsplit model runs."""
     first = str(error).strip().partition("\n")[0]
     message = (
         f"the unsplit model runs this step, but its stages fail at {activity}: "
@@ -229,7 +231,7 @@ def _compare(
     buffers = [dict(rank.named_buffers(remove_duplicate=False)) for rank in ranks]
     floor = compute_gradient_floor(p.grad for p in whole.parameters() if p.grad is not None)
     gradients = {
-        name: max((_difference(p.grad, expected.grad, floor) for p in copies), default=0.0)
+        name: max((difference_of(p.grad, expected.grad, floor) for p in copies), default=0.0)
         for name, expected, copies in _match_tensors(whole, parameters, "named_parameters")
         if expected.grad is not None or any(copy.grad is not None for copy in copies)
     }
@@ -261,14 +263,16 @@ def _match_tensors(
     ]
 
 
-def _difference(ours: Tensor | None, theirs: Tensor | None, floor: float) -> float:
+def difference_of(ours: Tensor | None, theirs: Tensor | None, floor: float) -> float:
+    """Return the relative difference of two gradients; infinite if only one is there."""
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else math.inf
     # Some may be sparse.
     return relative_difference(ours.to_dense(), theirs.to_dense(), floor=floor)
 
 
-def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
+def with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
+    """Return the plan with floating inputs of another dtype."""
     inputs = tuple(
         spec.model_copy(update={"dtype": dtype_name(_widen(getattr(torch, spec.dtype), dtype))})
         for spec in plan.inputs
@@ -276,7 +280,7 @@ def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
     return plan.model_copy(update={"inputs": inputs})
 
 
-def _convert(values: Any, dtype: torch.dtype) -> Any:
+def convert(values: Any, dtype: torch.dtype) -> Any:
     """Convert the floating and complex tensors of a nest."""
     return map_tensors(lambda t: t.to(_widen(t.dtype, dtype)), values)
 

@@ -1,0 +1,77 @@
+"""Ranks that verify plans with split layers, as they are or with a defect."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from stagewright.capture.capture import trace
+from stagewright.core.plan.plan import Plan
+from stagewright.runtime.ranks.process_groups import init_process_group
+from stagewright.runtime.replicas.gradient_sync import GradientSync
+from stagewright.runtime.tensor_parallel import exchange
+from stagewright.runtime.verify_distributed import verify_distributed
+from stagewright.schedules.plan_schedule import count_ranks
+from tests.runtime.forked import print_line, run_forked
+from tests.runtime.tensor_parallel.models import Example, make_example
+from tests.runtime.tensor_parallel.plans import Mix, write_plan
+
+MICROBATCHES = 4
+
+
+def keep_part(_: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+    """Stand for a sum of the ranks' parts that was left out."""
+    return value.clone()
+
+
+DEFECTS = {
+    "none": lambda: mock.patch.object(exchange, "UNUSED", None, create=True),
+    "products are not summed": lambda: mock.patch.object(
+        exchange._Add, "forward", staticmethod(keep_part)
+    ),
+    "gradients of inputs are not summed": lambda: mock.patch.object(
+        exchange._Enter, "backward", staticmethod(lambda ctx, gradient: (gradient, None))
+    ),
+    "replicas do not meet": lambda: mock.patch.object(GradientSync, "finish", lambda self: None),
+}
+
+
+def one_rank(cases: list[tuple[Example, Plan, str, str]]) -> None:
+    init_process_group(backend="gloo", timeout_s=120)
+    for example, plan, mix, defect in cases:
+        group = dist.new_group(list(range(count_ranks(plan))))
+        if dist.get_rank() < count_ranks(plan):
+            batch, target = example.draw_batch(MICROBATCHES)
+            with DEFECTS[defect]():
+                found = verify_distributed(
+                    example.model, plan, batch, target, example.loss_fn, group=group
+                )
+            print_line(
+                {"model": example.name, "mix": mix, "defect": defect, "rank": dist.get_rank(),
+                 "worst": found.worst, "loss": found.loss, "gradients": found.gradients,
+                 "buffers": found.buffers, "missing": found.missing, "unknown": found.unknown}
+            )  # fmt: skip
+            dist.destroy_process_group(group)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    cases = []
+    for name, dropout, mix, defect in json.loads(sys.argv[1]):
+        example = make_example(name, dropout=dropout)
+        captured = trace(example.model, example.sample, check=False)
+        plan = write_plan(captured, Mix(*mix), MICROBATCHES)
+        cases.append((example, plan, str(mix), defect))
+    run_forked(4, functools.partial(one_rank, cases))
+
+
+if __name__ == "__main__":
+    main()
