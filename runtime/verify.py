@@ -72,6 +72,12 @@ class Verification:
         found = [self.loss, *self.gradients.values(), *self.buffers.values()]
         return max(float("inf") if math.isnan(value) else value for value in found)
 
+    def list_largest(self, most: int) -> list[str]:
+        """Return the names with the largest differences, each with its difference."""
+        found = [("loss", self.loss), *self.gradients.items(), *self.buffers.items()]
+        found.sort(key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1], reverse=True)
+        return [f"{name} {value:.2g}" for name, value in found[:most]]
+
     def equal(self, tolerance: float) -> bool:
         """Return True if no name is missing and all differences are at most ``tolerance``."""
         return not self.missing and not self.unknown and self.worst <= tolerance
@@ -108,11 +114,11 @@ def verify(
 
     Raises:
         InvalidInput: The batch is not the plan's, or the model has an ``nn.SyncBatchNorm``.
-        PlanMismatch: The plan is for another model, reorders its layers, or its step fails though
-            the unsplit one does not; the message names the action.
+        PlanMismatch: The plan is for another model, reorders or splits its layers, or its step
+            fails though the unsplit one does not; the message names the action.
     """
     check_no_sync_batch_norm(model)
-    check_runnable(plan, "whole layers")
+    _check_whole_layers(plan)
     schedule = schedule_of(plan)
     choose_strategies(plan, schedule, None)
     trains = plan.schedule != "forward_only"
@@ -137,6 +143,17 @@ def verify(
     with preserve_model(model), torch.enable_grad():
         loss = _run_emulated(ranks, inputs, targets, random, trains=trains)
     return _compare(whole, ranks.modules, expected, loss)
+
+
+def _check_whole_layers(plan: Plan) -> None:
+    split = [index for index, stage in enumerate(plan.stages) if stage.tensor > 1]
+    if split:
+        raise PlanMismatch(
+            f"stage {split[0]} splits its layers over {plan.stages[split[0]].tensor} devices, and "
+            "one process does not; verify it with 'stagewright verify', which starts processes, "
+            "or call stagewright.runtime.verify_distributed.verify_distributed on every rank"
+        )
+    check_runnable(plan, "one device")
 
 
 def _run_emulated(

@@ -82,8 +82,7 @@ def verify_distributed(
 
     Raises:
         InvalidInput: The batch is not the plan's, or there is no process group.
-        PlanMismatch: The plan is for another model or number of ranks, cannot be run in processes,
-            or its step fails though the unsplit one does not.
+        PlanMismatch: The plan is for another model or other ranks, or its step fails alone.
         RankFailed: A rank died; the message names it.
     """
     trains = plan.schedule != "forward_only"
@@ -331,7 +330,8 @@ def _gather(pipeline: DistributedPipeline, name: str, part: Tensor) -> Tensor:
 
 def _join(expected: _Expected, ranks: Sequence[_Found], loss: float) -> Verification:
     """Join what ranks found, the largest difference of each tensor."""
-    gradients, buffers = {}, {}
+    gradients: dict[str, float] = {}
+    buffers: dict[str, float] = {}
     for each in ranks:
         for joined, own in ((gradients, each.gradients), (buffers, each.buffers)):
             joined.update({name: max(joined.get(name, 0.0), own[name]) for name in own})

@@ -7,9 +7,12 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +25,9 @@ from ...runtime.supported_plans import check_runnable
 from ...schedules.plan_schedule import count_ranks
 from .child_process import owned_process
 from .load_object import OwnModel
+
+if TYPE_CHECKING:
+    from ...runtime.verify import Verification
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -43,6 +49,12 @@ class RankErrorRecord(BaseModel):
             return cls(rank=rank, error=kind, message=str(error))
         trace = "".join(traceback.format_exception(error))
         return cls(rank=rank, error=kind, message=str(error), trace=trace)
+
+    def write(self, results: Path) -> None:
+        """Write the record where the launcher looks for it, and the error to stderr."""
+        path = results / f"error.{self.rank}.json"
+        path.write_text(self.model_dump_json(), encoding="utf-8")
+        sys.stderr.write(f"rank {self.rank}: {self.trace or self.message}\n")
 
     def to_error(self) -> Exception:
         """Return an error of the recorded class, so that the exit code is that of one process."""
@@ -71,7 +83,9 @@ _OURS: dict[str, type[errors.StagewrightError]] = {
 }
 
 
-WORKER = "stagewright.cli.support.train_worker"
+TRAIN_WORKER = "stagewright.cli.support.train_worker"
+VERIFY_WORKER = "stagewright.cli.support.verify_worker"
+_DOING = {TRAIN_WORKER: "training", VERIFY_WORKER: "verifying"}
 
 
 @dataclass(frozen=True)
@@ -112,28 +126,58 @@ def train(
         RankFailed: A process died; the message names its rank.
     """
     check_trainable(plan, own)
+    options = [f"--steps={steps}", f"--timeout={timeout_s}", *(["--record"] if records else [])]
+    ranks = 0 if whole else count_ranks(plan)
+    words = [f"--seed={seed}", *options, *(["--whole"] if whole else [])]
+    with _run_ranks(TRAIN_WORKER, plan, own, ranks, words) as results:
+        found = json.loads((results / "result.json").read_text(encoding="utf-8"))
+        timeline = Timeline.read(results / "timeline.json") if records and not whole else None
+    return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]), timeline)
+
+
+def verify_on_ranks(
+    plan: Plan,
+    *,
+    own: OwnModel | None = None,
+    seed: int = 0,
+    is_single: bool = False,
+    timeout_s: float = 120.0,
+) -> Verification:
+    """Verify a plan with one process per device; see `runtime.verify_distributed`.
+
+    Raises:
+        PlanMismatch: Processes cannot run the plan, or it is for another model.
+        RankFailed: A process died; the message names its rank.
+    """
+    from ...runtime.verify import Verification
+
+    check_trainable(plan, own)
+    words = [f"--seed={seed}", f"--timeout={timeout_s}", *(["--single"] if is_single else [])]
+    with _run_ranks(VERIFY_WORKER, plan, own, count_ranks(plan), words) as results:
+        found = json.loads((results / "result.json").read_text(encoding="utf-8"))
+    for name in ("missing", "unknown"):
+        found[name] = tuple(found[name])
+    return Verification(**found)
+
+
+@contextmanager
+def _run_ranks(
+    worker: str, plan: Plan, own: OwnModel | None, ranks: int, words: list[str]
+) -> Iterator[Path]:
+    """Run a worker once on each rank, or by itself for none; the block reads its result files."""
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
         results = Path(folder)
         path = results / "plan.json"
         plan.write(path)
-        ranks = 0 if whole else count_ranks(plan)
-        launcher = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            if ranks
-            else []
-        )
-        options = [f"--steps={steps}", f"--seed={seed}", f"--timeout={timeout_s}"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [
-            sys.executable, *launcher, "-m", WORKER, str(path), folder, *options,
-            *(["--whole"] if whole else []), *(["--record"] if records else []),
+            sys.executable, *(launcher if ranks else []), "-m", worker, str(path), folder, *words,
             *(["--own", *own.words] if own is not None else []),
         ]  # fmt: skip
         code, stderr = _run(command)
         if code:
-            raise _build_error(results, code, stderr)
-        found = json.loads((results / "result.json").read_text(encoding="utf-8"))
-        timeline = Timeline.read(results / "timeline.json") if records and not whole else None
-    return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]), timeline)
+            raise _build_error(results, code, stderr, _DOING[worker])
+        yield results
 
 
 def check_trainable(plan: Plan, own: OwnModel | None = None) -> None:
@@ -152,7 +196,7 @@ def _run(command: list[str]) -> tuple[int, str]:
     return process.returncode, stderr
 
 
-def _build_error(results: Path, code: int, stderr: str) -> Exception:
+def _build_error(results: Path, code: int, stderr: str, doing: str) -> Exception:
     records = [
         RankErrorRecord.model_validate_json(path.read_bytes())
         for path in sorted(results.glob("error.*.json"))
@@ -163,6 +207,6 @@ def _build_error(results: Path, code: int, stderr: str) -> Exception:
             return record.to_error()
     if records:
         lines = "\n  ".join(f"rank {record.rank}: {record.message}" for record in records)
-        return RankFailed(f"training stopped:\n  {lines}")
+        return RankFailed(f"{doing} stopped:\n  {lines}")
     last = "\n  ".join(stderr.strip().splitlines()[-15:])
-    return RankFailed(f"training stopped with exit code {code}:\n  {last}")
+    return RankFailed(f"{doing} stopped with exit code {code}:\n  {last}")

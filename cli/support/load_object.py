@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -140,6 +141,18 @@ class OwnModel:
         if (loss is None) != (target is None):
             raise InvalidInput("--loss and --target must be given together")
         return cls(model, sample, loss, target)
+
+    @staticmethod
+    def add_arguments(parser: ArgumentParser) -> None:
+        """Let a worker's command line name such a model, as ``--own`` and `words` do."""
+        parser.add_argument("--own")
+        for name in ("sample", "loss", "target"):
+            parser.add_argument(f"--{name}")
+
+    @classmethod
+    def read_arguments(cls, given: Namespace) -> OwnModel | None:
+        """Return the model that a worker's command line names, if any."""
+        return cls(given.own, given.sample, given.loss, given.target) if given.own else None
 
     @property
     def words(self) -> list[str]:

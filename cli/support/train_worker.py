@@ -48,11 +48,9 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--record", action="store_true")
-    parser.add_argument("--own")
-    for name in ("sample", "loss", "target"):
-        parser.add_argument(f"--{name}")
+    OwnModel.add_arguments(parser)
     given = parser.parse_args()
-    own = OwnModel(given.own, given.sample, given.loss, given.target) if given.own else None
+    own = OwnModel.read_arguments(given)
     end_with_owner(given.results)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     keep_freed_memory()
@@ -70,11 +68,7 @@ def main() -> int:
             # A sign of progress in the folder; the failure tests wait for it.
             (given.results / f"training.{rank}").touch()
     except Exception as error:  # noqa: BLE001 (the launcher raises it)
-        failure = RankErrorRecord.of(rank, error)
-        (given.results / f"error.{rank}.json").write_text(
-            failure.model_dump_json(), encoding="utf-8"
-        )
-        sys.stderr.write(f"rank {rank}: {failure.trace or failure.message}\n")
+        RankErrorRecord.of(rank, error).write(given.results)
         end_process(1)
     if rank == 0:
         losses, times_s = [step[0] for step in steps], [step[1] for step in steps]

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 TORCHLESS = ("core", "planner", "formats", "view", "client", "api", "cli")
-PROGRAMS = ("stagewright.cli.support.train_worker",)
-"""Started in processes of their own, and imported by nothing."""
+PROGRAMS = ("stagewright.cli.support.train_worker", "stagewright.cli.support.verify_worker")
+"""Started in processes of their own, and imported only where torch is used."""
 
 
 def loaded_by(code: str) -> set[str]:

@@ -147,6 +147,15 @@ def test_a_recomputation_finds_the_buffers_of_its_forward(layer, schedule):
     assert found.equal(EXACT), found
 
 
+def test_split_layers_are_left_to_processes():
+    model = model_with()
+    plan = planned(model, [1, 2])
+    first = plan.stages[0].model_copy(update={"tensor": 2, "devices": ("a", "b")})
+    split = plan.model_copy(update={"stages": (first, *plan.stages[1:])})
+    with pytest.raises(PlanMismatch, match=r"splits its layers over 2 .*verify_distributed"):
+        tried(model, split)
+
+
 def test_tied_weights_of_several_ranks_agree():
     case = make_case("gpt2")
     plan = plan_from_balance(

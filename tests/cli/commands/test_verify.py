@@ -1,11 +1,15 @@
 """``verify``: equal is said, and what differs ends with exit code 2 and in words."""
 
+import importlib
 import json
 
 import pytest
 
+from stagewright.capture.capture import trace
 from stagewright.cli.main import main
+from stagewright.cli.support import verify_worker
 from stagewright.runtime.partition import boundary
+from tests.runtime.tensor_parallel.plans import Mix, write_plan
 from tests.torch_models import make_case, make_plan
 
 
@@ -58,3 +62,62 @@ def test_a_difference_is_an_error(tmp_path, capsys, monkeypatch):
     found = capsys.readouterr()
     assert "NOT EQUAL" in found.out
     assert "is not due to rounding" in found.err
+
+
+SPLIT = """
+import os
+import torch
+from torch import nn
+from stagewright.runtime.tensor_parallel import exchange
+
+def model():
+    first = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)
+    return nn.Sequential(*first, nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+
+def sample():
+    return torch.randn(3, 4)
+
+def wrong():
+    if "RANK" in os.environ:  # the sum of the ranks' gradients is left out
+        exchange._Enter.backward = staticmethod(lambda ctx, gradient: (gradient, None))
+    return model()
+"""
+
+
+@pytest.fixture
+def split_plan(tmp_path, monkeypatch):
+    """A plan of `SPLIT` on three ranks, two of which share the first layers."""
+    (tmp_path / "split_own.py").write_text(SPLIT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("split_own")
+    plan = write_plan(trace(module.model(), module.sample(), check=False), Mix(("t2", "t1")))
+    plan.write(tmp_path / "plan.json")
+    return ["plan.json", "split_own:model", "--sample", "split_own:sample"]
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+def test_split_layers_are_verified_by_processes(split_plan, capsys, forked_python):
+    assert main(["verify", *split_plan, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    assert found["worst"] <= 1e-12
+    assert set(found["gradients"]) == {
+        f"{layer}.{kind}" for layer in (0, 2, 4, 5) for kind in ("weight", "bias")
+    }
+    wrong = [word.replace("split_own:model", "split_own:wrong") for word in split_plan]
+    assert main(["verify", *wrong, "--json"]) == 2
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert not found["equal"]
+    assert found["gradients"]["0.weight"] > 0.01
+    assert "largest: " in json.loads(printed.err)["detail"]
+
+
+def test_a_machine_without_memory_for_the_processes_is_refused(split_plan, capsys, monkeypatch):
+    monkeypatch.setattr(verify_worker, "free_memory_bytes", lambda: 2**29)
+    assert main(["verify", *split_plan]) == 3
+    told = capsys.readouterr().err
+    assert "takes 3 processes" in told
+    assert "this machine has 512.0 MiB free" in told

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import sys
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -31,20 +32,26 @@ def keep_part(_: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 DEFECTS = {
-    "none": lambda: mock.patch.object(exchange, "UNUSED", None, create=True),
-    "products are not summed": lambda: mock.patch.object(
-        exchange._Add, "forward", staticmethod(keep_part)
+    "none": contextlib.nullcontext,
+    "products are not summed": partial(
+        mock.patch.object, exchange._Add, "forward", staticmethod(keep_part)
     ),
-    "gradients of inputs are not summed": lambda: mock.patch.object(
-        exchange._Enter, "backward", staticmethod(lambda ctx, gradient: (gradient, None))
+    "gradients of inputs are not summed": partial(
+        mock.patch.object,
+        exchange._Enter,
+        "backward",
+        staticmethod(lambda ctx, gradient: (gradient, None)),
     ),
-    "replicas do not meet": lambda: mock.patch.object(GradientSync, "finish", lambda self: None),
+    "replicas do not meet": partial(
+        mock.patch.object, GradientSync, "finish", mock.Mock(return_value=None)
+    ),
 }
+"""Contexts in which something is left out."""
 
 
-def one_rank(cases: list[tuple[Example, Plan, str, str]]) -> None:
+def one_rank(cases: list[tuple[Example, Plan, str]]) -> None:
     init_process_group(backend="gloo", timeout_s=120)
-    for example, plan, mix, defect in cases:
+    for number, (example, plan, defect) in enumerate(cases):
         group = dist.new_group(list(range(count_ranks(plan))))
         if dist.get_rank() < count_ranks(plan):
             batch, target = example.draw_batch(MICROBATCHES)
@@ -53,7 +60,7 @@ def one_rank(cases: list[tuple[Example, Plan, str, str]]) -> None:
                     example.model, plan, batch, target, example.loss_fn, group=group
                 )
             print_line(
-                {"model": example.name, "mix": mix, "defect": defect, "rank": dist.get_rank(),
+                {"case": number, "rank": dist.get_rank(),
                  "worst": found.worst, "loss": found.loss, "gradients": found.gradients,
                  "buffers": found.buffers, "missing": found.missing, "unknown": found.unknown}
             )  # fmt: skip
@@ -65,12 +72,12 @@ def one_rank(cases: list[tuple[Example, Plan, str, str]]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     cases = []
-    for name, dropout, mix, defect in json.loads(sys.argv[1]):
+    for name, mix, defect, dropout in json.loads(sys.argv[1]):
         example = make_example(name, dropout=dropout)
         captured = trace(example.model, example.sample, check=False)
         plan = write_plan(captured, Mix(*mix), MICROBATCHES)
-        cases.append((example, plan, str(mix), defect))
-    run_forked(4, functools.partial(one_rank, cases))
+        cases.append((example, plan, defect))
+    run_forked(4, partial(one_rank, cases))
 
 
 if __name__ == "__main__":
