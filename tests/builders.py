@@ -13,6 +13,8 @@ from stagewright.core.profile.profile import (
     LossProfile,
     Profile,
     SavedStorage,
+    SplitLayer,
+    TensorSplit,
     Timing,
 )
 
@@ -197,3 +199,13 @@ def two_level_cluster(num_devices: int, *, memory_bytes: int | None = None) -> C
                       bandwidth_bytes_per_s=1e6),
         ),
     )  # fmt: skip
+
+
+def split_profile() -> Profile:
+    """Four equal layers that two devices split, exchanging 8 MB forward and 16 MB backward."""
+    profile = chain_profile([0.01] * 4, parameter_bytes=4_000_000, forward_bytes=1000)
+    own = SplitLayer(
+        compute_share=0.5, parameter_bytes=2_000_000, forward_reduced_bytes=8_000_000,
+        forward_reductions=1, backward_reduced_bytes=16_000_000, backward_reductions=2,
+    )  # fmt: skip
+    return profile.model_copy(update={"splits": (TensorSplit(degree=2, layers=(own,) * 4),)})

@@ -15,6 +15,7 @@ from ..schedules.layout import lay_out
 from .graph import build_graph_view
 from .lanes import build_boxes, build_lanes, build_memory_curves
 from .layer_columns import LayerMemory, build_layer_columns
+from .meshes import describe_mesh, time_collectives
 from .plan_view import GraphView, Header, LayerColumns, PlanView, StageRow
 from .reproduce import reproduce
 
@@ -51,7 +52,7 @@ def build_plan_view(
     return PlanView(
         header=_header(plan, searched),
         balance=plan.balance,
-        stages=tuple(map(_stage_row, plan.stages)),
+        stages=tuple(map(_stage_row, plan.stages, time_collectives(plan, profile, cluster))),
         layers=build_layer_columns(plan, profile, held)
         if with_layers
         else LayerColumns(names=(), stages=()),
@@ -128,10 +129,16 @@ def _fullest(plan: Plan) -> tuple[str, int, int | None]:
     return name, held[name], limits[name]
 
 
-def _stage_row(stage: Stage) -> StageRow:
+def _stage_row(stage: Stage, collectives_s: tuple[float, float] | None) -> StageRow:
+    forward_s, backward_s = collectives_s or (None, None)
     return StageRow(
         devices=stage.devices,
         replicas=stage.replicas,
+        tensor=stage.tensor,
+        strategy=stage.strategy,
+        mesh=describe_mesh(stage),
+        collective_forward_s=forward_s,
+        collective_backward_s=backward_s,
         first_layer=stage.first_layer,
         num_layers=stage.num_layers,
         first_name=stage.layer_names[0],

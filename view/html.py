@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 MODULES = (
     "format.js", "dom.js", "address.js", "table.js", "scrolling.js", "tip.js", "chart.js",
-    "mixture.js", "critical-path.js", "gantt.js", "memory.js", "bars.js", "modules.js",
-    "graph-edges.js", "graph.js", "measured.js", "plan.js",
+    "mixture.js", "critical-path.js", "collectives.js", "gantt.js", "memory.js", "bars.js",
+    "modules.js", "graph-edges.js", "graph.js", "meshes.js", "measured.js", "plan.js",
 )  # fmt: skip
 """The modules of the plan page; each imports from those before it alone."""
 

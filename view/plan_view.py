@@ -76,10 +76,25 @@ class LayerColumns(Record):
 
 
 class StageRow(Record):
-    """One stage, in the plan's numbers."""
+    """One stage, in the plan's numbers.
+
+    Attributes:
+        devices: Device ``replica * tensor + shard`` holds that shard of that replica.
+        tensor: Devices that split the layers of a replica.
+        strategy: How replicas share parameters, as in `Stage`.
+        mesh: Its devices in words.
+        collective_forward_s: Part of the forward's time in which split layers exchange values;
+            `None` where layers are whole, or profile or cluster are not known.
+        collective_backward_s: Part of the backward's own time, without a forward computed again.
+    """
 
     devices: tuple[str, ...]
     replicas: int
+    tensor: int
+    strategy: str
+    mesh: str
+    collective_forward_s: float | None
+    collective_backward_s: float | None
     first_layer: int
     num_layers: int
     first_name: str

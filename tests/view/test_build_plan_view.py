@@ -23,8 +23,9 @@ from stagewright.core.service.documents import StoredPlan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.plan_timeline import plan_timeline
 from stagewright.view.build_plan_view import NOT_SEARCHED, build_plan_view
+from stagewright.view.meshes import describe_mesh
 from stagewright.view.module_parts import MAX_PARTS
-from tests.builders import chain_profile, random_profile
+from tests.builders import chain_profile, random_profile, split_profile
 
 CLUSTER = Cluster.parse("2x24GB")
 
@@ -262,3 +263,47 @@ def test_a_lane_stands_for_the_devices_that_split_its_layers():
         stage.memory.total_bytes for stage in made.stages
     ]
     assert made._repr_html_()
+
+
+def planned_with_split_layers(cluster, **options):
+    """A plan of 2 stages of 2 replicas times 2 devices."""
+    profile = split_profile()
+    asked = PlanOptions(tensor=2, num_stages=2, max_replicas=2, num_microbatches=4, **options)
+    return profile, plan(profile, cluster, asked)
+
+
+def linked(bandwidth, latency_s):
+    return Cluster.uniform(8, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_collectives_of_split_layers_are_what_links_add_to_the_plans_times(recompute):
+    """Found without the view's formula: by the plan of equal devices on links that take no time."""
+    cluster = linked(1e9, 1e-4)
+    profile, made = planned_with_split_layers(cluster, recompute=recompute)
+    _, free = planned_with_split_layers(linked(1e30, 0.0), recompute=recompute)
+    assert made.balance == free.balance
+    view = build_plan_view(made, profile, cluster)
+    for row, stage, bare in zip(view.stages, made.stages, free.stages, strict=True):
+        forward_s = stage.forward_time_s - bare.forward_time_s
+        assert row.collective_forward_s == pytest.approx(forward_s)
+        assert row.collective_forward_s > 0.01
+        backward_s = stage.backward_time_s - bare.backward_time_s
+        if recompute == "always":  # drawn as a box of its own
+            backward_s -= forward_s
+        assert row.collective_backward_s == pytest.approx(backward_s)
+    without = build_plan_view(made, profile).stages
+    assert [row.collective_forward_s for row in without] == [None, None]
+    whole = planned()
+    assert build_plan_view(whole, a_profile(), CLUSTER).stages[0].collective_backward_s is None
+
+
+def test_a_stages_devices_are_said_in_words():
+    _, made = planned_with_split_layers(linked(1e9, 1e-4), strategies=("replicate", "zero1"))
+    row = build_plan_view(made).stages[0]
+    assert (row.mesh, row.tensor, len(row.devices)) == ("2 replicas × 2, zero1", 2, 4)
+    assert build_plan_view(planned()).stages[0].mesh == "1 device"
+    alone = made.stages[0].model_copy(update={"replicas": 1, "devices": ("a", "b")})
+    assert describe_mesh(alone) == "layers split over 2"
+    whole = made.stages[0].model_copy(update={"tensor": 1, "devices": ("a", "b")})
+    assert describe_mesh(whole) == "2 replicas, zero1"

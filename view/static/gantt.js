@@ -1,6 +1,7 @@
 // The pipeline's step: a lane a device, true widths, only what is seen is drawn.
 import { colour, fitted, FONT, make } from "./dom.js";
 import { drawAxis, drawStages, firstAt, navigable, secondsAt } from "./chart.js";
+import { describe, exchanged, listCollectives } from "./collectives.js";
 import { criticalPath, sumPath } from "./critical-path.js";
 import { time, visible } from "./format.js";
 import { Mixture } from "./mixture.js";
@@ -19,6 +20,7 @@ export const KINDS = {
 };
 const STRIP = 5;
 const WORK = new Set(["F", "B", "I", "W", "R", "reduce"]);
+const COLLECTIVE = new Set(["sync", "reduce"]);
 const FAINT = 0.25;
 const LEAST_FONT = 7;
 
@@ -70,12 +72,14 @@ export class Gantt {
     this.told.textContent = "\u00a0";
     this.lanes = view.boxes ? laneIndex(view.boxes, view.lanes.length) : [];
     this.ghost = ghost && ghost.boxes
-      ? { boxes: ghost.boxes, lanes: laneIndex(ghost.boxes, ghost.lanes.length),
+      ? { boxes: ghost.boxes, stages: ghost.stages, lanes: laneIndex(ghost.boxes, ghost.lanes.length),
         end: ghost.header.step_time_s }
       : null;
     const kinds = new Set(view.boxes?.kinds ?? []);
     const entries = new Map(Object.entries(KINDS).filter(([kind]) => kinds.has(kind)).map(
       ([kind, [name]]) => [name, brief(kind)]));
+    const collectives = listCollectives(view);
+    if (collectives.length) entries.set("reduce", `collectives: ${collectives.join(", ")}`);
     this.legend.replaceChildren(...[...entries].map(([name, words]) =>
       make("li", {}, make("span", { class: `swatch ${name}` }), words)),
       make("li", {}, make("span", { class: "swatch idle" }), "idle"),
@@ -114,12 +118,12 @@ export class Gantt {
     if (this.ghost) {
       context.globalAlpha = 0.5;
       this.ghost.lanes.forEach((lane, rank) => this.drawBoxes(
-        context, this.ghost.boxes, lane, rank * row + row - STRIP - 2, STRIP, left, scale, paint, false));
+        context, this.ghost, lane, rank * row + row - STRIP - 2, STRIP, left, scale, paint, false));
       context.globalAlpha = 1;
     }
     const height = row - 4 - (this.ghost ? STRIP + 1 : 0);
     this.lanes.forEach((lane, rank) => this.drawBoxes(
-      context, view.boxes, lane, rank * row + 2, height, left, scale, paint, true));
+      context, view, lane, rank * row + 2, height, left, scale, paint, true));
     context.restore();
     if (this.path) this.drawPath(context, left, width, row, scale);
     if (this.ghost) this.drawEnd(context, left, width, scale, row);
@@ -202,9 +206,9 @@ export class Gantt {
     });
   }
 
-  drawBoxes(context, boxes, lane, y, height, left, scale, paint, numbers) {
+  drawBoxes(context, view, lane, y, height, left, scale, paint, numbers) {
     const { start, end } = this.axis;
-    const { start_s: starts, end_s: ends, kinds, microbatches } = boxes;
+    const { start_s: starts, end_s: ends, kinds, microbatches } = view.boxes;
     const white = colour("on-work");
     const mixture = new Mixture(left, (end - start) * scale, [...WORK]);
     const first = firstAt(lane.length, (place) => starts[lane[place]], start - lane.longest);
@@ -218,26 +222,36 @@ export class Gantt {
       const isWork = WORK.has(kind);
       if (!isWork && !numbers) continue;
       const isFaint = numbers && this.followed !== null && microbatches[index] !== this.followed;
+      const inside = isWork ? exchanged(view, index) / (ends[index] - starts[index] || 1) : 0;
       if (isWork && w < 2 && !isFaint) {
-        mixture.add(kind, x, w);
+        mixture.add(kind, x, w * (1 - inside));
+        if (inside) mixture.add("reduce", x, w * inside);
         continue;
       }
       context.globalAlpha = isFaint ? FAINT : numbers ? 1 : context.globalAlpha;
       context.fillStyle = paint[kind];
+      // Throughout the box, as every layer exchanges: as high as its share of the time.
+      const band = inside && Math.max(Math.min(2, height / 3), inside * height);
       if (isWork) {
         const gap = w > 4 ? 1 : 0;
         context.fillRect(x, y, w - gap, height);
+        if (band) {
+          context.fillStyle = paint.reduce;
+          context.fillRect(x, y + height - band, w - gap, band);
+        }
       } else {
-        context.fillRect(x, y + height - 3, Math.max(height > 12 ? 0.6 : 0, w), 3);
+        const thick = kind === "sync" ? Math.max(3, height / 3) : 3;
+        context.fillRect(x, y + height - thick, Math.max(height > 12 ? 0.6 : 0, w), thick);
       }
       const label = String(microbatches[index]);
-      const size = Math.min(12, height, (w - 2) / (0.6 * label.length)); // as large as there is room for
+      const room = height - band > LEAST_FONT ? height - band : height;
+      const size = Math.min(12, room, (w - 2) / (0.6 * label.length)); // as large as there is room for
       if (numbers && isWork && kind !== "reduce" && size >= LEAST_FONT) {
         context.font = `${size}px system-ui, sans-serif`;
         context.fillStyle = white;
         context.textAlign = "center";
         context.textBaseline = "middle";
-        context.fillText(label, x + w / 2, y + height / 2);
+        context.fillText(label, x + w / 2, y + room / 2);
       }
     }
     if (numbers) context.globalAlpha = 1;
@@ -262,8 +276,9 @@ export class Gantt {
     const { boxes } = this.view;
     if (!boxes) return undefined;
     const at = secondsAt(this.axis, this.area(), event.offsetX);
-    return (this.lanes[Math.floor(event.offsetY / this.rowHeight())] ?? []).find(
-      (index) => WORK.has(boxes.kinds[index]) && boxes.start_s[index] <= at && at < boxes.end_s[index]);
+    const here = (this.lanes[Math.floor(event.offsetY / this.rowHeight())] ?? []).filter(
+      (index) => boxes.start_s[index] <= at && at < boxes.end_s[index]);
+    return here.find((index) => WORK.has(boxes.kinds[index])) ?? here.find((index) => boxes.kinds[index] === "sync");
   }
 
   /** What is said beside the pointer. */
@@ -275,8 +290,9 @@ export class Gantt {
     const found = this.found(event);
     if (found === undefined) return `${visible(lane.device)}: idle at ${at}`;
     const [start, end] = [boxes.start_s[found], boxes.end_s[found]];
-    return `${visible(lane.device)}: stage ${boxes.stages[found]}, `
-      + `${KINDS[boxes.kinds[found]][1]}, micro-batch ${boxes.microbatches[found]}, `
-      + `${time(start)} to ${time(end)} (${time(end - start)})`;
+    const kind = boxes.kinds[found];
+    const batch = COLLECTIVE.has(kind) ? "" : `micro-batch ${boxes.microbatches[found]}, `;
+    const words = `${KINDS[kind][1]}, ${batch}${time(start)} to ${time(end)} (${time(end - start)})`;
+    return `${visible(lane.device)}: stage ${boxes.stages[found]}, ${describe(this.view, found, words)}`;
   }
 }

@@ -95,5 +95,7 @@ export async function showMeasured(file, view, axis, place) {
   place.replaceChildren(make("h3", {}, words), chart, numbers);
   markScrolling(numbers);
   axis.resize(Math.max(axis.length, timeline.step_time_s));
-  return new Gantt(chart, { ...view, boxes: boxesOf(timeline) }, axis);
+  // The plan's collectives are not the file's.
+  const stages = view.stages.map((stage) => ({ ...stage, collective_forward_s: null, collective_backward_s: null }));
+  return new Gantt(chart, { ...view, stages, boxes: boxesOf(timeline) }, axis);
 }

@@ -8,6 +8,7 @@ import { Gantt } from "./gantt.js";
 import { Memory } from "./memory.js";
 import { Bars } from "./bars.js";
 import { Graph } from "./graph.js";
+import { showMeshes } from "./meshes.js";
 import { markScrolling } from "./scrolling.js";
 import { showMeasured } from "./measured.js";
 
@@ -95,6 +96,7 @@ export class PlanPage {
     const known = view.layers.forward_s.length > 0;
     this.table = sortable(find("layers"), find("more"), layerColumns(known), layerRows(view), address, "sort");
     this.graph = new Graph(find("graph"), view, address);
+    showMeshes(find("meshes"), view);
     keepOpen(address);
     for (const table of document.querySelectorAll(".scroll:not(#graph)")) markScrolling(table);
     this.inTable = view.balance.join();
@@ -151,6 +153,7 @@ export class PlanPage {
     this.shown = null;
     this.bars.show(balance ?? view.balance, ghost?.balance);
     this.showStages(view.balance);
+    showMeshes(document.getElementById("meshes"), view);
     fill(document, { ...view, lanes: this.lanes }, ghost);
   }
 
