@@ -196,7 +196,7 @@ def _run(command: list[str]) -> tuple[int, str]:
     return process.returncode, stderr
 
 
-def _build_error(results: Path, code: int, stderr: str, doing: str) -> Exception:
+def _build_error(results: Path, code: int, stderr: str, doing: str = "training") -> Exception:
     records = [
         RankErrorRecord.model_validate_json(path.read_bytes())
         for path in sorted(results.glob("error.*.json"))
