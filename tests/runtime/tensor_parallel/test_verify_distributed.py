@@ -43,8 +43,14 @@ def test_an_exchange_without_its_sum_is_found(forking_executable):
         ["llama", [["t2"]], "products are not summed", 0.0],
         ["llama", [["t2"]], "gradients of inputs are not summed", 0.0],
         ["llama", [["t2", "r2"]], "replicas do not meet", 0.0],
+        ["llama", [["t2", "t1"], "forward_only"], "none", 0.0],
+        ["llama", [["t2", "t1"], "forward_only"], "products are not summed", 0.0],
     ]
-    forward, backward, replicas = (each[0] for each in verified(forking_executable, cases))
+    found = [each[0] for each in verified(forking_executable, cases)]
+    forward, backward, replicas, right, wrong = found
+    assert not right["gradients"]
+    assert right["worst"] <= EXACT
+    assert wrong["loss"] > 1e-6
     assert forward["loss"] > 1e-6
     assert forward["worst"] > 1
     # The losses are right: only gradients tell.

@@ -75,7 +75,10 @@ def main() -> None:
     for name, mix, defect, dropout in json.loads(sys.argv[1]):
         example = make_example(name, dropout=dropout)
         captured = trace(example.model, example.sample, check=False)
-        plan = write_plan(captured, Mix(*mix), MICROBATCHES)
+        trained = mix[:1] if mix[1:] == ["forward_only"] else mix
+        plan = write_plan(captured, Mix(*trained), MICROBATCHES)
+        if trained is not mix:
+            plan = plan.model_copy(update={"schedule": "forward_only"})
         cases.append((example, plan, defect))
     run_forked(4, partial(one_rank, cases))
 
