@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ from stagewright.planner.heuristics import candidates
 from stagewright.planner.problem import problem
 from stagewright.planner.search import branch_and_bound, step_graph, step_search
 from stagewright.planner.search.branch_and_bound import BranchAndBound
+from stagewright.planner.search.label_setting import SearchOutcome, search
 from stagewright.planner.search.step_search import StepSearch
 from stagewright.planner.solvers import (
     all_plans,
@@ -101,6 +102,10 @@ def _unmixed(search: BranchAndBound, *arguments: Any, **others: Any) -> None:
     search.is_mixed = False
 
 
+def _forget_reached(*arguments: Any, **others: Any) -> SearchOutcome:
+    return replace(search(*arguments, **others), replicas=None)
+
+
 def _one_best(pool: staged_search.PlanPool, most: int) -> list[Any]:
     return _best(pool, most)[:1]
 
@@ -153,8 +158,8 @@ PIECES = (
     Piece("branch and bound", "corners of boxes clipped",
           ((BranchAndBound, "_clip", lambda _, lower, upper, weight: upper),),
           (BranchAndBound._clip,)),
-    Piece("branch and bound", "arcs pruned box by box",
-          ((branch_and_bound, "FEWER", 0.0),)),
+    Piece("branch and bound", "arcs reached by a box's own search",
+          ((branch_and_bound, "search", _forget_reached),)),
     Piece("branch and bound", "beams of several kinds", ((BranchAndBound, "__init__", _unmixed),)),
     # --- pool ---
     Piece("pool", "all but the search's best plan", ((staged_search.PlanPool, "best", _one_best),)),

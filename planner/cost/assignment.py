@@ -68,7 +68,7 @@ def shift_forward(assignment: Assignment, devices: Devices) -> Assignment:
         start = min(assignment.ends[s] - assignment.replicas[s] for s in members)
         last = max(members, key=lambda s: assignment.ends[s])
         shift = start // step * step
-        if all(
+        if shift and all(
             entry.place(ends[s] - shift, assignment.replicas[s], is_last=s == last)
             == ends[s] - shift
             for s in members

@@ -156,15 +156,15 @@ class SearchRules(NamedTuple):
 
 
 class MetricCaps(NamedTuple):
-    """Caps of one search: the largest metrics and the largest sum of weights, in seconds.
+    """Caps of one search: the largest metrics, and the largest total of a path, in seconds.
 
-    With ``quantum`` 0 weights are compared exactly; with a positive one only to that many
-    seconds, which loses at most one quantum per stage; with infinity they are not compared.
+    A path's total is its sum of weights and the longest summing of gradients that is exposed.
+    With ``quantum`` 0 totals are compared exactly; with a positive one only to that many seconds,
+    which loses at most one quantum per stage; with infinity they are not compared.
     """
 
     first: float = math.inf
     second: float = math.inf
-    sync: float = math.inf
     weight: float = math.inf
     quantum: float = 0.0
 

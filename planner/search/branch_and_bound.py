@@ -1,13 +1,13 @@
 """Branch and bound over the largest metrics: the plan of least model objective, with a proof.
 
-A plan's objective is a sum over its stages plus the largest value of each of up to three metrics
-(`docs/concepts/planner.md`). Label setting minimises sums only; branch and bound takes
-care of the maxima.
+A plan's objective is a sum over its stages, the longest exposed summing of gradients, and the
+largest value of each of up to two metrics (`docs/concepts/planner.md`). Label setting minimises the
+first two together, a path's total; branch and bound takes care of the metrics.
 
 Box (a node of the search): the plans whose largest metrics lie between a and b, per metric.
-Bound: no plan of the box is below W(b) + sum(a), where W(b) is the least sum with every metric
+Bound: no plan of the box is below W(b) + sum(a), where W(b) is the least total with every metric
     within b. One label search with caps b computes W(b).
-Incumbent: the plan that search finds has a sum of W(b); its largest metrics, which may be well
+Incumbent: the plan that search finds has a total of W(b); its largest metrics, which may be well
     below b, are what it attained.
 Branching: between a and the attained metrics, halve the widest range. The lower half is a new
     label search; the upper half inherits W(b), which is still a bound for it, and starts at the
@@ -33,7 +33,16 @@ import numpy as np
 
 from ...core.errors import DeadlineExceeded
 from ..cost.device_classes import Devices
-from .arcs import DevicePool, Measure, MetricCaps, SearchRules, SearchSpace, StageArc, StageArcs
+from .arcs import (
+    DevicePool,
+    Integers,
+    Measure,
+    MetricCaps,
+    SearchRules,
+    SearchSpace,
+    StageArc,
+    StageArcs,
+)
 from .label_setting import ArcPath, Relaxation, relax, search
 
 ROUNDING = 1e-12
@@ -78,10 +87,7 @@ LABELS_PER_S = 1_000_000
 """Candidate labels per second: what compiled code manages at least."""
 
 MANY_ARCS = 50_000
-"""Beyond that many, the arcs that no path of a box uses are pruned before it is searched."""
-
-FEWER = 0.8
-"""They are pruned if at most this share of them would remain."""
+"""Beyond that many, caps grow faster until a first plan keeps them."""
 
 BEAM = 64
 """Labels of a position that a quick search over several classes of devices keeps."""
@@ -97,20 +103,20 @@ GAVE_UP = (
     "proven impossible; allow more time or fewer kinds of devices, or profile coarser layers"
 )
 
-Metrics = tuple[float, float, float]
+Metrics = tuple[float, float]
 
-NONE: Metrics = (0.0, 0.0, 0.0)
+NONE: Metrics = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class StagePath:
     """A plan as the search sees it.
 
-    Its value is the sum of weight, largest metrics and the time to sum tied gradients.
+    Its value is the sum of its total, largest metrics and the time to sum tied gradients.
     """
 
     arcs: tuple[StageArc, ...]
-    weight: float
+    total: float
     metrics: Metrics
     value: float
 
@@ -146,8 +152,8 @@ class _Box:
     Attributes:
         bound: A lower bound of their values; boxes are explored by it.
         order: Sequence number, to settle ties.
-        weight: A lower bound of their sums.
-        attained: Metrics of the plan of least sum; ``upper`` where it is not known yet.
+        weight: A lower bound of their totals.
+        attained: Metrics of the plan of least total; ``upper`` where it is not known yet.
         arcs: All arcs that they can have, and perhaps others.
         is_solved: False if the box's own search was given up as too long.
         given_up: Boxes around it, itself included, whose searches were.
@@ -172,6 +178,7 @@ class _Solution:
     bound_weight: float
     next_metrics: Metrics
     complete: bool
+    replicas: Integers | None = None
 
 
 class BranchAndBound:
@@ -313,7 +320,7 @@ class BranchAndBound:
         low = min(self._least_metric(), high)
         while high - low > tolerance * self.best_value and not self.effort.is_over:
             middle = low + (high - low) / 2
-            caps = MetricCaps(first=middle, weight=self._weight_cap((low, 0.0, 0.0)))
+            caps = MetricCaps(first=middle, weight=self._weight_cap((low, 0.0)))
             relaxed = self._relax(self.arcs, caps)
             self.effort.searches += 1
             if relaxed.least_weight > caps.weight:
@@ -335,7 +342,7 @@ class BranchAndBound:
         high = self._most_metric()
         while high - low > tolerance * self.best_value and not self.effort.is_over:
             middle = low + (high - low) / 2
-            caps = MetricCaps(middle, weight=self._weight_cap((low, 0.0, 0.0)), quantum=math.inf)
+            caps = MetricCaps(middle, weight=self._weight_cap((low, 0.0)), quantum=math.inf)
             best = self._solve(caps, budget=MOST_GIVEN_UP, beam=self._beam).best
             low, high = (middle, high) if best is None else (low, min(middle, best.metrics[0]))
 
@@ -347,7 +354,7 @@ class BranchAndBound:
 
     def _prune(self, lower: float) -> None:
         """Forget the arcs that no plan better than the best has."""
-        caps = MetricCaps(first=self._most_metric(), weight=self._weight_cap((lower, 0.0, 0.0)))
+        caps = MetricCaps(first=self._most_metric(), weight=self._weight_cap((lower, 0.0)))
         relaxed = self._relax(self.arcs, caps)
         self.arcs = self.arcs.prune(relaxed.replicas)
 
@@ -380,7 +387,6 @@ class BranchAndBound:
         width = (self._most_metric() - lower) / FIRST_RANGE
         width = max(width, self.effort.gap * self.best_value / 4)
         second = math.inf if self.arcs.second_unit.any() else 0.0
-        sync = math.inf if self.rules.max_replicas > 1 else 0.0
         while lower <= self._most_metric():
             if self.effort.is_over or self.effort.searches > limit:
                 self.unproven = min(self.unproven, self._bound_from(lower))
@@ -388,7 +394,7 @@ class BranchAndBound:
             # asked again after every box: a better incumbent ends the range sooner
             upper = min(lower + width, self._most_metric())
             self._open_box(
-                (lower, 0.0, 0.0), (upper, second, sync), self._bound_from(lower),
+                (lower, 0.0), (upper, second), self._bound_from(lower),
                 self.least_weight, self.arcs,
             )  # fmt: skip
             if upper >= self._most_metric():
@@ -435,7 +441,7 @@ class BranchAndBound:
         A box whose search is given up is kept as it is, to be halved when its turn comes.
         """
         upper = self._clip(lower, upper, weight)
-        beyond = (math.inf, math.inf, math.inf)
+        beyond = (math.inf, math.inf)
         solution = None
         if self.is_mixed:
             # A plan from a beam may lower the caps so far that nothing is left to search.
@@ -444,19 +450,19 @@ class BranchAndBound:
             solution = quick if quick.complete else None
             upper = self._clip(lower, upper, weight) if solution is None else upper
         caps = MetricCaps(*upper, weight=self._weight_cap(lower))
-        if solution is None and (self.is_mixed or len(arcs.last) > MANY_ARCS):
-            relaxed = self._relax(arcs, caps)
+        if solution is None and self.is_mixed:
+            relaxed = self._relax(arcs, caps)  # for its prices
             beyond = relaxed.next_metrics
             if relaxed.least_weight > caps.weight:
                 return beyond
-            if np.count_nonzero(relaxed.replicas > 0) < FEWER * np.count_nonzero(arcs.room >= 0):
-                arcs = arcs.prune(relaxed.replicas)
         widest = _widest(lower, upper)[1]
         can_split = widest > max(self.effort.gap, LEAST_SPLIT) * self.best_value / 16
         budget = self._split_budget() << given_up if can_split else None
         if solution is None:
             solution = self._solve(caps, exact=True, budget=budget, arcs=arcs)
             self.given_up += 0 if solution.complete or budget is None else budget
+        if solution.replicas is not None:
+            arcs = arcs.prune(solution.replicas)
         if solution.best is not None or (can_split and not solution.complete):
             weight = max(weight, solution.bound_weight)
             bound = max(weight + sum(lower) + self.tied_s, known)
@@ -472,7 +478,7 @@ class BranchAndBound:
         if not solution.complete:
             return NONE  # refused stages were not all seen: the upper half starts at the middle
         least = [min(pair) for pair in zip(beyond, solution.next_metrics, strict=True)]
-        return least[0], least[1], least[2]
+        return least[0], least[1]
 
     def _push(self, box: _Box) -> None:
         heapq.heappush(self.open, replace(box, order=next(self._order)))
@@ -484,7 +490,7 @@ class BranchAndBound:
         """
         spare = self._weight_cap(lower) - weight
         reach = [min(high, low + spare) for low, high in zip(lower, upper, strict=True)]
-        return reach[0], reach[1], reach[2]
+        return reach[0], reach[1]
 
     def _branch(self, box: _Box) -> None:
         """Halve a box at the metric whose largest value is least certain."""
@@ -557,15 +563,15 @@ class BranchAndBound:
                 if self.on_better:
                     self.on_better(path.value)
         lost = quantum * self.most_stages if quantum else 0.0
-        weight = outcome.best.weight - lost if outcome.best and exact else outcome.least_weight
+        weight = outcome.best.total - lost if outcome.best and exact else outcome.least_weight
         best = found[0] if found else None
-        return _Solution(best, weight, outcome.next_metrics, outcome.complete)
+        return _Solution(best, weight, outcome.next_metrics, outcome.complete, outcome.replicas)
 
     def _evaluate(self, path: ArcPath) -> StagePath:
         """Return a path with its largest metrics and value."""
         metrics = largest_metrics(path.arcs, self.arcs, self.rules, self.space.devices)
         tied_s = self.tied_of(path.arcs) if self.tied_of else self.tied_s
-        return StagePath(path.arcs, path.weight, metrics, path.weight + sum(metrics) + tied_s)
+        return StagePath(path.arcs, path.total, metrics, path.total + sum(metrics) + tied_s)
 
 
 def _widest(lower: Metrics, upper: Metrics) -> tuple[int, float]:
@@ -578,7 +584,7 @@ def _widest(lower: Metrics, upper: Metrics) -> tuple[int, float]:
 def _with(metrics: Metrics, k: int, value: float) -> Metrics:
     changed = list(metrics)
     changed[k] = value
-    return (changed[0], changed[1], changed[2])
+    return changed[0], changed[1]
 
 
 def cut_level(arc: StageArc, behind: StageArc, devices: Devices) -> int:
@@ -593,17 +599,15 @@ def largest_metrics(
     path: tuple[StageArc, ...], arcs: StageArcs, rules: SearchRules, devices: Devices
 ) -> Metrics:
     """Return the largest value of each metric over a path's stages."""
-    largest = [0.0, 0.0, 0.0]
+    largest = [0.0, 0.0]
     for index, arc in enumerate(path):
         level = cut_level(arc, path[index + 1], devices) if index + 1 < len(path) else 0
-        for k, value in enumerate(_metrics(arc, level, arcs, rules, devices)):
+        for k, value in enumerate(_metrics(arc, level, arcs, rules)):
             largest[k] = max(largest[k], value)
-    return largest[0], largest[1], largest[2]
+    return largest[0], largest[1]
 
 
-def _metrics(
-    stage: StageArc, level: int, arcs: StageArcs, rules: SearchRules, devices: Devices
-) -> Metrics:
+def _metrics(stage: StageArc, level: int, arcs: StageArcs, rules: SearchRules) -> Metrics:
     """Return the metrics of one stage with its cut on a link level."""
     arc = arcs.find(stage.first, stage.last, stage.device_class, recompute=stage.recompute)
     unit = float(arcs.first_unit[arc] + arcs.metric_link[level, stage.last])
@@ -612,12 +616,4 @@ def _metrics(
         first = unit / stage.replicas
     else:
         first = float(arcs.offset[stage.first]) + (share - rules.spared) * unit
-    second = (share - rules.spared) * float(arcs.second_unit[arc])
-    if stage.replicas == 1:
-        return first, second, 0.0
-    entry = devices.classes[stage.device_class]
-    group = entry.level_of(stage.end - stage.replicas, stage.end - 1)
-    sync_s = devices.bounding_cluster.all_reduce_time_s(
-        int(arcs.gradients[arc]), stage.replicas, group, entry.group_sizes
-    )
-    return first, second, max(0.0, sync_s * rules.sync_scale - float(arcs.lead[stage.first]))
+    return first, (share - rules.spared) * float(arcs.second_unit[arc])

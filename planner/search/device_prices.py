@@ -38,7 +38,8 @@ TOLERANCE = 1e-9
 class UsableArcs(NamedTuple):
     """Arcs with enough replicas, before bounds: columns by arc but ``first_arc``.
 
-    ``devices`` are those an arc occupies, of its class.
+    ``devices`` are those an arc occupies, of its class; ``exposed`` is the least time for which
+    the summing of its gradients is exposed.
     """
 
     first_arc: Integers
@@ -48,6 +49,7 @@ class UsableArcs(NamedTuple):
     device_class: Integers
     weight: Floats
     devices: Integers
+    exposed: Floats
 
 
 def worth(prices: Floats, counts: Integers | Floats) -> float:

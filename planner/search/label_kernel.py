@@ -35,13 +35,13 @@ from .label_table import (
     thin_labels,
 )
 from .relaxation_kernel import (
-    SYNC,
     RelaxedArcs,
     all_reduce_s,
     fewest_for_memory,
     fewest_for_metrics,
     level_of,
     next_count,
+    occupied,
     place,
     relax_arcs,
     widest_linked,
@@ -51,15 +51,17 @@ from .relaxation_kernel import (
 class Labels(NamedTuple):
     """Labels of a search; those at position i are ``begin[i] : finish[i]``.
 
-    Integer columns are stored label by label in ``columns``. ``bucket`` is the weight as compared:
-    rounded down to whole quanta.
+    Integer columns are stored label by label in ``columns``. ``total`` is the weight and the
+    longest exposed summing of gradients. ``reached`` are the fewest replicas with which each arc
+    was put in front of a label, within the caps; 0 for none.
     """
 
     columns: Integers
     weight: Floats
-    bucket: Floats
+    total: Floats
     begin: Integers
     finish: Integers
+    reached: Integers
     num_labels: int
     next_metrics: Floats
     least_weight: float
@@ -77,6 +79,7 @@ class Scope(NamedTuple):
         last_pin: Largest number from the front that a stage must have; 0 for none.
         tracks_in_flight: See `label_setting`.
         beam: Labels kept at each position at most; 0 for all.
+        reached: See `Labels`.
     """
 
     pool: DevicePool
@@ -89,6 +92,7 @@ class Scope(NamedTuple):
     last_pin: int
     tracks_in_flight: bool
     beam: int
+    reached: Integers
 
 
 class Bound(NamedTuple):
@@ -100,7 +104,10 @@ class Bound(NamedTuple):
 
 
 class ArcCosts(NamedTuple):
-    """One arc as numbers; see `StageArcs`. ``buffer`` is arriving plus returning bytes."""
+    """One arc as numbers; see `StageArcs`.
+
+    ``buffer`` is arriving plus returning bytes, ``need`` are the replicas of `RelaxedArcs`.
+    """
 
     arc: int
     first: int
@@ -115,6 +122,7 @@ class ArcCosts(NamedTuple):
     gradients: int
     lead: float
     stage_number: int
+    need: int
     is_inner: bool
 
 
@@ -126,7 +134,7 @@ class LabelBehind(NamedTuple):
         row: Where its integer columns start.
         number: Stages of the new label.
         front: Number of the stage from the front; see `FRONT`.
-        weight_cap: The new label's weight may not exceed.
+        weight_cap: The new label's total may not exceed.
         free: Devices of the arc's class that the label leaves.
         most: Replicas at most; 0 if the arc cannot be there.
         left: All devices it leaves, in devices of the slowest class.
@@ -153,6 +161,7 @@ class Extension(NamedTuple):
         class_behind: Class of that label's first stage; -1 at the last position.
         level: Of the cut.
         weight: Of the new label.
+        exposed_s: Longest exposed summing of gradients behind.
         need: Replicas at least; -1 if no number will do.
         most: Replicas at most that this level links.
     """
@@ -162,6 +171,7 @@ class Extension(NamedTuple):
     class_behind: int
     level: int
     weight: float
+    exposed_s: float
     need: int
     most: int
 
@@ -177,8 +187,11 @@ def search_labels(
     """
     num_atoms = len(arcs.first_arc) - 1
     next_metrics, relaxed = relax_arcs(arcs, pool, rules, caps, tried)
-    scope = make_scope(pool, rules, caps, relaxed.prices, tracks_in_flight, last_pin, beam)
-    table = LabelTable(int_zeros(scope.width), float_zeros(1), float_zeros(1))
+    reached = int_zeros(len(arcs.last))
+    scope = make_scope(pool, rules, caps, relaxed.prices, tracks_in_flight, last_pin, beam, reached)
+    table = LabelTable(
+        int_zeros(scope.width), float_zeros(1), float_zeros(1), float_zeros(1), float_zeros(1)
+    )
     counters = int_zeros(4)
     counters[SIZE] = 1  # the base case: nothing used at the last position
     begin, finish = int_zeros(num_atoms + 1), int_zeros(num_atoms + 1)
@@ -187,20 +200,23 @@ def search_labels(
         begin[i] = counters[SIZE]
         bound = Bound(relaxed.front_weight[i], relaxed.front_devices[i], relaxed.front_priced[i])
         table = extend_to_position(
-            i, budget, relaxed, bound, arcs, scope, table, begin, finish, counters, next_metrics
+            i, budget, relaxed, bound, arcs, scope, table, begin, finish, counters
         )
         finish[i] = counters[SIZE]
         if counters[LOOKED] > budget:
+            for index in range(relaxed.first_arc[i + 1]):  # not looked at, or not to the end
+                reached[relaxed.arc[index]] = relaxed.replicas[index]
             break
     return Labels(
-        table.columns, table.weight, table.bucket, begin, finish, counters[SIZE], next_metrics,
+        table.columns, table.weight, table.total, begin, finish, reached, counters[SIZE],
+        next_metrics,
         relaxed.least_weight, counters[LOOKED] <= budget and counters[THINNED] == 0,
     )  # fmt: skip
 
 
 def make_scope(
     pool: DevicePool, rules: SearchRules, caps: MetricCaps, prices: Floats,
-    tracks_in_flight: bool, last_pin: int, beam: int,
+    tracks_in_flight: bool, last_pin: int, beam: int, reached: Integers,
 ) -> Scope:  # fmt: skip
     """Work out what dominance compares, and the residues that keys are made of."""
     num_classes, levels = len(pool.groups), len(pool.groups[0])
@@ -222,19 +238,20 @@ def make_scope(
             size += 1
     return Scope(
         pool, rules, caps, watched[:size], residue, prices, width, last_pin, tracks_in_flight, beam,
+        reached,
     )  # fmt: skip
 
 
 def extend_to_position(
     i: int, budget: int, relaxed: RelaxedArcs, bound: Bound, arcs: StageArcs, scope: Scope,
-    table: LabelTable, begin: Integers, finish: Integers, counters: Integers, next_metrics: Floats,
+    table: LabelTable, begin: Integers, finish: Integers, counters: Integers,
 ) -> LabelTable:  # fmt: skip
     """Make the labels of one position: every arc from it, in front of every label at its end."""
     # All that may need a longer table happens here. What is called returns numbers only, and so
     # counts no references to arrays (see `numba_jit`), which would take most of the time.
     # Names for columns, here and below, because every `relaxed.arc` would count one.
     levels, first_new = len(arcs.metric_link), begin[i]
-    feasible, unused = int_zeros(levels), float_zeros(3)
+    feasible, unused = int_zeros(levels), float_zeros(2)
     remaining, last, capacity = relaxed.arc, arcs.last, len(table.weight)
     for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
         arc = remaining[index]
@@ -243,10 +260,12 @@ def extend_to_position(
             continue
         if counters[LOOKED] > budget:
             break
-        costs = costs_of_arc(arc, i, arcs)
+        costs = costs_of_arc(arc, i, relaxed.replicas[index], arcs)
         find_feasible(costs, arcs, scope, feasible, unused)
         for label in range(low, high):
             behind = look_behind(costs, label, bound, scope, table)
+            if behind.most < costs.need:
+                continue
             for level in range(levels):
                 step = extend_over_level(costs, behind, level, feasible, bound, arcs, scope, table)
                 count, counters[FEWEST] = step.need, 2**60
@@ -255,9 +274,7 @@ def extend_to_position(
                     if counters[SIZE] + levels > capacity:
                         table = grow(table, scope.width)
                         capacity = len(table.weight)
-                    count = try_count(
-                        step, count, bound, scope, table, first_new, counters, next_metrics
-                    )
+                    count = try_count(step, count, bound, scope, table, first_new, counters)
             if scope.beam > 0 and counters[SIZE] - first_new > 2 * scope.beam:
                 counters[SIZE] = thin(first_new, scope, table, counters)
     if scope.beam > 0:
@@ -272,14 +289,14 @@ def thin(begin: int, scope: Scope, table: LabelTable, counters: Integers) -> int
     return size
 
 
-def costs_of_arc(arc: int, i: int, arcs: StageArcs) -> ArcCosts:
+def costs_of_arc(arc: int, i: int, need: int, arcs: StageArcs) -> ArcCosts:
     """Read one arc from position i as numbers."""
     j = arcs.last[arc]
     return ArcCosts(
         arc, i, j, arcs.device_class[arc], arcs.weight[arc], arcs.room[arc], arcs.update[arc],
         arcs.gathered[arc], arcs.saved[arc], arcs.arriving[i] + arcs.returning[j],
         arcs.gradients[arc], arcs.lead[i],
-        arcs.stage_number[arc], j < len(arcs.first_arc) - 1,
+        arcs.stage_number[arc], need, j < len(arcs.first_arc) - 1,
     )  # fmt: skip
 
 
@@ -319,7 +336,7 @@ def look_behind(
     if (
         front < 0
         or not allows_stages(is_first, number, rules)
-        or table.weight[label] + costs.weight + bound.weight > cap
+        or table.total[label] + costs.weight + bound.weight > cap
     ):
         return LabelBehind(label, row, number, front, cap, 0, 0, 0.0, 0.0)
     free = scope.pool.total[k] - columns[row + USED + k]
@@ -329,6 +346,11 @@ def look_behind(
     )  # fmt: skip
     left = value_left(columns, row + USED, scope.pool.total, scope.pool.speed)
     value = value_left(columns, row + USED, scope.pool.total, scope.prices)
+    if is_hopeless(
+        table.total[label] + costs.weight, left - costs.need * scope.pool.speed[k],
+        value - costs.need * scope.prices[k], cap, bound,
+    ):  # fmt: skip
+        most = 0
     return LabelBehind(label, row, number, front, cap, free, most, left, value)
 
 
@@ -339,13 +361,14 @@ def extend_over_level(
     """Put an arc in front of a label, the cut on one level; needs -1 replicas if it cannot be."""
     columns, row, need, most = table.columns, behind.row, feasible[level], behind.most
     weight, class_behind = 0.0, -1
+    exposed_s = table.total[behind.label] - table.weight[behind.label]
     if need > most:
         need = -1
     if need >= 0:
         weight = table.weight[behind.label] + (costs.weight + arcs.weight_link[level][costs.last])
         left = behind.left - need * scope.pool.speed[costs.device_class]
         value = behind.worth - need * scope.prices[costs.device_class]
-        if is_hopeless(weight, left, value, behind.weight_cap, bound):
+        if is_hopeless(weight + exposed_s, left, value, behind.weight_cap, bound):
             need = -1
         else:
             need = fewest_for_memory(
@@ -355,7 +378,9 @@ def extend_over_level(
     if costs.is_inner:
         class_behind = arcs.device_class[columns[row + ARC]]
         most = min(most, widest_linked(scope.pool.groups, level))
-    return Extension(costs, behind, class_behind, level, weight, need if need <= most else -1, most)
+        need = occupied(need, scope.pool.granule)
+    need = need if need <= most else -1
+    return Extension(costs, behind, class_behind, level, weight, exposed_s, need, most)
 
 
 def number_from_front(is_first: bool, pinned: int, behind: int) -> int:
@@ -390,19 +415,19 @@ def value_left(columns: Integers, at: int, total: Integers, prices: Floats) -> f
     return left
 
 
-def is_hopeless(weight: float, left: float, value: float, cap: float, bound: Bound) -> bool:
-    """Return True if no path through a label keeps the weight's cap and has devices enough.
+def is_hopeless(total: float, left: float, value: float, cap: float, bound: Bound) -> bool:
+    """Return True if no path through a label keeps the total's cap and has devices enough.
 
     ``left`` are the devices it leaves, in devices of the slowest class, ``value`` their price.
     """
-    if weight + bound.weight > cap or bound.devices > left * (1 + TOLERANCE) + TOLERANCE:
+    if total + bound.weight > cap or bound.devices > left * (1 + TOLERANCE) + TOLERANCE:
         return True
-    return weight + bound.priced > cap + value + TOLERANCE * (cap + value)
+    return total + bound.priced > cap + value + TOLERANCE * (cap + value)
 
 
 def try_count(
     step: Extension, count: int, bound: Bound, scope: Scope, table: LabelTable, begin: int,
-    counters: Integers, next_metrics: Floats,
+    counters: Integers,
 ) -> int:  # fmt: skip
     """Place that many replicas; return the next number that may lead to other labels, or -1."""
     pool, k, row, free = scope.pool, step.costs.device_class, step.behind.row, step.behind.free
@@ -410,6 +435,10 @@ def try_count(
     is_last = table.columns[row + USED + k] == 0
     behind = table.columns[row + IN_FLIGHT]
     in_flight = count * (1 + (behind + count - 1) // count)
+    left = step.behind.left - count * pool.speed[k]
+    value = step.behind.worth - count * scope.prices[k]
+    if is_hopeless(step.weight + step.exposed_s, left, value, step.behind.weight_cap, bound):
+        return -1  # and so are more
     previous = -1
     for pad in range(len(groups)):
         counters[LOOKED] += 1 + len(pool.total) // 4
@@ -421,7 +450,7 @@ def try_count(
         if not is_new or (is_inner and cut_level(step, end, groups, between) != step.level):
             continue
         counters[FEWEST] = min(counters[FEWEST], in_flight)
-        add_label(step, count, end, in_flight, bound, scope, table, begin, counters, next_metrics)
+        add_label(step, count, end, in_flight, bound, scope, table, begin, counters)
     following = next_count(groups, pool.total[k], is_last, count, behind, counters[FEWEST])
     return following if following <= step.most else -1
 
@@ -435,22 +464,20 @@ def cut_level(step: Extension, end: int, groups: Integers, between: Integers) ->
 
 def add_label(
     step: Extension, count: int, end: int, in_flight: int, bound: Bound, scope: Scope,
-    table: LabelTable, begin: int, counters: Integers, next_metrics: Floats,
+    table: LabelTable, begin: int, counters: Integers,
 ) -> None:  # fmt: skip
-    """Make the label of a placed stage, unless its gradients or a bound rule it out."""
+    """Make the label of a placed stage, unless a bound rules it out."""
     pool, k, quantum, num_classes = (
         scope.pool, step.costs.device_class, scope.caps.quantum, len(scope.pool.total),
     )  # fmt: skip
+    total = step.weight + step.exposed_s
     if count > 1:
         groups = pool.groups[k]
         level = level_of(groups, end - count, end - 1)
         sync_s = all_reduce_s(
             step.costs.gradients, count, level, pool.latency, pool.bandwidth, groups
         )
-        exposed_s = sync_s * scope.rules.sync_scale - step.costs.lead
-        if exposed_s > scope.caps.sync and exposed_s > 0:
-            next_metrics[SYNC] = min(next_metrics[SYNC], exposed_s)
-            return
+        total = max(total, step.weight + (sync_s * scope.rules.sync_scale - step.costs.lead))
     new = counters[SIZE]
     # written behind the last label kept; `keep_undominated` moves it to its place
     columns, row = table.columns, new * scope.width
@@ -459,23 +486,30 @@ def add_label(
     columns[row + USED + k] = pool.total[k] - (end - count)
     left = value_left(columns, row + USED, pool.total, pool.speed)
     value = value_left(columns, row + USED, pool.total, scope.prices)
-    if is_hopeless(step.weight, left, value, step.behind.weight_cap, bound):
+    if is_hopeless(total, left, value, step.behind.weight_cap, bound):
         return
+    arc = step.costs.arc
+    if scope.reached[arc] == 0 or count < scope.reached[arc]:
+        scope.reached[arc] = count
     columns[row + IN_FLIGHT] = in_flight if scope.tracks_in_flight else 0
     columns[row + STAGES], columns[row + FRONT] = step.behind.number, step.behind.front
     columns[row + REPLICAS] = columns[step.behind.row + REPLICAS] + count
     columns[row + KEY] = key_of(step, k, columns, row + USED, scope)
-    columns[row + PARENT], columns[row + ARC] = step.behind.label, step.costs.arc
+    columns[row + PARENT], columns[row + ARC] = step.behind.label, arc
     columns[row + COUNT], columns[row + END] = count, end
-    bucket = step.weight
-    if quantum > 0:
-        bucket = 0.0 if quantum == math.inf else float(math.floor(step.weight / quantum))
-    table.weight[new], table.bucket[new] = step.weight, bucket
+    table.weight[new], table.total[new] = step.weight, total
+    table.bucket[new] = bucket_of(step.weight, quantum)
+    table.total_bucket[new] = bucket_of(total, quantum)
     # comparing with 64 / columns labels takes about as long as making one
     counters[LOOKED] += (new - begin) * (num_classes + 3) // 64
-    counters[SIZE] = keep_undominated(
-        columns, table.weight, table.bucket, begin, new, scope.width, scope.watched
-    )
+    counters[SIZE] = keep_undominated(table, begin, new, scope.width, scope.watched)
+
+
+def bucket_of(value: float, quantum: float) -> float:
+    """Return a weight or total as it is compared: rounded down to whole quanta."""
+    if quantum == 0:
+        return value
+    return 0.0 if quantum == math.inf else float(math.floor(value / quantum))
 
 
 def key_of(step: Extension, k: int, columns: Integers, used: int, scope: Scope) -> int:

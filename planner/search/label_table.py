@@ -28,28 +28,31 @@ COST_STEPS = 50
 
 
 class LabelTable(NamedTuple):
-    """The growing part of `label_kernel.Labels`."""
+    """The growing part of `label_kernel.Labels`: its columns, and numbers with a decimal point.
+
+    ``bucket`` and ``total_bucket`` are weight and total as compared: rounded down to whole quanta.
+    """
 
     columns: Integers
     weight: Floats
+    total: Floats
     bucket: Floats
+    total_bucket: Floats
 
 
-def keep_undominated(
-    columns: Integers, weight: Floats, bucket: Floats, begin: int, new: int, width: int,
-    watched: Integers,
-) -> int:  # fmt: skip
+def keep_undominated(table: LabelTable, begin: int, new: int, width: int, watched: Integers) -> int:
     """Compare the label at ``new`` with those from ``begin`` on; return the new size.
 
     It goes if one is at least as good in every watched column, and those it is at least as good
     as go; the others keep their order, on which ties between plans depend.
     """
+    columns, bucket, total_bucket = table.columns, table.bucket, table.total_bucket
     row, target = new * width, begin
     for other in range(begin, new):
         at = other * width
         if columns[at + KEY] == columns[row + KEY]:
-            worse = bucket[other] <= bucket[new]
-            better = bucket[other] >= bucket[new]
+            worse = bucket[other] <= bucket[new] and total_bucket[other] <= total_bucket[new]
+            better = bucket[other] >= bucket[new] and total_bucket[other] >= total_bucket[new]
             for index in range(len(watched)):
                 one, two = columns[at + watched[index]], columns[row + watched[index]]
                 if one > two:
@@ -58,18 +61,18 @@ def keep_undominated(
                     better = False
                 if not worse and not better:
                     break
-            if worse and better:  # equal: the smaller weight stays
-                better = weight[other] > weight[new]
+            if worse and better:  # equal: the smaller total stays
+                better = table.total[other] > table.total[new]
                 worse = not better
             if worse:
                 return new
             if better:
                 continue
         if target != other:
-            move_label(columns, weight, bucket, other, target, width)
+            move_label(table, other, target, width)
         target += 1
     if target != new:
-        move_label(columns, weight, bucket, new, target, width)
+        move_label(table, new, target, width)
     return target + 1
 
 
@@ -78,7 +81,7 @@ def thin_labels(
 ) -> int:
     """Keep that many of the labels from ``begin`` on, the cheapest; return the new size.
 
-    A label costs its weight and the price of the devices it uses: what comes in front of it costs
+    A label costs its total and the price of the devices it uses: what comes in front of it costs
     the least of these at best, which is the same for all labels of a position.
     """
     if size - begin <= most:
@@ -106,37 +109,42 @@ def thin_labels(
                 continue
             spare -= 1
         if target != label:
-            move_label(table.columns, table.weight, table.bucket, label, target, width)
+            move_label(table, label, target, width)
         target += 1
     return target
 
 
 def cost_of_label(table: LabelTable, prices: Floats, label: int, width: int) -> float:
-    """Return the weight of a label and the price of the devices it uses."""
+    """Return the total of a label and the price of the devices it uses."""
     at = label * width + USED
-    cost: float = table.weight[label]
+    cost: float = table.total[label]
     for k in range(len(prices)):
         cost += table.columns[at + k] * prices[k]
     return cost
 
 
-def move_label(
-    columns: Integers, weight: Floats, bucket: Floats, source: int, target: int, width: int
-) -> None:
+def move_label(table: LabelTable, source: int, target: int, width: int) -> None:
     """Copy one label over another."""
+    columns = table.columns
     for column in range(width):
         columns[target * width + column] = columns[source * width + column]
-    weight[target], bucket[target] = weight[source], bucket[source]
+    table.weight[target], table.total[target] = table.weight[source], table.total[source]
+    table.bucket[target] = table.bucket[source]
+    table.total_bucket[target] = table.total_bucket[source]
 
 
 def grow(table: LabelTable, width: int) -> LabelTable:
     """Return the labels with room for twice as many, at least 1024."""
     size = len(table.weight)
     capacity = max(2 * size, 1024)
-    columns = int_zeros(capacity * width)
-    weight, bucket = float_zeros(capacity), float_zeros(capacity)
+    grown = LabelTable(
+        int_zeros(capacity * width), float_zeros(capacity), float_zeros(capacity),
+        float_zeros(capacity), float_zeros(capacity),
+    )  # fmt: skip
     for index in range(size * width):
-        columns[index] = table.columns[index]
+        grown.columns[index] = table.columns[index]
     for label in range(size):
-        weight[label], bucket[label] = table.weight[label], table.bucket[label]
-    return LabelTable(columns, weight, bucket)
+        grown.weight[label], grown.total[label] = table.weight[label], table.total[label]
+        grown.bucket[label] = table.bucket[label]
+        grown.total_bucket[label] = table.total_bucket[label]
+    return grown

@@ -31,7 +31,7 @@ from .device_prices import (
     worth,
 )
 
-FIRST, SECOND, SYNC = 0, 1, 2
+FIRST, SECOND = 0, 1
 """Indices of the metrics in ``next_metrics``."""
 
 FAR = 2**40
@@ -313,11 +313,11 @@ def relax_arcs(
     Replicas of every arc are the fewest by its own metrics and memory, given the fewest that can be
     behind it. Then the shortest paths through it by weight, by devices, and by both at prices of
     devices (`device_prices`), sought near those ``tried`` before, say whether it can be part of a
-    path. Returns the least values of the three metrics beyond their caps, and what remains.
+    path. Returns the least values of both metrics beyond their caps, and what remains.
     """
     num_atoms = len(arcs.first_arc) - 1
-    next_metrics = float_zeros(3)
-    for metric in range(3):
+    next_metrics = float_zeros(2)
+    for metric in range(2):
         next_metrics[metric] = math.inf
     usable = usable_arcs(arcs, pool, rules, caps, next_metrics)
     free = float_zeros(len(pool.total))
@@ -347,11 +347,11 @@ def relax_arcs(
     for i in range(num_atoms):
         first_arc[i] = size
         for index in range(usable.first_arc[i], usable.first_arc[i + 1]):
-            j = last[index]
+            j, exposed_s = last[index], usable.exposed[index]
             if (
                 front_devices[i] + devices[index] + back_devices[j] <= slack
-                and front_weight[i] + weights[index] + back_weight[j] <= caps.weight
-                and front_priced[i] + priced[index] + back_priced[j] <= limit
+                and front_weight[i] + weights[index] + exposed_s + back_weight[j] <= caps.weight
+                and front_priced[i] + priced[index] + exposed_s + back_priced[j] <= limit
             ):
                 kept[size], replicas[size] = usable.arc[index], usable.replicas[index]
                 size += 1
@@ -367,25 +367,29 @@ def usable_arcs(
 ) -> UsableArcs:
     """Give every arc the fewest replicas it can have, and leave out those that can have none."""
     num_atoms, num_arcs = len(arcs.first_arc) - 1, len(arcs.last)
-    needed, link = int_zeros(num_arcs), float_zeros(num_arcs)
+    needed, link, exposed = int_zeros(num_arcs), float_zeros(num_arcs), float_zeros(num_arcs)
     # fewest replicas of any path from each position to the end
     behind = int_zeros(num_atoms + 1)
     for i in range(num_atoms - 1, -1, -1):
-        behind[i] = relax_position(i, arcs, pool, rules, caps, behind, needed, link, next_metrics)
+        behind[i] = relax_position(
+            i, arcs, pool, rules, caps, behind, needed, link, exposed, next_metrics
+        )
     usable = UsableArcs(
         int_zeros(num_atoms + 1), int_zeros(num_arcs), int_zeros(num_arcs), int_zeros(num_arcs),
-        int_zeros(num_arcs), float_zeros(num_arcs), int_zeros(num_arcs),
+        int_zeros(num_arcs), float_zeros(num_arcs), int_zeros(num_arcs), float_zeros(num_arcs),
     )  # fmt: skip
-    size = gather_usable(arcs, pool, needed, link, usable)
+    size = gather_usable(arcs, pool, needed, link, exposed, usable)
     return UsableArcs(
         usable.first_arc, usable.last[:size], usable.arc[:size], usable.replicas[:size],
         usable.device_class[:size], usable.weight[:size], usable.devices[:size],
+        usable.exposed[:size],
     )  # fmt: skip
 
 
 def gather_usable(
-    arcs: StageArcs, pool: DevicePool, needed: Integers, link: Floats, usable: UsableArcs
-) -> int:
+    arcs: StageArcs, pool: DevicePool, needed: Integers, link: Floats, exposed: Floats,
+    usable: UsableArcs,
+) -> int:  # fmt: skip
     """Fill in the arcs that need a positive number of replicas; return how many they are."""
     size = 0
     for i in range(len(arcs.first_arc) - 1):
@@ -397,6 +401,7 @@ def gather_usable(
                 usable.weight[size] = arcs.weight[arc] + link[arc]
                 usable.device_class[size] = arcs.device_class[arc]
                 usable.devices[size] = occupied(needed[arc], pool.granule)
+                usable.exposed[size] = exposed[arc]
                 size += 1
     usable.first_arc[len(arcs.first_arc) - 1] = size
     return size
@@ -404,11 +409,12 @@ def gather_usable(
 
 def relax_position(
     i: int, arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps,
-    behind: Integers, needed: Integers, link: Floats, next_metrics: Floats,
+    behind: Integers, needed: Integers, link: Floats, exposed: Floats, next_metrics: Floats,
 ) -> int:  # fmt: skip
     """Find the fewest replicas of each arc from a position; return the fewest of a whole path.
 
-    Writes replicas (0 for none) to ``needed`` and the least weight of the cut to ``link``.
+    Writes replicas (0 for none) to ``needed``, the least weight of the cut to ``link``, and the
+    least time for which the summing of gradients is exposed to ``exposed``.
     """
     fewest, offset, lead, is_inner = FAR, arcs.offset[i], arcs.lead[i], True
     for arc in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
@@ -436,10 +442,7 @@ def relax_position(
             sync_s = least_sync_s(
                 arcs.gradients[arc], need, pool.latency, pool.bandwidth, pool.groups[k]
             )
-            exposed_s = sync_s * rules.sync_scale - lead
-            if exposed_s > caps.sync and exposed_s > 0:
-                next_metrics[SYNC] = min(next_metrics[SYNC], exposed_s)
-                continue
+            exposed[arc] = max(0.0, sync_s * rules.sync_scale - lead)
         needed[arc] = need
         fewest = min(fewest, need + behind[j])
     return fewest
