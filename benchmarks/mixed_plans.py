@@ -20,11 +20,13 @@ from pathlib import Path
 
 from tables import markdown_table, write_between_marks
 
-from tests.runtime.tensor_parallel.models import MAKERS
-from tests.runtime.tensor_parallel.plans import MIXES
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.runtime.tensor_parallel.models import MAKERS  # noqa: E402
+from tests.runtime.tensor_parallel.plans import MIXES  # noqa: E402
 
 EXACT = 1e-12
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_model(name: str) -> list[dict[str, float]]:

@@ -114,6 +114,36 @@ def split_group_norm(call: NodeCall) -> NodeSplit:
     return NodeSplit(layout, call=group_norm)
 
 
+def split_norm(call: NodeCall) -> NodeSplit:
+    """Split a norm over the last dimensions along one of the others."""
+    return _split_norm(call, call.argument(1, "normalized_shape"))
+
+
+def split_norm_module(call: NodeCall) -> NodeSplit:
+    module: Any = call.module
+    change, sizes, eps = (
+        _split_norm(call, module.normalized_shape),
+        module.normalized_shape,
+        module.eps,
+    )
+
+    def norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        if isinstance(module, nn.LayerNorm):
+            return F.layer_norm(x, sizes, weight, bias, eps)
+        return F.rms_norm(x, sizes, weight, eps)
+
+    change.call = norm
+    return change
+
+
+def _split_norm(call: NodeCall, sizes: Sequence[int]) -> NodeSplit:
+    x = call.argument(0)
+    layout = call.layout(x)
+    if layout is None or layout.dim >= len(shape(x)) - len(sizes):
+        raise Unsplittable("runs along the divided dimension")
+    return NodeSplit(layout)
+
+
 def split_softmax(call: NodeCall) -> NodeSplit:
     layout = call.layout(call.argument(0))
     dim = call.argument(1, "dim", -1)

@@ -1,9 +1,14 @@
-"""Search for the operations of each layer that the ranks of a stage can share.
+"""Search for the operations of a stage that its ranks can share.
 
-Every layer's inputs and outputs stay whole on all ranks, so that a model may be cut anywhere.
-Inside, products by weights start whole and end divided (by columns, output channels or heads); what
-follows is computed in parts as far as rules reach, up to products whose results are parts of a sum,
-which ranks add. Where no rule reaches, the products that started are computed whole.
+Inputs and outputs of stages stay whole on all ranks. Inside, products by weights start whole and
+end divided (by columns, output channels or heads); what follows is computed in parts as far as
+rules reach, up to products whose results are parts of a sum. Of such a sum each rank gets the rows
+of its own, along the sequence, and norms, residual sums and dropout treat these by themselves
+(sequence parallelism, Korthikanti et al. 2022, "Reducing Activation Recomputation"), until a
+product needs all rows; where nothing can be done with rows, each rank gets the whole sum.
+
+Where no rule reaches, rows are gathered, as are parts made in an earlier layer; products that
+started in the same layer are computed whole.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..program.layers import Layers
+from ..program.mutation import mutated_inputs
 from ..program.program import Program, modules_called, references_of
 from .layout import (
     NeedsParts,
@@ -25,6 +31,7 @@ from .layout import (
     WeightLayouts,
     base_name,
     is_transpose,
+    shape,
 )
 from .rules import find_rule, may_start
 
@@ -50,13 +57,15 @@ class ModelSplit:
 
     Attributes:
         degrees: Ranks that share each layer.
+        stages: The stage of each layer.
         changes: How each operation differs on a rank; others are the same on all.
-        gathered: Divided values that other layers need whole.
+        gathered: Divided values that other stages need whole.
         weights: Divided parameters and buffers by ``id``.
         reasons: Why products stay whole, by layer and name of the operation.
     """
 
     degrees: Sequence[int]
+    stages: Sequence[int]
     changes: dict[fx.Node, NodeSplit] = field(default_factory=dict)
     gathered: dict[fx.Node, Shard] = field(default_factory=dict)
     weights: dict[int, DividedWeight] = field(default_factory=dict)
@@ -67,12 +76,16 @@ Traced = tuple[Program, Layers]
 """A program and its layers."""
 
 
-def find_split(traced: Sequence[Traced], degrees: Sequence[int]) -> ModelSplit:
+def find_split(
+    traced: Sequence[Traced], degrees: Sequence[int], stages: Sequence[int] = ()
+) -> ModelSplit:
     """Find how layers can be shared by as many ranks as ``degrees`` says for each.
 
-    Several programs of one model, as for training and evaluation, divide the same weights. A weight
-    is divided only if all operations that read it agree on how.
+    ``stages`` is the stage of each layer; without it, the model is one. Several programs of one
+    model, as for training and evaluation, divide the same weights. A weight is divided only if all
+    operations that read it agree on how.
     """
+    stages = stages or [0] * len(degrees)
     layer_of: dict[fx.Node, int] = {}
     nodes: dict[tuple[int, int], list[fx.Node]] = {}
     readers: dict[int, set[fx.Node]] = {}
@@ -80,31 +93,31 @@ def find_split(traced: Sequence[Traced], degrees: Sequence[int]) -> ModelSplit:
         for node in program.graph.nodes:
             layer = layers.layer_of.get(node, -1)
             if layer >= 0 and degrees[layer] > 1:
-                nodes.setdefault((number, layer), []).append(node)
+                nodes.setdefault((number, stages[layer]), []).append(node)
                 layer_of[node] = layer
         for tensor, found in _find_readers(program).items():
             readers.setdefault(tensor, set()).update(found)
     whole: dict[fx.Node, str] = {}
-    searches: dict[tuple[int, int], _LayerSearch] = {}
+    searches: dict[tuple[int, int], _StageSearch] = {}
     waiting = list(nodes)
     while waiting:
         for key in waiting:
-            program, degree = traced[key[0]][0], degrees[key[1]]
-            searches[key] = _LayerSearch(program, nodes[key], degree, whole)
-        split = ModelSplit(degrees)
+            program, degree = traced[key[0]][0], degrees[layer_of[nodes[key][0]]]
+            searches[key] = _StageSearch(program, nodes[key], layer_of, degree, whole)
+        split = ModelSplit(degrees, stages)
         conflicts = _collect(searches.values(), readers, split)
         whole.update(dict.fromkeys(conflicts, "shares a weight that is read whole elsewhere"))
         waiting = [key for key, own in nodes.items() if not conflicts.isdisjoint(own)]
-    split = ModelSplit(degrees)
+    split = ModelSplit(degrees, stages)
     _collect(searches.values(), readers, split)
     split.reasons = {(layer_of[node], node.name): reason for node, reason in whole.items()}
     return split
 
 
 def _collect(
-    searches: Iterable[_LayerSearch], readers: dict[int, set[fx.Node]], split: ModelSplit
+    searches: Iterable[_StageSearch], readers: dict[int, set[fx.Node]], split: ModelSplit
 ) -> set[fx.Node]:
-    """Join the layers' splits; return the starts of those that disagree about a weight."""
+    """Join the stages' splits; return the starts of those that disagree about a weight."""
     conflicts: set[fx.Node] = set()
     for search in searches:
         split.changes.update(search.changes)
@@ -146,21 +159,33 @@ def _final_users(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-class _LayerSearch:
-    """The split of one layer; products in ``whole`` start none, and others are added to it."""
+class _StageSearch:
+    """The split of one stage; products in ``whole`` start none, and others are added to it."""
 
     def __init__(
         self,
         program: Program,
         nodes: Sequence[fx.Node],
+        layer_of: dict[fx.Node, int],
         degree: int,
         whole: dict[fx.Node, str],
     ) -> None:
         self._program, self._nodes, self._degree, self._whole = program, nodes, degree, whole
-        self._own = set(nodes)
+        self._layer_of, self._at = layer_of, {node: at for at, node in enumerate(nodes)}
         self._parts: dict[fx.Node, tuple[int, ...]] = {}
-        while not self._propagate():
-            pass
+        self._added: set[fx.Node] = set()  # products of whose sum every rank gets all
+        self._layouts: dict[fx.Node, Any] = {}
+        self._starts: dict[fx.Node, set[fx.Node]] = {}
+        self._sums: dict[fx.Node, set[fx.Node]] = {}  # of which values are rows, or made of them
+        self._needs: dict[fx.Node, tuple[WeightLayouts, set[fx.Node]]] = {}
+        self._layout_of: dict[int, Shard] = {}  # of weights, by id
+        self.changes: dict[fx.Node, NodeSplit] = {}
+        at = 0
+        while at < len(nodes):
+            at = self._visit(nodes[at])
+            if at == len(nodes):
+                at = self._add_what_nothing_divides()
+        self.divided = self._divide_weights()
         self.gathered = {
             node: layout
             for node, layout in self._layouts.items()
@@ -168,70 +193,153 @@ class _LayerSearch:
         }
 
     def _is_read_outside(self, node: fx.Node) -> bool:
-        return any(user not in self._own for user in node.users)
+        return any(user not in self._at for user in node.users)
 
-    def _propagate(self) -> bool:
-        """Propagate layouts through the layer; return False if products had to be given up."""
-        self._layouts: dict[fx.Node, Any] = {}
-        self._starts: dict[fx.Node, set[fx.Node]] = {}
-        self.changes: dict[fx.Node, NodeSplit] = {}
-        self.divided: dict[int, DividedWeight] = {}
-        for node in self._nodes:
-            reads = [source for source in node.all_input_nodes if self._layouts.get(source)]
-            starts: set[fx.Node] = set().union(*(self._starts[source] for source in reads))
-            call = NodeCall(
-                node,
-                self._program,
-                self._degree,
-                self._layouts,
-                WeightLayouts(),
-                self._parts.get(node, ()),
-            )
-            call.may_start = not reads and node not in self._whole and may_start(call)
+    def _visit(self, node: fx.Node) -> int:
+        """Split an operation, if it can be; return the position of the next one to visit."""
+        following, gathered = self._at[node] + 1, set[fx.Node]()
+        while True:
+            reads = [
+                source
+                for source in node.all_input_nodes
+                if self._layouts.get(source) and source not in gathered
+            ]
+            call = self._call(node, reads)
             if not reads and not call.may_start:
-                continue
+                break
+            starts: set[fx.Node] = set().union(*(self._starts[source] for source in reads))
             try:
-                self._split(call, starts or {node})
-            except NeedsParts as wanted:
-                if any(each in self._parts for each in starts):
-                    self._give_up(starts, node, "takes a divided dimension apart in two ways")
-                else:
-                    self._parts.update(dict.fromkeys(starts, wanted.parts))
-                return False
-            except Unsplittable as reason:
+                self._split(call, starts or {node}, reads, gathered)
+            except (NeedsParts, Unsplittable) as reason:
                 if not reads:  # it starts nothing, and nothing depends on it
                     self._whole.setdefault(node, f"{self._label(node)} {reason}")
-                    continue
-                blamed = [self._starts[each] for each in reason.blame if each in self._starts]
-                self._give_up(set().union(*blamed) or starts, node, str(reason))
-                return False
-        return True
+                    break
+                apart = self._reads_to_gather(node, reads, starts)
+                if not apart:
+                    return self._give_up(node, starts, reason)
+                if any(isinstance(self._layouts[source], list) for source in apart):
+                    return self._undo(apart, f"{self._label(node)} reads several results")
+                if not set(apart).isdisjoint(mutated_inputs(node, self._program)):
+                    return self._undo(apart, f"{self._label(node)} changes a value in place")
+                gathered.update(apart)
+            else:
+                return following
+        if gathered:
+            self.changes[node] = NodeSplit(None, whole=gathered, alike=True)
+        return following
 
-    def _split(self, call: NodeCall, starts: set[fx.Node]) -> None:
-        rule = find_rule(call)
-        if rule is None:
-            raise Unsplittable("has no rule")
-        change = rule(call)
-        if isinstance(change.layout, list) and self._is_read_outside(call.node):
-            raise Unsplittable("has several results that other layers read")
-        self.changes[call.node] = change
-        self._starts[call.node] = starts
-        if change.layout is not None:
-            self._layouts[call.node] = change.layout
-        for key, layout in call.weights.layouts.items():
-            own = DividedWeight(
-                call.weights.tensors[key], layout, self._degree, {call.node}, set(starts)
-            )
-            known = self.divided.setdefault(key, own)
-            if known.layout != layout:
-                raise Unsplittable("reads a weight that is divided in another way elsewhere")
-            known.readers.add(call.node)
-            known.starts |= starts
+    def _call(self, node: fx.Node, reads: Sequence[fx.Node]) -> NodeCall:
+        call = NodeCall(
+            node,
+            self._program,
+            self._degree,
+            {source: self._layouts[source] for source in reads},
+            WeightLayouts(),
+            self._parts.get(node, ()),
+        )
+        call.may_start = not reads and node not in self._whole and may_start(call)
+        return call
 
-    def _give_up(self, starts: set[fx.Node], node: fx.Node, reason: str) -> None:
+    def _reads_to_gather(
+        self, node: fx.Node, reads: Sequence[fx.Node], starts: set[fx.Node]
+    ) -> list[fx.Node]:
+        """Return divided values that are better gathered than the products behind them given up."""
+        if rows := [source for source in reads if self._sums[source]]:
+            return rows
+        is_local = all(self._layer_of[start] == self._layer_of[node] for start in starts)
+        return [] if is_local else list(reads)
+
+    def _give_up(self, node: fx.Node, starts: set[fx.Node], reason: Exception) -> int:
+        """Let products start in another way, or not at all; return the position of the first."""
+        if not isinstance(reason, NeedsParts):
+            blame = reason.blame if isinstance(reason, Unsplittable) else ()
+            starts = set().union(*(self._starts.get(each, ()) for each in blame)) or starts
+        elif not any(each in self._parts for each in starts):
+            self._parts.update(dict.fromkeys(starts, reason.parts))
+            return self._rewind(starts)
+        else:
+            reason = Unsplittable("takes a divided dimension apart in two ways")
         for start in starts:
             self._whole[start] = f"{self._label(node)} {reason}"
             self._parts.pop(start, None)
+        return self._rewind(starts)
+
+    def _undo(self, values: Sequence[fx.Node], reason: str) -> int:
+        """Do without what was divided for values that cannot be gathered."""
+        sums: set[fx.Node] = set().union(*(self._sums[each] for each in values))
+        starts: set[fx.Node] = (
+            set() if sums else set().union(*(self._starts[each] for each in values))
+        )
+        self._added |= sums
+        self._whole.update(dict.fromkeys(starts, reason))
+        return self._rewind(sums | starts)
+
+    def _add_what_nothing_divides(self) -> int:
+        """Have sums added whose rows are only gathered; return the next position to visit."""
+        useless = {
+            node
+            for node, change in self.changes.items()
+            if change.sums and change.layout is not None
+            if all(
+                user not in self._at or node in self.changes[user].whole
+                for user in node.users
+            )
+        }  # fmt: skip
+        self._added |= useless
+        return self._rewind(useless) if useless else len(self._nodes)
+
+    def _rewind(self, to: Iterable[fx.Node]) -> int:
+        """Forget what was found from the first of some operations on; return its position."""
+        first = min(self._at[node] for node in to)
+        for node in self._nodes[first:]:
+            for found in (self._layouts, self._starts, self._sums, self._needs, self.changes):
+                found.pop(node, None)  # type: ignore[attr-defined]
+        self._layout_of = {
+            key: layout for need, _ in self._needs.values() for key, layout in need.layouts.items()
+        }
+        return first
+
+    def _split(
+        self,
+        call: NodeCall,
+        starts: set[fx.Node],
+        reads: Sequence[fx.Node],
+        gathered: set[fx.Node],
+    ) -> None:
+        rule = find_rule(call)
+        if rule is None:
+            raise Unsplittable("has no rule")
+        node, change = call.node, rule(call)
+        if isinstance(change.layout, list) and self._is_read_outside(node):
+            raise Unsplittable("has several results that other stages read")
+        for key, layout in call.weights.layouts.items():
+            if self._layout_of.setdefault(key, layout) != layout:
+                raise Unsplittable("reads a weight that is divided in another way elsewhere")
+        self._needs[node] = call.weights, starts
+        sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
+        if change.by_rows and (rows := self._rows_of(node)) is not None:
+            change.layout, starts, sums = rows, set(), {node}
+        change.whole = gathered
+        self.changes[node], self._starts[node], self._sums[node] = change, starts, sums
+        if change.layout is not None:
+            self._layouts[node] = change.layout
+
+    def _rows_of(self, node: fx.Node) -> Shard | None:
+        """Return the layout of a sum of which each rank gets its rows."""
+        sizes = shape(node)
+        if node in self._added or len(sizes) < 2 or sizes[-2] % self._degree:
+            return None
+        return Shard(len(sizes) - 2)
+
+    def _divide_weights(self) -> dict[int, DividedWeight]:
+        divided: dict[int, DividedWeight] = {}
+        for node, (need, starts) in self._needs.items():
+            for key, layout in need.layouts.items():
+                own = DividedWeight(need.tensors[key], layout, self._degree)
+                known = divided.setdefault(key, own)
+                known.readers.add(node)
+                known.starts |= starts
+        return divided
 
     def _label(self, node: fx.Node) -> str:
         """Return an operation's kind: without numbers, so that equal blocks give equal reasons."""

@@ -57,8 +57,12 @@ class NodeSplit:
         keywords: Likewise, by name.
         slices: Whole inputs of which the rank reads its part.
         call: Function called instead, with the arguments after these changes.
-        sums: Whether ranks' results are parts of a sum.
-        bias: Added once the sum is whole.
+        sums: Whether ranks' results are parts of a sum. With a ``layout``, each rank gets its part
+            of the sum, else all of it.
+        by_rows: Whether the sum may be divided along its last dimension but one.
+        bias: Added once to the sum.
+        whole: Divided inputs that are gathered first.
+        alike: Whether every rank computes the whole value, from gathered inputs.
         noise: Whether it is dropout, of which every rank draws the whole mask and takes its part.
         draws: Whether it draws random numbers for its part in a way of its own.
     """
@@ -69,7 +73,10 @@ class NodeSplit:
     slices: dict[fx.Node, Shard] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
     sums: bool = False
+    by_rows: bool = False
     bias: fx.Node | str | None = None
+    whole: set[fx.Node] = field(default_factory=set)
+    alike: bool = False
     noise: bool = False
     draws: bool = False
 

@@ -55,7 +55,7 @@ def _split_product(call: NodeCall, x: Any, weight: Any, bias: Any, *, rows: int)
     if layout.dim != last:
         raise Unsplittable("is divided along its batch or sequence")
     call.divide(weight, Shard(rows, layout.parts))
-    change = NodeSplit(None, sums=True, bias=bias)
+    change = NodeSplit(None, sums=True, by_rows=True, bias=bias)
     if bias is not None:
         change.arguments[2] = None
     return change
@@ -73,7 +73,7 @@ def split_linear_module(call: NodeCall) -> NodeSplit:
         raise Unsplittable("is divided along its batch or sequence")
     call.divide_own("weight", Shard(1, layout.parts))
     bias = "bias" if call.module.bias is not None else None
-    return NodeSplit(None, call=F.linear, sums=True, bias=bias)
+    return NodeSplit(None, call=F.linear, sums=True, by_rows=True, bias=bias)
 
 
 def _split_batched(call: NodeCall, first: fx.Node, second: fx.Node) -> NodeSplit:
@@ -135,9 +135,8 @@ def split_embedding_module(call: NodeCall) -> NodeSplit:
         raise Unsplittable("looks up divided indices")
     call.check_start()
     call.divide_own("weight", Shard(0))
-    return NodeSplit(
-        None, call=LookUp(module.num_embeddings // call.degree, module.padding_idx), sums=True
-    )
+    rows = LookUp(module.num_embeddings // call.degree, module.padding_idx)
+    return NodeSplit(None, call=rows, sums=True, by_rows=True)
 
 
 class LookUp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,9 +26,14 @@ class Exchange:
         rank: This rank's number among them.
         degree: How many they are.
         enter: Returns a whole value; in the backward, the sum of its gradients over the ranks.
+        take: Returns, for a layout, the function that takes this rank's part of a whole value; in
+            the backward it joins the parts' gradients.
         add: Returns the sum of a value over the ranks; gradients pass as they are.
+        add_part: Returns, for a layout, the function that returns this rank's part of the sum; in
+            the backward it joins the parts' gradients.
         gather: Returns, for a layout, the function that joins the ranks' parts of a value; in the
             backward it takes this rank's part of the gradient.
+        gather_entered: Likewise; in the backward it takes the part of the gradients' sum.
         draw_apart: Lets this rank's random numbers differ from those of the others.
         draw_alike: Ends that.
     """
@@ -36,8 +41,11 @@ class Exchange:
     rank: int
     degree: int
     enter: Callable[[Tensor], Tensor]
+    take: Callable[[Shard], Callable[[Tensor], Tensor]]
     add: Callable[[Tensor], Tensor]
+    add_part: Callable[[Shard], Callable[[Tensor], Tensor]]
     gather: Callable[[Shard], Callable[[Tensor], Tensor]]
+    gather_entered: Callable[[Shard], Callable[[Tensor], Tensor]]
     draw_apart: Callable[[], None]
     draw_alike: Callable[[], None]
 
@@ -79,49 +87,57 @@ def rewrite(
 ) -> None:
     """Change a program in place to compute a rank's part; ``exchanges`` gives that of a layer.
 
-    Nodes that other layers read stay the ones they were, so that cuts and routes remain valid.
+    Nodes that other stages read stay the ones they were, so that cuts and routes remain valid.
     Weights are divided by the caller.
     """
-    local: dict[fx.Node, fx.Node] = {}
-    entered: dict[fx.Node, dict[int, fx.Node]] = {}
-    changed = {key for node in program.graph.nodes for key in changed_storages(node, program)}
+    made = _Made({key for node in program.graph.nodes for key in changed_storages(node, program)})
     for node in list(program.graph.nodes):
         if (change := split.changes.get(node)) is not None:
-            layer = layers.layer_of[node]
-            exchange = exchanges(layer)
-            _Rewriting(program, layers, split, exchange, local, entered, changed, node).apply(
-                change
-            )
+            exchange = exchanges(layers.layer_of[node])
+            _Rewriting(program, layers, split, exchange, made, node).apply(change)
     program.graph.lint()
 
 
 @dataclass
-class _Rewriting:
-    """Rewriting of one operation and of what it reads.
+class _Made:
+    """Nodes made so far.
 
-    ``local`` holds the nodes of parts that are gathered for other layers, ``entered`` the whole
-    values that operations of a layer read to compute parts, by layer; ``changed`` is the memory
-    that operations change in place.
+    Attributes:
+        changed: The memory that operations change in place.
+        local: Parts that are gathered for other stages.
+        inputs: What operations of a stage read instead of a value, by the value, the function
+            that makes it and the stage.
     """
+
+    changed: set[int]
+    local: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    inputs: dict[tuple[fx.Node, str, Any, int], fx.Node] = field(default_factory=dict)
+
+
+@dataclass
+class _Rewriting:
+    """Rewriting of one operation and of what it reads."""
 
     program: Program
     layers: Layers
     split: ModelSplit
     exchange: Exchange
-    local: dict[fx.Node, fx.Node]
-    entered: dict[fx.Node, dict[int, fx.Node]]
-    changed: set[int]
+    made: _Made
     node: fx.Node
 
     @property
     def layer(self) -> int:
         return self.layers.layer_of[self.node]
 
+    @property
+    def stage(self) -> int:
+        return self.split.stages[self.layer]
+
     def apply(self, change: NodeSplit) -> None:
         node, graph = self.node, self.program.graph
         with graph.inserting_before(node):
             arguments, keywords = self._arguments(change)
-            if change.noise:
+            if change.noise and not change.alike:
                 self._draw_whole(change, arguments, keywords)
                 return
             if change.draws:
@@ -150,33 +166,37 @@ class _Rewriting:
         ones = self._call(whole_ones, (part, layout.dim, degree))
         mask = self._copy(change, (ones, *arguments[1:]), keywords)
         own = self._call(take_part, (mask, layout.dim, layout.parts, rank, degree))
-        if self.node in self.split.gathered:
-            self._finish(change, self._call(operator.mul, (part, own)))
-        else:
-            self._become(operator.mul, (part, own))
+        self._end(operator.mul, (part, own))
 
     def _finish(self, change: NodeSplit, inner: fx.Node) -> None:
-        """Let the original node stand for the whole value."""
-        node = self.node
+        """Let the original node stand for the value that its readers expect."""
+        node, layout = self.node, change.layout
         if not change.sums:
-            self.local[node] = inner
-            gather = self.exchange.gather(self.split.gathered[node])
-            self._become(gather, (inner,))
+            self._end(None, (inner,))
             return
+        add = self.exchange.add
+        if isinstance(layout, Shard):
+            add = self.exchange.add_part(layout)
         bias = change.bias
         if isinstance(bias, str):
             bias = self._attribute(f"{node.target}.{bias}")
         if bias is None:
-            self._become(self.exchange.add, (inner,))
-        else:
-            has_channels = node.op == "call_module" and hasattr(self._module(), "kernel_size")
-            behind = node.meta[VALUE].dim() - 2 if has_channels else 0
-            total = self._call(self.exchange.add, (inner,))
-            self._become(add_bias, (total, bias, behind))
+            self._end(add, (inner,))
+            return
+        has_channels = node.op == "call_module" and hasattr(self._module(), "kernel_size")
+        behind = node.meta[VALUE].dim() - 2 if has_channels else 0
+        if isinstance(layout, Shard):
+            bias = self._enter(bias)
+        self._end(add_bias, (self._call(add, (inner,)), bias, behind))
 
-    def _become(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.node.op, self.node.target = "call_function", function
-        self.node.args, self.node.kwargs = arguments, {}
+    def _end(self, function: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> None:
+        """Let the node call a function; if other stages read it, gather what that returns."""
+        node = self.node
+        if node in self.split.gathered:
+            local = arguments[0] if function is None else self._call(function, arguments)
+            self.made.local[node] = local
+            function, arguments = self.exchange.gather(self.split.gathered[node]), (local,)
+        node.op, node.target, node.args, node.kwargs = "call_function", function, arguments, {}
 
     def _module(self) -> Any:
         return self.program.attribute(str(self.node.target))
@@ -221,29 +241,48 @@ class _Rewriting:
     def _read(self, source: fx.Node, change: NodeSplit) -> fx.Node:
         """Return what the rank reads instead of an input."""
         known = self.split.changes.get(source)
-        is_own = self.layers.layer_of.get(source) == self.layer  # other layers' values are gathered
+        is_own = known is not None and self.split.stages[self.layers.layer_of[source]] == self.stage
         if is_own and known is not None and known.layout is not None:
-            return self.local.get(source, source)
-        if id(find_weight(source, self.program)) in self.split.weights:
+            local = self.made.local.get(source, source)
+            if source not in change.whole:
+                return local
+            assert isinstance(known.layout, Shard)
+            if not change.alike and _has_gradient(source):
+                return self._once("gather_entered", known.layout, source, local)
+            if local is not source:  # other stages read it whole
+                return source
+            return self._once("gather", known.layout, source, local)
+        if change.alike or id(find_weight(source, self.program)) in self.split.weights:
             return source
-        whole = self._enter(source)
         if source not in change.slices:
-            return whole
+            return self._enter(source)
         layout = change.slices[source]
+        if self._is_variable(source):
+            return self._once("take", layout, source, source)
         degree, rank = self.exchange.degree, self.exchange.rank
-        return self._call(take_part, (whole, layout.dim, layout.parts, rank, degree))
+        return self._call(take_part, (source, layout.dim, layout.parts, rank, degree))
 
     def _enter(self, source: fx.Node) -> fx.Node:
-        """Return a whole value whose gradient is summed over the ranks, made once for a layer."""
-        value = source.meta.get(VALUE)
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return source
-        if source in self.layers.constant:
-            return source
-        if not self.changed.isdisjoint(storages_of([source])):
+        """Return a whole value whose gradient is summed over the ranks, made once for a stage."""
+        return self._once("enter", None, source, source) if self._is_variable(source) else source
+
+    def _is_variable(self, source: fx.Node) -> bool:
+        return _has_gradient(source) and source not in self.layers.constant
+
+    def _once(self, name: str, layout: Shard | None, source: fx.Node, given: fx.Node) -> fx.Node:
+        """Return what a function of the exchange makes of a value, one node for a stage."""
+        function = getattr(self.exchange, name)
+        if layout is not None:
+            function = function(layout)
+        if not self.made.changed.isdisjoint(storages_of([source])):
             # Between two reads it may be changed in place, which a view made before would miss.
-            return self._call(self.exchange.enter, (source,))
-        by_layer = self.entered.setdefault(source, {})
-        if self.layer not in by_layer:
-            by_layer[self.layer] = self._call(self.exchange.enter, (source,))
-        return by_layer[self.layer]
+            return self._call(function, (given,))
+        key = source, name, layout, self.stage
+        if key not in self.made.inputs:
+            self.made.inputs[key] = self._call(function, (given,))
+        return self.made.inputs[key]
+
+
+def _has_gradient(node: fx.Node) -> bool:
+    value = node.meta.get(VALUE)
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -172,8 +172,9 @@ def cut_for_plan(
             apply_planned_dtypes(captured, plan)
     split = None
     if shards is not None:
-        degrees = [stage.tensor for stage in plan.stages for _ in range(stage.num_layers)]
-        split = split_model(captured, degrees, shards)
+        stages = [at for at, count in enumerate(plan.balance) for _ in range(count)]
+        degrees = [plan.stages[at].tensor for at in stages]
+        split = split_model(captured, degrees, stages, shards)
     is_direct = direct and bool(plan.direct_sends)
     pieces = replace(cut(captured, plan.balance, direct=is_direct), split=split)
     if is_direct:

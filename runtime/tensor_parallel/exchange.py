@@ -1,7 +1,9 @@
 """Exchange of values and gradients between the ranks that share a stage.
 
-The two conjugate operations of Shoeybi et al. 2019, "Megatron-LM", section 3: `enter` is the
-identity forward and a sum backward, `add` a sum forward and the identity backward.
+Conjugate operations: what one does in the forward, its partner does in the backward. `enter` and
+`add` are those of Shoeybi et al. 2019, "Megatron-LM", section 3; `gather_entered` and `add_part`
+those of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4.2.2; `take` and `gather` lead from whole values to parts of them and back.
 """
 
 from __future__ import annotations
@@ -34,33 +36,27 @@ class ShardGroup:
     def exchange(self) -> Exchange:
         """Return the functions that a split program calls."""
         return Exchange(
-            self.shard,
-            self.degree,
-            self.enter,
-            self.add,
-            self.make_gather,
-            self.draw_apart,
-            self.draw_alike,
+            rank=self.shard,
+            degree=self.degree,
+            enter=self._bind(_Enter),
+            take=lambda layout: self._bind(_Take, layout),
+            add=self._bind(_Add),
+            add_part=lambda layout: self._bind(_AddPart, layout),
+            gather=lambda layout: self._bind(_Gather, layout),
+            gather_entered=lambda layout: self._bind(_GatherEntered, layout),
+            draw_apart=self.draw_apart,
+            draw_alike=self.draw_alike,
         )
 
-    def enter(self, value: Tensor) -> Tensor:
-        """Return a whole value; its gradient becomes the sum of those of all ranks."""
-        found: Tensor = _Enter.apply(value, self)  # type: ignore[no-untyped-call]
-        return found
+    def _bind(
+        self, function: type[torch.autograd.Function], layout: Shard | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        def exchange(value: Tensor) -> Tensor:
+            made: Tensor = function.apply(value, self, layout)  # type: ignore[no-untyped-call]
+            return made
 
-    def add(self, value: Tensor) -> Tensor:
-        """Return the sum of a value over the ranks."""
-        found: Tensor = _Add.apply(value, self)  # type: ignore[no-untyped-call]
-        return found
-
-    def make_gather(self, layout: Shard) -> Callable[[Tensor], Tensor]:
-        """Return the function that joins the ranks' parts of a value."""
-
-        def gather(value: Tensor) -> Tensor:
-            found: Tensor = _Gather.apply(value, self, layout)  # type: ignore[no-untyped-call]
-            return found
-
-        return gather
+        exchange.__name__ = function.__name__.strip("_")
+        return exchange
 
     def draw_apart(self) -> None:
         """Give each rank random numbers of its own; `draw_alike` goes back to equal ones."""
@@ -82,43 +78,88 @@ class ShardGroup:
         dist.all_reduce(total, group=self._group)
         return total
 
-    def collect(self, value: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, by shard; they have equal shapes."""
+    def sum_part(self, value: Tensor, layout: Shard) -> Tensor:
+        """Return this rank's part of the sum of a tensor over the ranks."""
+        parts = [
+            take_part(value, layout.dim, layout.parts, shard, self.degree)
+            for shard in range(self.degree)
+        ]
+        total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter_tensor(total, torch.cat(parts), group=self._group)
+        return total
+
+    def take(self, value: Tensor, layout: Shard) -> Tensor:
+        """Return this rank's part of a tensor."""
+        return take_part(value, layout.dim, layout.parts, self.shard, self.degree)
+
+    def join(self, value: Tensor, layout: Shard) -> Tensor:
+        """Return the whole tensor of which each rank holds a part."""
         own = value.contiguous()
         found = [torch.empty_like(own) for _ in range(self.degree)]
         dist.all_gather(found, own, group=self._group)
-        return found
+        return join_parts(found, layout)
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, group: ShardGroup) -> Tensor:
+    def forward(ctx: Any, value: Tensor, group: ShardGroup, layout: None) -> Tensor:
         ctx.group = group
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.sum(gradient), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.sum(gradient), None, None
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, group: ShardGroup) -> Tensor:
+    def forward(ctx: Any, value: Tensor, group: ShardGroup, layout: None) -> Tensor:
         return group.sum(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: ShardGroup, layout: Shard) -> Tensor:
+        ctx.group, ctx.layout = group, layout
+        return group.take(value, layout).clone()  # a part of its own: the whole is freed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.join(gradient, ctx.layout), None, None
+
+
+class _AddPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: ShardGroup, layout: Shard) -> Tensor:
+        ctx.group, ctx.layout = group, layout
+        return group.sum_part(value, layout)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.join(gradient, ctx.layout), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: ShardGroup, layout: Shard) -> Tensor:
         ctx.group, ctx.layout = group, layout
-        return join_parts(group.collect(value), layout)
+        return group.join(value, layout)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        group, layout = ctx.group, ctx.layout
-        own = take_part(gradient, layout.dim, layout.parts, group.shard, group.degree)
-        return own, None, None
+        return ctx.group.take(gradient, ctx.layout), None, None
+
+
+class _GatherEntered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: ShardGroup, layout: Shard) -> Tensor:
+        ctx.group, ctx.layout = group, layout
+        return group.join(value, layout)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.sum_part(gradient, ctx.layout), None, None

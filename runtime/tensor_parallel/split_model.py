@@ -59,16 +59,19 @@ class SplitModel:
     group: ShardGroup
 
 
-def split_model(captured: Captured, degrees: Sequence[int], group: ShardGroup) -> SplitModel:
+def split_model(
+    captured: Captured, degrees: Sequence[int], stages: Sequence[int], group: ShardGroup
+) -> SplitModel:
     """Rewrite a captured model so that ranks compute their parts of its layers.
 
-    ``degrees`` is how many ranks share each layer. The captured graph keeps to the whole model.
+    ``degrees`` is how many ranks share each layer, ``stages`` the stage that it is in, outside of
+    which values are whole. The captured graph keeps to the whole model.
     Weights keep their values until `divide_weights`.
     """
     _ = captured.graph  # computed now: the document describes the model before it is split
     both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
     traced = [(each.program, each.layers) for each in both]
-    split = find_split(traced, degrees)
+    split = find_split(traced, degrees, stages)
     draws, exchange = _draws_random_numbers(captured, degrees), group.exchange()
     for program, layers in traced:
         rewrite(program, layers, split, lambda layer: exchange)

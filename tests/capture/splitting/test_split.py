@@ -8,19 +8,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from stagewright.capture.capture import trace
+from stagewright.capture.splitting.layout import Shard
 from stagewright.capture.splitting.rewrite import join_parts, take_part
 from tests.capture.splitting.threads import run_split, split_of
 
 EXACT = 1e-12
 
 
-def check(model, sample, degree):
+def check(model, sample, degree, stages=()):
     """Compare with the unsplit model; return the names of divided weights."""
     model = model.double()
     whole = copy.deepcopy(model)
     made = whole(*sample)
     made.mul(torch.arange(made.numel()).reshape(made.shape).sin()).sum().backward()
-    outputs, gradients, divided = run_split(model, sample, degree)
+    outputs, gradients, divided = run_split(model, sample, degree, stages=stages)
     for output in outputs:
         assert (output - made).abs().max() <= EXACT
     for name, weight in whole.named_parameters():
@@ -98,12 +99,65 @@ def test_heads_of_fused_queries_keys_and_values(tokens, degree):
     assert {"blocks.0.qkv.weight", "blocks.0.qkv.bias", "blocks.0.out.weight"} <= divided
 
 
-def test_a_product_whose_output_other_layers_read_is_gathered(tokens):
+def test_what_other_layers_read_stays_divided(tokens):
     one, two = nn.Linear(8, 12), nn.Linear(12, 8)
     lone = Block(lambda self, x: self.own(x), own=one)
-    divided = check(Model(lone, Block(lambda self, x: self.own(F.gelu(x)), own=two)), tokens, 2)
+    model = Model(lone, Block(lambda self, x: self.own(F.gelu(x)), own=two))
+    divided = check(model, tokens, 2)
+    assert divided == {"blocks.0.own.weight", "blocks.0.own.bias", "blocks.1.own.weight"}
+    split = split_of(trace(model, tokens, check=False), 2)
+    assert [change.layout for change in split.changes.values() if change.sums] == [None]
+
+
+def test_what_other_stages_read_is_gathered(tokens):
+    one, two = nn.Linear(8, 12), nn.Linear(12, 8)
+    lone = Block(lambda self, x: self.own(x), own=one)
+    model = Model(lone, Block(lambda self, x: self.own(F.gelu(x)), own=two))
+    divided = check(model, tokens, 2, stages=[0, 1])
     assert divided == {"blocks.0.own.weight", "blocks.0.own.bias", "blocks.1.own.weight",
                        "blocks.1.own.bias"}  # fmt: skip
+
+
+@pytest.fixture
+def even_tokens():
+    torch.manual_seed(0)
+    return (torch.randn(2, 4, 8, dtype=torch.float64),)
+
+
+def residual(self, x):
+    x = x + self.out(F.silu(self.up(x)))
+    return x + self.down(F.silu(self.gate(self.norm(x))))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("stages", [[0, 0], [0, 1]])
+def test_rows_of_sums_flow_through_norms(even_tokens, norm, stages):
+    blocks = [
+        Block(
+            residual, up=nn.Linear(8, 16), out=nn.Linear(16, 8), norm=norm(8),
+            gate=nn.Linear(8, 16), down=nn.Linear(16, 8),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    model = Model(*blocks)
+    divided = check(model, even_tokens, 2, stages=stages)
+    split = split_of(trace(model, even_tokens, check=False), 2, stages)
+    sums = [change.layout for change in split.changes.values() if change.sums]
+    assert sums == [Shard(1)] * 4
+    assert len(split.gathered) == len(set(stages))
+    norms = [node for node in split.changes if "norm" in str(node.target)]
+    assert len(norms) == 2 and not any("norm" in name for name in divided)
+
+
+def test_rows_that_are_changed_in_place_are_not_gathered(even_tokens):
+    def run(self, x):
+        y = self.down(F.silu(self.up(x)))
+        z = torch.cumsum(y, 1)
+        y.add_(x.flip(1))
+        return y.sin() + z
+
+    block = Block(run, up=nn.Linear(8, 16), down=nn.Linear(16, 8))
+    check(Model(block), even_tokens, 2)
 
 
 def test_what_has_no_rule_stays_whole_and_is_said(tokens):
@@ -116,7 +170,7 @@ def test_what_has_no_rule_stays_whole_and_is_said(tokens):
 
 def test_sizes_that_do_not_divide_stay_whole_and_are_said(tokens):
     model = Model(Block(lambda self, x: self.own(x), own=nn.Linear(8, 6))).double()
-    (reason,) = split_of(trace(model, tokens, check=False), 4).reasons.values()
+    (reason,) = split_of(trace(model, even_tokens, check=False), 4).reasons.values()
     assert "has 6 to be divided by 4" in reason
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections import Counter
 
 import torch
 from torch import nn
@@ -16,12 +17,12 @@ class Threads:
 
     def __init__(self, count):
         self.count, self.barrier, self.given = count, threading.Barrier(count), [None] * count
-        self.seen = {"enter": [], "add": [], "gather": []}
+        self.seen = Counter()
 
     def collect(self, rank, value, kind):
+        """Return all ranks' tensors; ``kind`` counts the bytes of the whole of them."""
         if rank == 0:
-            pieces = self.count if kind == "gather" else 1
-            self.seen[kind].append(value.nbytes * pieces)
+            self.seen[kind, value.nbytes * (self.count if kind == "join" else 1)] += 1
         self.given[rank] = value
         self.barrier.wait(60)
         found = list(self.given)
@@ -29,63 +30,64 @@ class Threads:
         return found
 
     def exchange(self, rank):
-        class Enter(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, value):
-                return value.view_as(value)
+        def take(value, layout):
+            return take_part(value, layout.dim, layout.parts, rank, self.count)
 
-            @staticmethod
-            def backward(ctx, gradient):
-                return sum(self.collect(rank, gradient, "enter"))
+        def join(value, layout):
+            return join_parts(self.collect(rank, value, "join"), layout)
 
-        class Add(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, value):
-                return sum(self.collect(rank, value, "add"))
+        def add(value, layout):
+            return sum(self.collect(rank, value, "add"))
 
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient
+        def add_part(value, layout):
+            return take(sum(self.collect(rank, value, "add_part")), layout)
 
-        def gather(layout):
-            class Gather(torch.autograd.Function):
+        def keep(value, layout):
+            return value.clone()
+
+        def pair(forward, backward):
+            class Pair(torch.autograd.Function):
                 @staticmethod
-                def forward(ctx, value):
-                    return join_parts(self.collect(rank, value, "gather"), layout)
+                def forward(ctx, value, layout):
+                    ctx.layout = layout
+                    return forward(value, layout)
 
                 @staticmethod
                 def backward(ctx, gradient):
-                    return take_part(gradient, layout.dim, layout.parts, rank, self.count)
+                    return backward(gradient, ctx.layout), None
 
-            def joined(value):
-                return Gather.apply(value)
-
-            return joined
-
-        def enter(value):
-            return Enter.apply(value)
-
-        def add(value):
-            return Add.apply(value)
+            return lambda layout: lambda value: Pair.apply(value, layout)
 
         def nothing():
             pass
 
-        return Exchange(rank, self.count, enter, add, gather, nothing, nothing)
+        return Exchange(
+            rank=rank,
+            degree=self.count,
+            enter=pair(keep, add)(None),
+            take=pair(take, join),
+            add=pair(add, keep)(None),
+            add_part=pair(add_part, join),
+            gather=pair(join, take),
+            gather_entered=pair(join, add_part),
+            draw_apart=nothing,
+            draw_alike=nothing,
+        )
 
 
-def split_of(captured, degree):
-    return find_split([(captured.program, captured.layers)], [degree] * len(captured.layers))
+def split_of(captured, degree, stages=()):
+    traced = [(captured.program, captured.layers)]
+    return find_split(traced, [degree] * len(captured.layers), stages)
 
 
-def run_split(model, sample, degree, ranks=None, *, autocast=False):
+def run_split(model, sample, degree, ranks=None, *, stages=(), autocast=False):
     """Outputs of every rank, whole gradients by name, and the names of divided weights."""
     ranks = ranks or Threads(degree)
     models, segments, layouts = [], [], {}
     for rank in range(degree):
         own = copy.deepcopy(model)
         captured = trace(own, sample, check=False)
-        split = split_of(captured, degree)
+        split = split_of(captured, degree, stages)
         exchange = ranks.exchange(rank)
         rewrite(captured.program, captured.layers, split, lambda layer, own=exchange: own)
         parts = {}

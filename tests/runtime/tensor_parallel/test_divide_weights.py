@@ -53,8 +53,9 @@ def test_whole_weights_are_freed_once_they_are_divided():
     references = watch(model)
     captured = trace(model, torch.zeros(3, dtype=torch.long), check=False)
     group = ShardGroup(0, 2, CPU)
-    split = split_model(captured, [2] * len(captured.layers), group)
-    stage = captured.segment(0, len(captured.layers))
+    layers = len(captured.layers)
+    split = split_model(captured, [2] * layers, [0] * layers, group)
+    stage = captured.segment(0, layers)
     assert set(split.divided) >= {"table.weight", "up.weight", "down.weight", "head.weight"}
     divide_weights([stage], split, captured.roots)
     assert are_alive(references) == []

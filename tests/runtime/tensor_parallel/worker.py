@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from stagewright.capture.capture import trace
-from stagewright.capture.splitting.rewrite import join_parts
 from stagewright.core.plan.plan import Plan
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
@@ -75,7 +74,7 @@ def read_whole(pipeline: DistributedPipeline) -> dict[str, Tensor]:
         if split is not None and pipeline.grid.widths[pipeline.schedule_rank] > 1:
             division = split.divided.get(name)
             if division is not None:
-                local = join_parts(split.group.collect(local), division.layout)
+                local = split.group.join(local, division.layout)
         found[name] = local
     return found
 
