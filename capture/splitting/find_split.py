@@ -293,7 +293,7 @@ class _StageSearch:
         first = min(self._at[node] for node in to)
         for node in self._nodes[first:]:
             for found in (self._layouts, self._starts, self._sums, self._needs, self.changes):
-                found.pop(node, None)  # type: ignore[attr-defined]
+                found.pop(node, None)
         self._layout_of = {
             key: layout for need, _ in self._needs.values() for key, layout in need.layouts.items()
         }

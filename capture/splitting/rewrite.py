@@ -172,7 +172,7 @@ class _Rewriting:
         """Let the original node stand for the value that its readers expect."""
         node, layout = self.node, change.layout
         if not change.sums:
-            self._end(None, (inner,))
+            self._gather(inner)
             return
         add = self.exchange.add
         if isinstance(layout, Shard):
@@ -189,14 +189,20 @@ class _Rewriting:
             bias = self._enter(bias)
         self._end(add_bias, (self._call(add, (inner,)), bias, behind))
 
-    def _end(self, function: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> None:
+    def _end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         """Let the node call a function; if other stages read it, gather what that returns."""
-        node = self.node
-        if node in self.split.gathered:
-            local = arguments[0] if function is None else self._call(function, arguments)
-            self.made.local[node] = local
-            function, arguments = self.exchange.gather(self.split.gathered[node]), (local,)
-        node.op, node.target, node.args, node.kwargs = "call_function", function, arguments, {}
+        if self.node in self.split.gathered:
+            self._gather(self._call(function, arguments))
+        else:
+            self._become(function, arguments)
+
+    def _gather(self, local: fx.Node) -> None:
+        self.made.local[self.node] = local
+        self._become(self.exchange.gather(self.split.gathered[self.node]), (local,))
+
+    def _become(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.node.op, self.node.target = "call_function", function
+        self.node.args, self.node.kwargs = arguments, {}
 
     def _module(self) -> Any:
         return self.program.attribute(str(self.node.target))

@@ -2,8 +2,10 @@
 
 For profiles that do not say how their layers split. As in Megatron-LM (Shoeybi et al. 2019): of a
 block, the products that widen are cut by columns, those behind them by rows, heads and hidden
-units with them; one all-reduce sums the output of each product cut by rows, and in the backward
-the gradients of each group cut by columns. Embeddings and heads are cut by the vocabulary.
+units with them. Embeddings and heads are cut by the vocabulary. In between, devices hold parts of
+the sequence (Korthikanti et al. 2022), if its length can be divided: the output of each product cut
+by rows is summed and scattered, and gathered in front of each group cut by columns, and the reverse
+in the backward; else sums are all-reduced, and all devices hold whole activations.
 """
 
 from __future__ import annotations
@@ -62,34 +64,90 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
     rows = sum(module in ROWS for module in modules) if COLUMNS & set(modules) else 0
     cut = COLUMNS | ROWS if rows else EMBEDDINGS | HEADS
     split = [p for p, module in zip(parameters, modules, strict=True) if module in cut]
-    if not split or any(parameter.numel % degree for parameter in split):
-        reason = "its weights have no usual names" if parameters else "it has no weights"
-        return _whole(entry, reason if not split else f"{degree} does not divide its weights")
+    others = [parameter for parameter in parameters if parameter not in split]
+    hidden, in_parts = _find_hidden(profile, index, degree)
+    if any(parameter.numel % degree for parameter in split):
+        return _whole(entry, f"{degree} does not divide its weights")
+    if not split:
+        if in_parts and entry.layer.module_type.endswith(("Norm", "Dropout")):
+            return _split_rows(entry, others, degree)
+        return _whole(entry, "its weights have no usual names" if others else "it has no weights")
     saved = sum(parameter.size_bytes for parameter in split)
     held = entry.layer.parameter_bytes - saved + saved // degree
-    hidden = _hidden_bytes(profile, index)
+    if rows and in_parts:
+        return _split_block_and_rows(entry, rows, hidden, held, others, degree)
     if rows:
         return _split_block(profile, entry, rows, hidden, held, degree)
     # A head that is tied to the embedding has its weight's name.
-    if split[0].layers[0] == index and EMBEDDINGS & set(modules):
+    is_embedding = split[0].layers[0] == index and bool(EMBEDDINGS & set(modules))
+    own = _split_embedding if is_embedding else _split_head
+    return own(entry, hidden, in_parts, degree).model_copy(
+        update={
+            "parameter_bytes": held,
+            "saved_activation_bytes": entry.saved_activation_bytes,
+            "workspace_bytes": entry.workspace_bytes,
+        }
+    )
+
+
+def _split_embedding(entry: LayerProfile, hidden: int, in_parts: bool, degree: int) -> SplitLayer:
+    """Split a table by its rows; devices sum what they find."""
+    if not in_parts:
         return SplitLayer(
-            compute_share=1 / degree,
-            parameter_bytes=held,
-            saved_activation_bytes=entry.saved_activation_bytes,
-            workspace_bytes=entry.workspace_bytes,
-            forward_reduced_bytes=entry.output_bytes,
-            forward_reductions=1,
+            compute_share=1 / degree, forward_reduced_bytes=entry.output_bytes, forward_reductions=1
         )
     return SplitLayer(
         compute_share=1 / degree,
-        parameter_bytes=held,
-        saved_activation_bytes=entry.saved_activation_bytes,
-        workspace_bytes=entry.workspace_bytes,
-        backward_reduced_bytes=hidden,
-        backward_reductions=1,
         forward_gathered_bytes=entry.output_bytes,
-        gathers=1,
+        backward_gathered_bytes=entry.output_bytes,
+        gathers=2,
+    )
+
+
+def _split_head(entry: LayerProfile, hidden: int, in_parts: bool, degree: int) -> SplitLayer:
+    """Split the product in front of the loss, which needs all of its output."""
+    return SplitLayer(
+        compute_share=1 / degree,
+        backward_reduced_bytes=0 if in_parts else hidden,
+        backward_reductions=0 if in_parts else 1,
+        forward_gathered_bytes=entry.output_bytes + (hidden if in_parts else 0),
+        backward_gathered_bytes=hidden if in_parts else 0,
+        gathers=3 if in_parts else 1,
         reasons=("its output is gathered, as the loss is not split",),
+    )
+
+
+def _split_rows(entry: LayerProfile, weights: list[Parameter], degree: int) -> SplitLayer:
+    """Split a norm or dropout along the sequence: devices sum the gradients of its weights."""
+    return SplitLayer(
+        compute_share=1 / degree,
+        parameter_bytes=entry.layer.parameter_bytes,
+        saved_activation_bytes=math.ceil(entry.saved_activation_bytes / degree),
+        workspace_bytes=math.ceil(entry.workspace_bytes / degree),
+        **_sum_gradients(weights),
+    )
+
+
+def _sum_gradients(weights: list[Parameter]) -> dict[str, int]:
+    sizes = [weight.size_bytes for weight in weights if weight.trainable]
+    return {"backward_reduced_bytes": sum(sizes), "backward_reductions": len(sizes)}
+
+
+def _split_block_and_rows(
+    entry: LayerProfile, rows: int, hidden: int, held: int, others: list[Parameter], degree: int
+) -> SplitLayer:
+    """Split a block, and what is between its products along the sequence."""
+    saved, workspace = entry.saved_activation_bytes, entry.workspace_bytes
+    kept, used = min(rows * hidden, saved), min(2 * hidden, workspace)
+    return SplitLayer(
+        compute_share=1 / degree,
+        parameter_bytes=held,
+        saved_activation_bytes=kept + math.ceil((saved - kept) / degree),
+        workspace_bytes=used + math.ceil((workspace - used) / degree),
+        forward_gathered_bytes=2 * rows * hidden,
+        backward_gathered_bytes=2 * rows * hidden,
+        gathers=4 * rows,
+        **_sum_gradients(others),
     )
 
 
@@ -117,12 +175,18 @@ def _split_block(
     )
 
 
-def _hidden_bytes(profile: Profile, index: int) -> int:
-    """Return the bytes of the activations in front of a layer: the largest tensor with gradient."""
-    if index == 0:
-        return profile.layers[0].output_bytes
-    tensors = profile.boundaries[index - 1].tensors
-    return max((one.size_bytes for one in tensors if one.requires_grad), default=0)
+def _find_hidden(profile: Profile, index: int, degree: int) -> tuple[int, bool]:
+    """Return the bytes of the activations in front of a layer, and if their rows can be divided.
+
+    They are the largest tensor with a gradient at the nearest boundary.
+    """
+    tensors = profile.boundaries[max(index - 1, 0)].tensors if profile.boundaries else ()
+    with_gradient = [tensor for tensor in tensors if tensor.requires_grad]
+    if not with_gradient:
+        return (profile.layers[0].output_bytes if index == 0 else 0), False
+    largest = max(with_gradient, key=lambda tensor: tensor.size_bytes)
+    shape = largest.shape
+    return largest.size_bytes, len(shape) > 2 and shape[-2] % degree == 0
 
 
 def _whole(entry: LayerProfile, reason: str) -> SplitLayer:

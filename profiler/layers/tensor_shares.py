@@ -16,7 +16,7 @@ from ...capture.captured import Captured
 from ...capture.program.cuts import differentiable_nodes
 from ...capture.program.program import Program, tensors_of, value_of
 from ...capture.splitting.find_split import ModelSplit, find_split
-from ...capture.splitting.layout import base_name, find_weight
+from ...capture.splitting.layout import NodeSplit, base_name, find_weight
 from ...core.profile.profile import LayerProfile, SplitLayer, TensorSplit
 
 DEGREES = (2, 4, 8)
@@ -37,7 +37,9 @@ class LayerShare:
         divided_bytes: Its parameters of which a device holds a part.
         reduced: Bytes of each all-reduce of a forward.
         entered: Bytes of each all-reduce of a backward.
-        gathered: Bytes of each whole tensor that is gathered in a forward.
+        gathered: Bytes of each whole tensor that is gathered, or scattered after a reduction, in a
+            forward.
+        returned: Likewise in a backward.
         reasons: Why something is not split.
     """
 
@@ -47,6 +49,7 @@ class LayerShare:
     reduced: tuple[int, ...] = ()
     entered: tuple[int, ...] = ()
     gathered: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
 
     def of(self, entry: LayerProfile, degree: int) -> SplitLayer:
@@ -64,7 +67,8 @@ class LayerShare:
             backward_reduced_bytes=sum(self.entered),
             backward_reductions=len(self.entered),
             forward_gathered_bytes=sum(self.gathered),
-            gathers=len(self.gathered),
+            backward_gathered_bytes=sum(self.returned),
+            gathers=len(self.gathered) + len(self.returned),
             reasons=self.reasons,
         )
 
@@ -107,6 +111,7 @@ class _Totals:
     reduced: list[int] = field(default_factory=list)
     entered: list[int] = field(default_factory=list)
     gathered: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
 
 
 def _find_shares(captured: Captured, split: ModelSplit) -> tuple[LayerShare, ...]:
@@ -128,6 +133,7 @@ def _find_shares(captured: Captured, split: ModelSplit) -> tuple[LayerShare, ...
             reduced=tuple(each.reduced),
             entered=tuple(each.entered),
             gathered=tuple(each.gathered),
+            returned=tuple(each.returned),
             reasons=tuple(why)[:MAX_REASONS],
         )
         for each, size, why in zip(totals, divided, reasons, strict=True)
@@ -140,8 +146,7 @@ def _named(program: Program) -> list[tuple[str, nn.Parameter]]:
 
 def _add_up(captured: Captured, split: ModelSplit) -> list[_Totals]:
     found = [_Totals() for _ in range(len(captured.layers))]
-    entered: set[tuple[int, fx.Node]] = set()
-    flowing = differentiable_nodes(captured.program)
+    exchanges = _Exchanges(captured, split)
     for node, index in captured.layers.layer_of.items():
         totals, change = found[index], split.changes.get(node)
         work, size = _work_of(node, captured.program), _bytes_of(node)
@@ -149,30 +154,81 @@ def _add_up(captured: Captured, split: ModelSplit) -> list[_Totals]:
         totals.made += size
         if change is None:
             continue
-        totals.split_work += work
-        if change.sums:
-            totals.reduced.append(size)
-        else:
-            totals.split_made += size
-        if node in split.gathered:
-            totals.gathered.append(size)
-        for source in node.all_input_nodes:
-            if source is change.bias or source not in flowing or (index, source) in entered:
-                continue
-            if _is_entered(source, index, captured, split):
-                entered.add((index, source))
-                totals.entered.append(_bytes_of(source))
+        exchanges.add(node, change, totals)
+        if not change.alike:
+            totals.split_work += work
+            is_split = change.layout is not None and node not in exchanges.gathered
+            totals.split_made += size if is_split else 0
     return found
 
 
-def _is_entered(source: fx.Node, index: int, captured: Captured, split: ModelSplit) -> bool:
-    """Return True if devices sum the gradient of a whole value that they read to compute parts."""
-    change = split.changes.get(source)
-    if captured.layers.layer_of.get(source) == index and change is not None and not change.sums:
-        return False
-    if (weight := find_weight(source, captured.program)) is not None:
-        return id(weight) not in split.weights
-    return isinstance(value_of(source), Tensor)
+class _Exchanges:
+    """Counts what ranks exchange for operations, each value once, as programs are rewritten."""
+
+    def __init__(self, captured: Captured, split: ModelSplit) -> None:
+        self._captured, self._split = captured, split
+        self._flowing = differentiable_nodes(captured.program)
+        self._seen: set[tuple[fx.Node, object]] = set()
+        self.gathered = {source for change in split.changes.values() for source in change.whole}
+
+    def add(self, node: fx.Node, change: NodeSplit, totals: _Totals) -> None:
+        size = _bytes_of(node)
+        if change.sums and change.layout is None:
+            totals.reduced.append(size)
+        elif change.sums:
+            totals.gathered.append(size)
+            totals.returned += [size] if node in self._flowing else []
+        if node in self._split.gathered:
+            totals.gathered.append(size)
+        for source in node.all_input_nodes:
+            if source in change.whole:
+                self._add_gather(source, change, totals)
+            elif self._is_whole(source) and source in self._flowing and not change.alike:
+                self._add_entry(source, change, totals)
+        totals.entered += self._weights_read_whole(node, change)
+
+    def _add_gather(self, source: fx.Node, change: NodeSplit, totals: _Totals) -> None:
+        is_entered = not change.alike and source in self._flowing
+        if (source, is_entered) in self._seen or (source in self._split.gathered and change.alike):
+            return
+        self._seen.add((source, is_entered))
+        totals.gathered.append(_bytes_of(source))
+        if is_entered:
+            totals.returned.append(_bytes_of(source))
+
+    def _add_entry(self, source: fx.Node, change: NodeSplit, totals: _Totals) -> None:
+        """Count how the gradient of a whole value that is read to compute parts becomes whole."""
+        if source is change.bias and change.layout is None:
+            return
+        layout = change.slices.get(source)
+        if (source, layout) in self._seen:
+            return
+        self._seen.add((source, layout))
+        (totals.entered if layout is None else totals.returned).append(_bytes_of(source))
+
+    def _is_whole(self, source: fx.Node) -> bool:
+        change = self._split.changes.get(source)
+        if change is not None and change.layout is not None:
+            return False
+        if (weight := find_weight(source, self._captured.program)) is not None:
+            return id(weight) not in self._split.weights
+        return isinstance(value_of(source), Tensor)
+
+    def _weights_read_whole(self, node: fx.Node, change: NodeSplit) -> list[int]:
+        """Return the bytes of weights of a module that ranks read whole to compute rows."""
+        if node.op != "call_module" or change.call is None or change.layout is None:
+            return []
+        names = [] if change.sums else ["weight", "bias"]
+        module = self._captured.program.attribute(str(node.target))
+        if isinstance(change.bias, str):
+            names.append(change.bias)
+        weights = [getattr(module, name, None) for name in names]
+        return [
+            weight.nbytes
+            for weight in weights
+            if isinstance(weight, nn.Parameter)
+            if weight.requires_grad and id(weight) not in self._split.weights
+        ]
 
 
 def _bytes_of(node: fx.Node) -> int:

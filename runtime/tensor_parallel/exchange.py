@@ -52,7 +52,7 @@ class ShardGroup:
         self, function: type[torch.autograd.Function], layout: Shard | None = None
     ) -> Callable[[Tensor], Tensor]:
         def exchange(value: Tensor) -> Tensor:
-            made: Tensor = function.apply(value, self, layout)  # type: ignore[no-untyped-call]
+            made: Tensor = function.apply(value, self, layout)
             return made
 
         exchange.__name__ = function.__name__.strip("_")

@@ -170,7 +170,7 @@ def test_what_has_no_rule_stays_whole_and_is_said(tokens):
 
 def test_sizes_that_do_not_divide_stay_whole_and_are_said(tokens):
     model = Model(Block(lambda self, x: self.own(x), own=nn.Linear(8, 6))).double()
-    (reason,) = split_of(trace(model, even_tokens, check=False), 4).reasons.values()
+    (reason,) = split_of(trace(model, tokens, check=False), 4).reasons.values()
     assert "has 6 to be divided by 4" in reason
 
 
