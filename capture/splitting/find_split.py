@@ -1,6 +1,7 @@
 """Search for the operations of a stage that its ranks can share.
 
-Inputs and outputs of stages stay whole on all ranks. Inside, products by weights start whole and
+Inputs and outputs of the model stay whole on all ranks, and so does what stages of different
+numbers of ranks send each other. Inside, products by weights start whole and
 end divided (by columns, output channels or heads); what follows is computed in parts as far as
 rules reach, up to products whose results are parts of a sum. Of such a sum each rank gets the rows
 of its own, along the sequence, and norms, residual sums and dropout treat these by themselves
@@ -15,14 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, fx
 
+from ..program.cuts import Cut
 from ..program.layers import Layers
 from ..program.mutation import mutated_inputs
 from ..program.program import Program, modules_called, references_of
 from .layout import (
+    Layout,
     NeedsParts,
     NodeCall,
     NodeSplit,
@@ -58,22 +62,24 @@ class ModelSplit:
     Attributes:
         degrees: Ranks that share each layer.
         stages: The stage of each layer.
+        runs: The run of layers, of one stage or several, in which values are handed on in parts.
         changes: How each operation differs on a rank; others are the same on all.
-        gathered: Divided values that other stages need whole.
+        gathered: Divided values that are needed whole outside.
         weights: Divided parameters and buffers by ``id``.
         reasons: Why products stay whole, by layer and name of the operation.
     """
 
     degrees: Sequence[int]
     stages: Sequence[int]
+    runs: Sequence[int]
     changes: dict[fx.Node, NodeSplit] = field(default_factory=dict)
     gathered: dict[fx.Node, Shard] = field(default_factory=dict)
     weights: dict[int, DividedWeight] = field(default_factory=dict)
     reasons: dict[tuple[int, str], str] = field(default_factory=dict)
 
 
-Traced = tuple[Program, Layers]
-"""A program and its layers."""
+Traced = tuple[Program, Layers, Sequence[Cut]]
+"""A program, its layers and the values between them."""
 
 
 def find_split(
@@ -86,38 +92,68 @@ def find_split(
     operations that read it agree on how.
     """
     stages = stages or [0] * len(degrees)
+    if len(set(degrees)) == 1:
+        split = _find_split(traced, degrees, stages, [0] * len(degrees))
+        if _agree_between_stages(traced, split):
+            return split
+    return _find_split(traced, degrees, stages, stages)
+
+
+def is_local(node: fx.Node, split: ModelSplit) -> bool:
+    """Return True if ranks hold parts of a value, and other stages get them."""
+    change = split.changes.get(node)
+    return change is not None and change.layout is not None and node not in split.gathered
+
+
+def _agree_between_stages(traced: Sequence[Traced], split: ModelSplit) -> bool:
+    """Return True if all programs hand other stages the same parts of the values between them."""
+    ends = [at for at, pair in enumerate(pairwise(split.stages)) if pair[0] != pair[1]]
+
+    def layouts(program: Traced, end: int) -> list[Layout | list[Layout]]:
+        return [
+            split.changes[node].layout if is_local(node, split) else None
+            for node in program[2][end].nodes
+        ]
+
+    return all(layouts(each, end) == layouts(traced[0], end) for each in traced for end in ends)
+
+
+def _find_split(
+    traced: Sequence[Traced], degrees: Sequence[int], stages: Sequence[int], runs: Sequence[int]
+) -> ModelSplit:
+    """Find a split in which values are whole between runs of layers."""
     layer_of: dict[fx.Node, int] = {}
     nodes: dict[tuple[int, int], list[fx.Node]] = {}
     readers: dict[int, set[fx.Node]] = {}
-    for number, (program, layers) in enumerate(traced):
+    for number, (program, layers, _) in enumerate(traced):
         for node in program.graph.nodes:
             layer = layers.layer_of.get(node, -1)
             if layer >= 0 and degrees[layer] > 1:
-                nodes.setdefault((number, stages[layer]), []).append(node)
+                nodes.setdefault((number, runs[layer]), []).append(node)
                 layer_of[node] = layer
         for tensor, found in _find_readers(program).items():
             readers.setdefault(tensor, set()).update(found)
     whole: dict[fx.Node, str] = {}
-    searches: dict[tuple[int, int], _StageSearch] = {}
+    searches: dict[tuple[int, int], _RunSearch] = {}
     waiting = list(nodes)
     while waiting:
         for key in waiting:
             program, degree = traced[key[0]][0], degrees[layer_of[nodes[key][0]]]
-            searches[key] = _StageSearch(program, nodes[key], layer_of, degree, whole)
-        split = ModelSplit(degrees, stages)
+            searches[key] = _RunSearch(program, nodes[key], layer_of, degree, whole)
+        split = ModelSplit(degrees, stages, runs)
         conflicts = _collect(searches.values(), readers, split)
         whole.update(dict.fromkeys(conflicts, "shares a weight that is read whole elsewhere"))
         waiting = [key for key, own in nodes.items() if not conflicts.isdisjoint(own)]
-    split = ModelSplit(degrees, stages)
+    split = ModelSplit(degrees, stages, runs)
     _collect(searches.values(), readers, split)
     split.reasons = {(layer_of[node], node.name): reason for node, reason in whole.items()}
     return split
 
 
 def _collect(
-    searches: Iterable[_StageSearch], readers: dict[int, set[fx.Node]], split: ModelSplit
+    searches: Iterable[_RunSearch], readers: dict[int, set[fx.Node]], split: ModelSplit
 ) -> set[fx.Node]:
-    """Join the stages' splits; return the starts of those that disagree about a weight."""
+    """Join the runs' splits; return the starts of those that disagree about a weight."""
     conflicts: set[fx.Node] = set()
     for search in searches:
         split.changes.update(search.changes)
@@ -159,8 +195,8 @@ def _final_users(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-class _StageSearch:
-    """The split of one stage; products in ``whole`` start none, and others are added to it."""
+class _RunSearch:
+    """The split of a run of layers; products in ``whole`` start none, and others join them."""
 
     def __init__(
         self,
@@ -311,7 +347,7 @@ class _StageSearch:
             raise Unsplittable("has no rule")
         node, change = call.node, rule(call)
         if isinstance(change.layout, list) and self._is_read_outside(node):
-            raise Unsplittable("has several results that other stages read")
+            raise Unsplittable("has several results that are read outside")
         for key, layout in call.weights.layouts.items():
             if self._layout_of.setdefault(key, layout) != layout:
                 raise Unsplittable("reads a weight that is divided in another way elsewhere")

@@ -14,7 +14,7 @@ from ..program.layers import Layers
 from ..program.mutation import changed_storages
 from ..program.program import VALUE, Program, storages_of
 from .find_split import ModelSplit
-from .layout import NodeSplit, Shard, find_weight
+from .layout import Layout, NodeSplit, Shard, find_weight
 from .product_rules import REMOVED, LookUp
 
 
@@ -247,22 +247,38 @@ class _Rewriting:
     def _read(self, source: fx.Node, change: NodeSplit) -> fx.Node:
         """Return what the rank reads instead of an input."""
         known = self.split.changes.get(source)
-        is_own = known is not None and self.split.stages[self.layers.layer_of[source]] == self.stage
-        if is_own and known is not None and known.layout is not None:
-            local = self.made.local.get(source, source)
-            if source not in change.whole:
-                return local
-            assert isinstance(known.layout, Shard)
-            if not change.alike and _has_gradient(source):
-                return self._once("gather_entered", known.layout, source, local)
-            if local is not source:  # other stages read it whole
-                return source
-            return self._once("gather", known.layout, source, local)
+        if known is not None and isinstance(known.layout, Shard | list) and self._shares(source):
+            return self._read_divided(source, known.layout, change)
         if change.alike or id(find_weight(source, self.program)) in self.split.weights:
             return source
         if source not in change.slices:
             return self._enter(source)
-        layout = change.slices[source]
+        return self._take(source, change.slices[source])
+
+    def _shares(self, source: fx.Node) -> bool:
+        """Return True if a divided value is handed on in parts."""
+        runs = self.split.runs
+        return runs[self.layers.layer_of[source]] == runs[self.layer]
+
+    def _read_divided(
+        self, source: fx.Node, layout: Shard | list[Layout], change: NodeSplit
+    ) -> fx.Node:
+        is_here = self.split.stages[self.layers.layer_of[source]] == self.stage
+        is_gathered = source in self.split.gathered
+        local = self.made.local[source] if is_gathered and is_here else source
+        if source not in change.whole:
+            if is_gathered and not is_here:  # another stage sends it whole
+                assert isinstance(layout, Shard)
+                return self._take(source, layout)
+            return local
+        assert isinstance(layout, Shard)
+        if is_gathered and (change.alike or not is_here):
+            return source if change.alike else self._enter(source)
+        kind = "gather" if change.alike or not _has_gradient(source) else "gather_entered"
+        return self._once(kind, layout, source, local)
+
+    def _take(self, source: fx.Node, layout: Shard) -> fx.Node:
+        """Return this rank's part of a whole value."""
         if self._is_variable(source):
             return self._once("take", layout, source, source)
         degree, rank = self.exchange.degree, self.exchange.rank

@@ -34,17 +34,23 @@ Dimension = Annotated[int, Field(ge=0, le=2**40)]
 
 
 class TensorSpec(Record):
-    """Shape and dtype of one tensor. ``requires_grad`` says whether a gradient flows back."""
+    """Shape and dtype of one tensor.
+
+    Attributes:
+        requires_grad: Whether a gradient flows back.
+        parts: Devices of which each holds an equal part, where stages split their layers.
+    """
 
     name: Name
     shape: tuple[Dimension, ...] = Field(max_length=16)
     dtype: DType
     requires_grad: bool = False
+    parts: int = Field(1, ge=1, le=1024)
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of the elements, without padding."""
-        return prod(self.shape) * ELEMENT_SIZE_BYTES[self.dtype]
+        """Return the bytes of the elements that one device holds, without padding."""
+        return -(-prod(self.shape) * ELEMENT_SIZE_BYTES[self.dtype] // self.parts)
 
 
 MAX_SAMPLE_BYTES = 2**30

@@ -172,10 +172,15 @@ class SplitLayer(Record):
 
 
 class TensorSplit(Record):
-    """All layers of a model split over ``degree`` devices (tensor parallelism)."""
+    """All layers of a model split over ``degree`` devices (tensor parallelism).
+
+    Attributes:
+        divided: Names of the tensors at boundaries of which each device holds an equal part.
+    """
 
     degree: int = Field(ge=2, le=1024)
     layers: LongTuple[SplitLayer]
+    divided: LongTuple[Name] = ()
 
 
 class Profile(Document):

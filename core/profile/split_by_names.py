@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 
 from ..graph.graph import Parameter
+from ..graph.tensors import TensorSpec
 from .profile import LayerProfile, Profile, SplitLayer, TensorSplit
 
 COLUMNS = {
@@ -43,8 +44,20 @@ def split_by_names(profile: Profile) -> tuple[TensorSplit, ...]:
             _split(profile, index, owned[index], degree) for index in range(len(profile.layers))
         )
         if any(layer.compute_share < 1 for layer in layers):
-            found.append(TensorSplit(degree=degree, layers=layers))
+            found.append(
+                TensorSplit(degree=degree, layers=layers, divided=_list_divided(profile, degree))
+            )
     return tuple(found)
+
+
+def _list_divided(profile: Profile, degree: int) -> tuple[str, ...]:
+    """Return the activations between layers whose rows can be divided."""
+    names = {
+        tensor.name: None
+        for index in range(1, len(profile.layers))
+        if (tensor := _find_hidden(profile, index)) is not None and _has_rows(tensor, degree)
+    }
+    return tuple(names)
 
 
 def _count_heads(profile: Profile) -> list[int]:
@@ -65,7 +78,9 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
     cut = COLUMNS | ROWS if rows else EMBEDDINGS | HEADS
     split = [p for p, module in zip(parameters, modules, strict=True) if module in cut]
     others = [parameter for parameter in parameters if parameter not in split]
-    hidden, in_parts = _find_hidden(profile, index, degree)
+    in_front = _find_hidden(profile, index)
+    hidden = in_front.size_bytes if in_front else 0
+    in_parts = in_front is not None and _has_rows(in_front, degree)
     if any(parameter.numel % degree for parameter in split):
         return _whole(entry, f"{degree} does not divide its weights")
     if not split:
@@ -175,18 +190,19 @@ def _split_block(
     )
 
 
-def _find_hidden(profile: Profile, index: int, degree: int) -> tuple[int, bool]:
-    """Return the bytes of the activations in front of a layer, and if their rows can be divided.
-
-    They are the largest tensor with a gradient at the nearest boundary.
-    """
+def _find_hidden(profile: Profile, index: int) -> TensorSpec | None:
+    """Return the activations in front of a layer, or behind the first: the largest tensor."""
     tensors = profile.boundaries[max(index - 1, 0)].tensors if profile.boundaries else ()
-    with_gradient = [tensor for tensor in tensors if tensor.requires_grad]
-    if not with_gradient:
-        return (profile.layers[0].output_bytes if index == 0 else 0), False
-    largest = max(with_gradient, key=lambda tensor: tensor.size_bytes)
-    shape = largest.shape
-    return largest.size_bytes, len(shape) > 2 and shape[-2] % degree == 0
+    return max(
+        (tensor for tensor in tensors if tensor.requires_grad),
+        key=lambda tensor: tensor.size_bytes,
+        default=None,
+    )
+
+
+def _has_rows(tensor: TensorSpec, degree: int) -> bool:
+    """Return True if devices can hold equal parts of a sequence, or of tokens."""
+    return len(tensor.shape) > 2 and tensor.shape[-2] % degree == 0
 
 
 def _whole(entry: LayerProfile, reason: str) -> SplitLayer:

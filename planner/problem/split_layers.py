@@ -14,7 +14,8 @@ from itertools import groupby
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.cluster.places import list_groups
 from ...core.errors import InvalidInput
-from ...core.graph.graph import Parameter
+from ...core.graph.graph import Boundary, Parameter
+from ...core.graph.tensors import TensorSpec
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer, TensorSplit, Timing
 from ...core.profile.split_by_names import split_by_names
 
@@ -84,6 +85,11 @@ def split_costs(profile: Profile, split: TensorSplit, cluster: Cluster) -> Profi
     return profile.model_copy(
         update={
             "layers": tuple(_split_layer(*pair, split.degree, link, speed) for pair in pairs),
+            "boundaries": tuple(_split_boundary(entry, split) for entry in profile.boundaries),
+            "edges": tuple(
+                edge.model_copy(update={"tensor": _split_tensor(edge.tensor, split)})
+                for edge in profile.edges
+            ),
             "parameters": tuple(_scale_parameter(entry, held) for entry in profile.parameters),
             "storages": tuple(
                 entry.model_copy(
@@ -94,6 +100,18 @@ def split_costs(profile: Profile, split: TensorSplit, cluster: Cluster) -> Profi
             "splits": (),
         }
     )
+
+
+def _split_boundary(boundary: Boundary, split: TensorSplit) -> Boundary:
+    """Return a boundary of which each device sends what it holds to its counterpart."""
+    tensors = tuple(_split_tensor(tensor, split) for tensor in boundary.tensors)
+    return boundary.model_copy(update={"tensors": tensors})
+
+
+def _split_tensor(tensor: TensorSpec, split: TensorSplit) -> TensorSpec:
+    if tensor.name not in split.divided:
+        return tensor
+    return tensor.model_copy(update={"parts": split.degree})
 
 
 def _split_layer(

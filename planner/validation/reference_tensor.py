@@ -72,9 +72,33 @@ def reduce_problem(profile: Profile, cluster: Cluster, degree: int) -> tuple[Pro
         )
         for entry in profile.storages
     ]
+    known = set(split.divided)
+    boundaries = [
+        gap.model_copy(
+            update={
+                "tensors": tuple(
+                    one.model_copy(update={"parts": degree if one.name in known else 1})
+                    for one in gap.tensors
+                )
+            }
+        )
+        for gap in profile.boundaries
+    ]
+    edges = [
+        edge.model_copy(
+            update={
+                "tensor": edge.tensor.model_copy(
+                    update={"parts": degree if edge.tensor.name in known else 1}
+                )
+            }
+        )
+        for edge in profile.edges
+    ]
     reduced = profile.model_copy(
         update={
             "layers": tuple(layers),
+            "boundaries": tuple(boundaries),
+            "edges": tuple(edges),
             "parameters": tuple(parameters),
             "storages": tuple(storages),
             "splits": (),

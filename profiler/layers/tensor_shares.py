@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from ...capture.captured import Captured
 from ...capture.program.cuts import differentiable_nodes
 from ...capture.program.program import Program, tensors_of, value_of
-from ...capture.splitting.find_split import ModelSplit, find_split
+from ...capture.splitting.find_split import ModelSplit, find_split, is_local
 from ...capture.splitting.layout import NodeSplit, base_name, find_weight
 from ...core.profile.profile import LayerProfile, SplitLayer, TensorSplit
 
@@ -73,19 +73,27 @@ class LayerShare:
         )
 
 
-TensorShares = dict[int, tuple[LayerShare, ...]]
-"""The layers' shares by number of devices."""
+@dataclass(frozen=True)
+class ModelShares:
+    """The layers' shares, and the tensors between them of which each device holds a part."""
+
+    layers: tuple[LayerShare, ...]
+    divided: tuple[str, ...] = ()
+
+
+TensorShares = dict[int, ModelShares]
+"""Shares by number of devices."""
 
 
 def find_shares(captured: Captured) -> TensorShares:
     """Return how the layers split over 2, 4 and 8 devices; none where nothing does."""
     both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
-    traced = [(each.program, each.layers) for each in both]
+    traced = [(each.program, each.layers, each.cuts) for each in both]
     found = {}
     for degree in DEGREES:
         split = find_split(traced, [degree] * len(captured.layers))
         if split.weights:
-            found[degree] = _find_shares(captured, split)
+            found[degree] = ModelShares(_find_shares(captured, split), _divided(captured, split))
     return found
 
 
@@ -94,7 +102,10 @@ def list_splits(shares: TensorShares, layers: Sequence[LayerProfile]) -> tuple[T
     return tuple(
         TensorSplit(
             degree=degree,
-            layers=tuple(share.of(entry, degree) for share, entry in zip(own, layers, strict=True)),
+            layers=tuple(
+                share.of(entry, degree) for share, entry in zip(own.layers, layers, strict=True)
+            ),
+            divided=own.divided,
         )
         for degree, own in shares.items()
     )
@@ -138,6 +149,17 @@ def _find_shares(captured: Captured, split: ModelSplit) -> tuple[LayerShare, ...
         )
         for each, size, why in zip(totals, divided, reasons, strict=True)
     )
+
+
+def _divided(captured: Captured, split: ModelSplit) -> tuple[str, ...]:
+    names = {
+        spec.name: None
+        for cut in captured.cuts
+        if cut.boundary.legal
+        for node, spec in zip(cut.nodes, cut.boundary.tensors, strict=True)
+        if is_local(node, split)
+    }
+    return tuple(names)
 
 
 def _named(program: Program) -> list[tuple[str, nn.Parameter]]:

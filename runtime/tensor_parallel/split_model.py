@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, fx, nn
 from torch.optim import Adafactor, Muon, Optimizer
 
 from ...capture.captured import Captured
+from ...capture.program.cuts import Cut
 from ...capture.program.mode_dependent import argument
 from ...capture.program.mutation import is_random
 from ...capture.program.segment import Segment, get_segments
-from ...capture.splitting.find_split import find_split
+from ...capture.splitting.find_split import ModelSplit, find_split, is_local
 from ...capture.splitting.layout import Shard
 from ...capture.splitting.rewrite import rewrite, take_part
 from ...core.errors import InvalidInput
@@ -70,11 +71,12 @@ def split_model(
     """
     _ = captured.graph  # computed now: the document describes the model before it is split
     both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
-    traced = [(each.program, each.layers) for each in both]
+    traced = [(each.program, each.layers, each.cuts) for each in both]
     split = find_split(traced, degrees, stages)
     draws, exchange = _draws_random_numbers(captured, degrees), group.exchange()
-    for program, layers in traced:
-        rewrite(program, layers, split, lambda layer: exchange)
+    for each in both:
+        rewrite(each.program, each.layers, split, lambda layer: exchange)
+        each.cuts = [_divide_cut(one, split, group.degree) for one in each.cuts]
     model = captured.program.model
     divided = {
         name: Division(weight.layout, weight.degree, tuple(tensor.shape))
@@ -82,6 +84,22 @@ def split_model(
         if (weight := split.weights.get(id(tensor))) is not None
     }
     return SplitModel(divided, split.reasons, draws, group)
+
+
+def _divide_cut(cut: Cut, split: ModelSplit, degree: int) -> Cut:
+    """Return a cut with the shapes of what a rank sends there."""
+    if not cut.boundary.legal:
+        return cut
+    tensors = list(cut.boundary.tensors)
+    for at, node in enumerate(cut.nodes):
+        if is_local(node, split):
+            layout = split.changes[node].layout
+            assert isinstance(layout, Shard)
+            shape = list(tensors[at].shape)
+            shape[layout.dim] //= degree
+            tensors[at] = tensors[at].model_copy(update={"shape": tuple(shape)})
+    boundary = cut.boundary.model_copy(update={"tensors": tuple(tensors)})
+    return replace(cut, boundary=boundary)
 
 
 def _draws_random_numbers(captured: Captured, degrees: Sequence[int]) -> bool:

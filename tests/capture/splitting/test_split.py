@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from stagewright.capture.capture import trace
+from stagewright.capture.splitting.find_split import find_split
 from stagewright.capture.splitting.layout import Shard
 from stagewright.capture.splitting.rewrite import join_parts, take_part
-from tests.capture.splitting.threads import run_split, split_of
+from tests.capture.splitting.threads import join_outputs, run_split, split_of
 
 EXACT = 1e-12
 
@@ -19,7 +20,7 @@ def check(model, sample, degree, stages=()):
     """Compare with the unsplit model; return the names of divided weights."""
     model = model.double()
     whole = copy.deepcopy(model)
-    made = whole(*sample)
+    made = join_outputs(whole(*sample))
     made.mul(torch.arange(made.numel()).reshape(made.shape).sin()).sum().backward()
     outputs, gradients, divided = run_split(model, sample, degree, stages=stages)
     for output in outputs:
@@ -109,13 +110,29 @@ def test_what_other_layers_read_stays_divided(tokens):
     assert [change.layout for change in split.changes.values() if change.sums] == [None]
 
 
-def test_what_other_stages_read_is_gathered(tokens):
+def test_stages_of_other_numbers_of_ranks_get_whole_values(tokens):
     one, two = nn.Linear(8, 12), nn.Linear(12, 8)
     lone = Block(lambda self, x: self.own(x), own=one)
-    model = Model(lone, Block(lambda self, x: self.own(F.gelu(x)), own=two))
-    divided = check(model, tokens, 2, stages=[0, 1])
-    assert divided == {"blocks.0.own.weight", "blocks.0.own.bias", "blocks.1.own.weight",
-                       "blocks.1.own.bias"}  # fmt: skip
+    model = Model(lone, Block(lambda self, x: self.own(F.gelu(x)), own=two)).double()
+    captured = trace(model, tokens, check=False)
+    traced = [(captured.program, captured.layers, captured.cuts)]
+    same, other = (find_split(traced, degrees, [0, 1]) for degrees in ([2, 2], [2, 4]))
+    assert list(same.gathered.values()) == []
+    assert list(other.gathered.values()) == [Shard(2), Shard(2)]
+
+
+def test_outputs_of_the_model_are_whole_where_later_stages_read_them_too(even_tokens):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = Block(lambda self, x: self.own(x), own=nn.Linear(8, 8))
+            self.second = Block(lambda self, x: self.own(F.gelu(x)), own=nn.Linear(8, 8))
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.second(y) + 0, y
+
+    check(Both(), even_tokens, 2, stages=[0, 1])
 
 
 @pytest.fixture
@@ -144,9 +161,10 @@ def test_rows_of_sums_flow_through_norms(even_tokens, norm, stages):
     split = split_of(trace(model, even_tokens, check=False), 2, stages)
     sums = [change.layout for change in split.changes.values() if change.sums]
     assert sums == [Shard(1)] * 4
-    assert len(split.gathered) == len(set(stages))
+    assert len(split.gathered) == 1
     norms = [node for node in split.changes if "norm" in str(node.target)]
-    assert len(norms) == 2 and not any("norm" in name for name in divided)
+    assert len(norms) == 2
+    assert not any("norm" in name for name in divided)
 
 
 def test_rows_that_are_changed_in_place_are_not_gathered(even_tokens):
@@ -263,8 +281,6 @@ def test_rows_of_a_table(padding):
 
 @pytest.mark.parametrize(("size", "parts"), [(12, ()), (12, (4, 8)), (12, (4, 4, 4))])
 def test_parts_join_to_the_whole(size, parts):
-    from stagewright.capture.splitting.layout import Shard
-
     whole = torch.arange(size * 3).reshape(3, size)
     held = [take_part(whole, 1, parts, rank, 4) for rank in range(4)]
     assert torch.equal(join_parts(held, Shard(1, parts)), whole)

@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections import Counter
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -75,8 +76,14 @@ class Threads:
         )
 
 
+def join_outputs(made):
+    """One tensor of a model's outputs, flat if there are several."""
+    made = (made,) if isinstance(made, torch.Tensor) else made
+    return made[0] if len(made) == 1 else torch.cat([each.flatten() for each in made])
+
+
 def split_of(captured, degree, stages=()):
-    traced = [(captured.program, captured.layers)]
+    traced = [(captured.program, captured.layers, captured.cuts)]
     return find_split(traced, [degree] * len(captured.layers), stages)
 
 
@@ -109,12 +116,17 @@ def run_split(model, sample, degree, ranks=None, *, stages=(), autocast=False):
             if part is weight
         }
         models.append(own)
-        segments.append(captured.segment(0, len(captured.layers)))
+        ends = [at for at, pair in enumerate(pairwise(stages), 1) if pair[0] != pair[1]]
+        edges = [0, *ends, len(captured.layers)]
+        segments.append([captured.segment(*pair) for pair in pairwise(edges)])
     outputs = [None] * degree
 
     def work(rank):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-            made = segments[rank](*sample)[0]
+            made = sample
+            for segment in segments[rank]:
+                made = segment(*made)
+            made = join_outputs(made)
         made.mul(torch.arange(made.numel()).reshape(made.shape).sin()).sum().backward()
         outputs[rank] = made.detach()
 

@@ -16,7 +16,7 @@ from tests.runtime.tensor_parallel.models import make_example
 def test_collectives_and_bytes_are_those_of_ranks(name):
     example = make_example(name)
     captured = trace(copy.deepcopy(example.model), example.sample, check=False)
-    shares = find_shares(captured)[2]
+    shares = find_shares(captured)[2].layers
     ranks = Threads(2)
     _, _, divided = run_split(example.model, tuple(example.sample.values()), 2, ranks)
     for kinds, fields in (
@@ -53,7 +53,9 @@ def test_what_ranks_hold_adds_up_to_the_layer():
         for layer in captured.graph.layers
     ]  # fmt: skip
     for split in list_splits(shares, layers):
-        for own, entry, share in zip(split.layers, layers, shares[split.degree], strict=True):
+        for own, entry, share in zip(
+            split.layers, layers, shares[split.degree].layers, strict=True
+        ):
             whole = entry.layer.parameter_bytes - share.divided_bytes
             parts = split.degree * (own.parameter_bytes - whole)
             assert share.divided_bytes <= parts < share.divided_bytes + split.degree
