@@ -1,7 +1,7 @@
 """Search for the operations of a stage that its ranks can share.
 
-Inputs and outputs of the model stay whole on all ranks, and so does what stages of different
-numbers of ranks send each other. Inside, products by weights start whole and
+Inputs of the model stay whole on all ranks, and so does what stages of different numbers of ranks
+send each other. Inside, products by weights start whole and
 end divided (by columns, output channels or heads); what follows is computed in parts as far as
 rules reach, up to products whose results are parts of a sum. Of such a sum each rank gets the rows
 of its own, along the sequence, and norms, residual sums and dropout treat these by themselves
@@ -15,7 +15,7 @@ started in the same layer are computed whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,6 @@ from ..program.layers import Layers
 from ..program.mutation import mutated_inputs
 from ..program.program import Program, modules_called, references_of
 from .layout import (
-    Layout,
     NeedsParts,
     NodeCall,
     NodeSplit,
@@ -63,6 +62,7 @@ class ModelSplit:
         degrees: Ranks that share each layer.
         stages: The stage of each layer.
         runs: The run of layers, of one stage or several, in which values are handed on in parts.
+        outputs_in_parts: Whether the model's outputs may stay in parts.
         changes: How each operation differs on a rank; others are the same on all.
         gathered: Divided values that are needed whole outside.
         weights: Divided parameters and buffers by ``id``.
@@ -72,6 +72,7 @@ class ModelSplit:
     degrees: Sequence[int]
     stages: Sequence[int]
     runs: Sequence[int]
+    outputs_in_parts: bool = False
     changes: dict[fx.Node, NodeSplit] = field(default_factory=dict)
     gathered: dict[fx.Node, Shard] = field(default_factory=dict)
     weights: dict[int, DividedWeight] = field(default_factory=dict)
@@ -92,11 +93,15 @@ def find_split(
     operations that read it agree on how.
     """
     stages = stages or [0] * len(degrees)
+    # From the most that can be handed on in parts to what always works.
+    tries = [(stages, True), (stages, False)]
     if len(set(degrees)) == 1:
-        split = _find_split(traced, degrees, stages, [0] * len(degrees))
-        if _agree_between_stages(traced, split):
-            return split
-    return _find_split(traced, degrees, stages, stages)
+        tries = [([0] * len(degrees), True), ([0] * len(degrees), False), *tries]
+    for runs, in_parts in tries:
+        split = _find_split(traced, ModelSplit(degrees, stages, runs, in_parts))
+        if _agree(traced, split):
+            break
+    return split
 
 
 def is_local(node: fx.Node, split: ModelSplit) -> bool:
@@ -105,23 +110,31 @@ def is_local(node: fx.Node, split: ModelSplit) -> bool:
     return change is not None and change.layout is not None and node not in split.gathered
 
 
-def _agree_between_stages(traced: Sequence[Traced], split: ModelSplit) -> bool:
-    """Return True if all programs hand other stages the same parts of the values between them."""
+def list_outputs(program: Program, split: ModelSplit) -> list[Shard | None]:
+    """Return the layout of each of the model's outputs, and `None` for what is whole."""
+    found = []
+    for node in program.flat_outputs:
+        layout = split.changes[node].layout if is_local(node, split) else None
+        found.append(layout if isinstance(layout, Shard) else None)
+    return found
+
+
+def _agree(traced: Sequence[Traced], split: ModelSplit) -> bool:
+    """Return True if all programs hand on the same parts of values, between stages and at last."""
     ends = [at for at, pair in enumerate(pairwise(split.stages)) if pair[0] != pair[1]]
 
-    def layouts(program: Traced, end: int) -> list[Layout | list[Layout]]:
-        return [
-            split.changes[node].layout if is_local(node, split) else None
-            for node in program[2][end].nodes
-        ]
+    def layouts(program: Program, cuts: Sequence[Cut]) -> list[object]:
+        between = [node for end in ends for node in cuts[end].nodes]
+        made = [split.changes[node].layout if is_local(node, split) else None for node in between]
+        return [*made, *list_outputs(program, split)]
 
-    return all(layouts(each, end) == layouts(traced[0], end) for each in traced for end in ends)
+    found = [layouts(program, cuts) for program, _, cuts in traced]
+    return all(each == found[0] for each in found)
 
 
-def _find_split(
-    traced: Sequence[Traced], degrees: Sequence[int], stages: Sequence[int], runs: Sequence[int]
-) -> ModelSplit:
-    """Find a split in which values are whole between runs of layers."""
+def _find_split(traced: Sequence[Traced], empty: ModelSplit) -> ModelSplit:
+    """Find the operations that change, for the runs of layers given."""
+    degrees, runs = empty.degrees, empty.runs
     layer_of: dict[fx.Node, int] = {}
     nodes: dict[tuple[int, int], list[fx.Node]] = {}
     readers: dict[int, set[fx.Node]] = {}
@@ -139,12 +152,13 @@ def _find_split(
     while waiting:
         for key in waiting:
             program, degree = traced[key[0]][0], degrees[layer_of[nodes[key][0]]]
-            searches[key] = _RunSearch(program, nodes[key], layer_of, degree, whole)
-        split = ModelSplit(degrees, stages, runs)
+            keeps_outputs = empty.outputs_in_parts and key[1] == runs[-1]
+            searches[key] = _RunSearch(program, nodes[key], layer_of, degree, whole, keeps_outputs)
+        split = replace(empty, changes={}, gathered={}, weights={})
         conflicts = _collect(searches.values(), readers, split)
         whole.update(dict.fromkeys(conflicts, "shares a weight that is read whole elsewhere"))
         waiting = [key for key, own in nodes.items() if not conflicts.isdisjoint(own)]
-    split = ModelSplit(degrees, stages, runs)
+    split = replace(empty, changes={}, gathered={}, weights={})
     _collect(searches.values(), readers, split)
     split.reasons = {(layer_of[node], node.name): reason for node, reason in whole.items()}
     return split
@@ -205,8 +219,10 @@ class _RunSearch:
         layer_of: dict[fx.Node, int],
         degree: int,
         whole: dict[fx.Node, str],
+        keeps_outputs: bool,
     ) -> None:
         self._program, self._nodes, self._degree, self._whole = program, nodes, degree, whole
+        self._keeps_outputs = keeps_outputs
         self._layer_of, self._at = layer_of, {node: at for at, node in enumerate(nodes)}
         self._parts: dict[fx.Node, tuple[int, ...]] = {}
         self._added: set[fx.Node] = set()  # products of whose sum every rank gets all
@@ -229,7 +245,10 @@ class _RunSearch:
         }
 
     def _is_read_outside(self, node: fx.Node) -> bool:
-        return any(user not in self._at for user in node.users)
+        return any(
+            user not in self._at and not (user.op == "output" and self._keeps_outputs)
+            for user in node.users
+        )
 
     def _visit(self, node: fx.Node) -> int:
         """Split an operation, if it can be; return the position of the next one to visit."""

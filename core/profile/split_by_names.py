@@ -95,8 +95,12 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
         return _split_block(profile, entry, rows, hidden, held, degree)
     # A head that is tied to the embedding has its weight's name.
     is_embedding = split[0].layers[0] == index and bool(EMBEDDINGS & set(modules))
-    own = _split_embedding if is_embedding else _split_head
-    return own(entry, hidden, in_parts, degree).model_copy(
+    made = (
+        _split_embedding(entry, in_parts, degree)
+        if is_embedding
+        else _split_head(entry, in_front, degree)
+    )
+    return made.model_copy(
         update={
             "parameter_bytes": held,
             "saved_activation_bytes": entry.saved_activation_bytes,
@@ -105,7 +109,7 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
     )
 
 
-def _split_embedding(entry: LayerProfile, hidden: int, in_parts: bool, degree: int) -> SplitLayer:
+def _split_embedding(entry: LayerProfile, in_parts: bool, degree: int) -> SplitLayer:
     """Split a table by its rows; devices sum what they find."""
     if not in_parts:
         return SplitLayer(
@@ -119,16 +123,21 @@ def _split_embedding(entry: LayerProfile, hidden: int, in_parts: bool, degree: i
     )
 
 
-def _split_head(entry: LayerProfile, hidden: int, in_parts: bool, degree: int) -> SplitLayer:
-    """Split the product in front of the loss, which needs all of its output."""
+def _split_head(entry: LayerProfile, in_front: TensorSpec | None, degree: int) -> SplitLayer:
+    """Split the product in front of a cross-entropy, which reads its output in parts."""
+    hidden = in_front.size_bytes if in_front else 0
+    positions = math.prod(in_front.shape[:-1]) if in_front else 0
+    in_parts = in_front is not None and _has_rows(in_front, degree)
     return SplitLayer(
         compute_share=1 / degree,
+        # The largest value of a position, then three sums, in float32.
+        forward_reduced_bytes=4 * 4 * positions,
+        forward_reductions=2 if positions else 0,
         backward_reduced_bytes=0 if in_parts else hidden,
         backward_reductions=0 if in_parts else 1,
-        forward_gathered_bytes=entry.output_bytes + (hidden if in_parts else 0),
+        forward_gathered_bytes=hidden if in_parts else 0,
         backward_gathered_bytes=hidden if in_parts else 0,
-        gathers=3 if in_parts else 1,
-        reasons=("its output is gathered, as the loss is not split",),
+        gathers=2 if in_parts else 0,
     )
 
 

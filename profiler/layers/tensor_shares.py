@@ -6,8 +6,8 @@ does. Of a layer's operations those that are split count by their part; times ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
 from torch import Tensor, fx, nn
@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from ...capture.captured import Captured
 from ...capture.program.cuts import differentiable_nodes
 from ...capture.program.program import Program, tensors_of, value_of
-from ...capture.splitting.find_split import ModelSplit, find_split, is_local
+from ...capture.splitting.find_split import ModelSplit, find_split, is_local, list_outputs
 from ...capture.splitting.layout import NodeSplit, base_name, find_weight
 from ...core.profile.profile import LayerProfile, SplitLayer, TensorSplit
 
@@ -23,6 +23,9 @@ DEGREES = (2, 4, 8)
 
 FLOPS_PER_BYTE = 150
 """FLOPs of products that take as long as moving a byte: 130 to 300 on A100 to B200."""
+
+LOSS_BYTES = 4
+"""Of a number that ranks reduce for a loss, which they compute in float32."""
 
 MAX_REASONS = 3
 
@@ -79,6 +82,8 @@ class ModelShares:
 
     layers: tuple[LayerShare, ...]
     divided: tuple[str, ...] = ()
+    loss: tuple[int, ...] = ()
+    """Bytes of each all-reduce by which a cross-entropy reads outputs in parts."""
 
 
 TensorShares = dict[int, ModelShares]
@@ -93,22 +98,36 @@ def find_shares(captured: Captured) -> TensorShares:
     for degree in DEGREES:
         split = find_split(traced, [degree] * len(captured.layers))
         if split.weights:
-            found[degree] = ModelShares(_find_shares(captured, split), _divided(captured, split))
+            found[degree] = ModelShares(
+                _find_shares(captured, split),
+                _divided(captured, split),
+                tuple(_reduced_by_loss(captured, split)),
+            )
     return found
+
+
+def _reduced_by_loss(captured: Captured, split: ModelSplit) -> Iterator[int]:
+    """Yield the bytes reduced of each output: the largest of a position's values, then three sums.
+
+    Where a loss is none that reads parts, whole outputs are gathered instead.
+    """
+    program = captured.program
+    for node, layout in zip(program.flat_outputs, list_outputs(program, split), strict=True):
+        if layout is not None:
+            value = value_of(node)
+            positions = value.numel() // value.shape[layout.dim]
+            yield from (positions * LOSS_BYTES, 3 * positions * LOSS_BYTES)
 
 
 def list_splits(shares: TensorShares, layers: Sequence[LayerProfile]) -> tuple[TensorSplit, ...]:
     """Return the splits of a profile's layers."""
-    return tuple(
-        TensorSplit(
-            degree=degree,
-            layers=tuple(
-                share.of(entry, degree) for share, entry in zip(own.layers, layers, strict=True)
-            ),
-            divided=own.divided,
-        )
-        for degree, own in shares.items()
-    )
+    found = []
+    for degree, own in shares.items():
+        last = replace(own.layers[-1], reduced=(*own.layers[-1].reduced, *own.loss))
+        pairs = zip((*own.layers[:-1], last), layers, strict=True)
+        split = tuple(share.of(entry, degree) for share, entry in pairs)
+        found.append(TensorSplit(degree=degree, layers=split, divided=own.divided))
+    return tuple(found)
 
 
 @dataclass

@@ -93,7 +93,7 @@ def assemble_rank(
     replicas = placement.replicas_of(len(plan.stages) - 1) if last is not None else ()
     outputs = BatchOutputs(
         pieces.captured, loss_fn, plan.num_microbatches, device, last, replicas,
-        groups.get(replicas),
+        groups.get(replicas), pieces.split.output_parts if pieces.split is not None else None,
     )  # fmt: skip
     pairs = find_connected_pairs(schedule.ranks, schedule, routes, grid)
     channels = make_channel_groups(ranks, pairs)

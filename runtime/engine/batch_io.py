@@ -21,6 +21,7 @@ from ...core.plan.plan import Plan
 from ...core.units import count, list_some
 from ..ranks.device_placement import move_to_device, queues_work
 from ..ranks.process_groups import RankSet
+from ..tensor_parallel.split_output import OutputParts
 from .loss_graph import LossGraphCheck
 from .microbatch import check_inputs, join_outputs, split_batch
 from .padding import PartialTarget, count_samples, trim_padding
@@ -88,7 +89,7 @@ class BatchOutputs:
 
     ``last`` is the last stage, if it is here. ``replicas`` are its ranks, of which entry k mod
     length runs micro-batch k; ``group`` is theirs if there are several and this rank is one of
-    them.
+    them. ``parts`` are outputs of which each of the ranks that share the last stage holds a part.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class BatchOutputs:
         last: nn.Module | None,
         replicas: RankSet = (0,),
         group: dist.ProcessGroup | None = None,
+        parts: OutputParts | None = None,
     ) -> None:
-        self._captured, self._loss_fn = captured, loss_fn
+        self._captured, self._loss_fn, self._parts = captured, loss_fn, parts
         self._check = LossGraphCheck(captured.program.model, last) if last is not None else None
         self._num_microbatches, self._device = num_microbatches, device
         self._replicas, self._group = replicas, group
@@ -122,12 +124,23 @@ class BatchOutputs:
             next(tensors) if isinstance(node, fx.Node) else node
             for node in self._captured.program.flat_outputs
         ]
-        output, weight = self._captured.unflatten_output(outputs), 1 / self._num_microbatches
+        weight = 1 / self._num_microbatches
+        samples = None
         if isinstance(target, PartialTarget):
-            size = count_samples(outputs) or 0
-            output, weight = trim_padding(output, size, target.samples), target.samples / target.of
+            samples, weight = target.samples, target.samples / target.of
             target = target.target
-        return check.run(lambda: as_scalar_loss(loss_fn(output, target)), outputs) * weight
+
+        def compute(given: list[Any]) -> Tensor:
+            output = self._captured.unflatten_output(given)
+            if samples is not None:
+                output = trim_padding(output, count_samples(given) or 0, samples)
+            return as_scalar_loss(loss_fn(output, target))
+
+        parts = self._parts
+        run = (
+            partial(compute, outputs) if parts is None else partial(parts.compute, compute, outputs)
+        )
+        return check.run(run, outputs) * weight
 
     def move_target(self, target: Any) -> Any:
         """Return a whole batch's target on the device: moved once, not in every micro-batch."""
@@ -142,6 +155,8 @@ class BatchOutputs:
 
     def join_batch_output(self, made: dict[int, list[Any]], microbatch_size: int) -> Any:
         """Return the whole batch's output; ``made`` are those computed here, by micro-batch."""
+        if self._parts is not None:
+            made = {number: self._parts.join(found) for number, found in made.items()}
         outputs = self._gather_outputs(made)
         sizes = [microbatch_size] * len(outputs)
         return self._captured.unflatten_output(join_outputs(outputs, sizes))

@@ -78,6 +78,12 @@ class ShardGroup:
         dist.all_reduce(total, group=self._group)
         return total
 
+    def maximum(self, value: Tensor) -> Tensor:
+        """Return the largest of the ranks' values, by element."""
+        largest = value.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
+        return largest
+
     def sum_part(self, value: Tensor, layout: Shard) -> Tensor:
         """Return this rank's part of the sum of a tensor over the ranks."""
         parts = [

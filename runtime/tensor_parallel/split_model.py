@@ -15,11 +15,12 @@ from ...capture.program.cuts import Cut
 from ...capture.program.mode_dependent import argument
 from ...capture.program.mutation import is_random
 from ...capture.program.segment import Segment, get_segments
-from ...capture.splitting.find_split import ModelSplit, find_split, is_local
+from ...capture.splitting.find_split import ModelSplit, find_split, is_local, list_outputs
 from ...capture.splitting.layout import Shard
 from ...capture.splitting.rewrite import rewrite, take_part
 from ...core.errors import InvalidInput
 from .exchange import ShardGroup
+from .split_output import OutputParts
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ class SplitModel:
         reasons: Why products stay whole, by layer and operation.
         draws: Whether a layer that is shared may draw random numbers.
         group: The ranks that share this rank's stages.
+        output_parts: The model's outputs of which each rank holds a part; `None` if there are none.
     """
 
     divided: Mapping[str, Division]
     reasons: Mapping[tuple[int, str], str]
     draws: bool
     group: ShardGroup
+    output_parts: OutputParts | None = None
 
 
 def split_model(
@@ -83,7 +86,9 @@ def split_model(
         for name, tensor in _tensors_of(model)
         if (weight := split.weights.get(id(tensor))) is not None
     }
-    return SplitModel(divided, split.reasons, draws, group)
+    layouts = list_outputs(captured.program, split)
+    parts = OutputParts(layouts, group) if any(layouts) else None
+    return SplitModel(divided, split.reasons, draws, group, parts)
 
 
 def _divide_cut(cut: Cut, split: ModelSplit, degree: int) -> Cut:

@@ -7,13 +7,14 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
 from stagewright.core.graph.graph import Parameter
+from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import SplitLayer, TensorSplit
 from stagewright.core.profile.split_by_names import split_by_names
 from stagewright.planner.explain import explain
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
-from stagewright.planner.problem.split_layers import group_devices
+from stagewright.planner.problem.split_layers import group_devices, split_costs
 from stagewright.planner.simulator.plan_timeline import plan_timeline
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
@@ -253,6 +254,47 @@ def test_transformers_are_split_by_the_names_of_their_weights():
     assert (embedding.forward_reductions, embedding.backward_reductions) == (1, 0)
     assert block.parameter_bytes == 7 * 200 + 400  # the norm is whole
     assert (block.forward_reductions, block.forward_reduced_bytes) == (2, 2 * 64)
-    assert (head.gathers, head.forward_gathered_bytes, head.backward_reductions) == (1, 64, 1)
+    assert (head.gathers, head.forward_reductions, head.backward_reductions) == (0, 2, 1)
     made = planned(make_cluster(1), profile=profile, tensor=2)
     assert any("by the names of their weights" in note for note in made.notes)
+
+
+def test_what_is_between_products_is_split_along_the_sequence():
+    names = {0: ["embed_tokens"], 1: ["q_proj", "o_proj", "input_norm"], 2: ["norm"]}
+    parameters = tuple(
+        Parameter(names=(f"m.{name}.weight",), size_bytes=400, numel=100, layers=(layer,))
+        for layer, owned in names.items()
+        for name in owned
+    )
+    profile = chain_profile([1.0] * 3, parameter_bytes=1200, saved_bytes=1000)
+    hidden = TensorSpec(name="x", shape=(2, 6, 4), dtype="float32", requires_grad=True)
+    profile = profile.model_copy(
+        update={
+            "parameters": parameters,
+            "boundaries": tuple(
+                gap.model_copy(update={"tensors": (hidden,)}) for gap in profile.boundaries
+            ),
+            "layers": tuple(
+                entry.model_copy(
+                    update={
+                        "layer": entry.layer.model_copy(update={"module_type": kind}),
+                        "output_bytes": hidden.size_bytes,
+                    }
+                )
+                for entry, kind in zip(
+                    profile.layers, ["Embedding", "Block", "RMSNorm"], strict=True
+                )
+            ),
+        }
+    )
+    two, four = split_by_names(profile)
+    assert (two.divided, four.divided) == (("x",), ())  # four does not divide six positions
+    embedding, block, norm = two.layers
+    size = hidden.size_bytes
+    assert (embedding.gathers, embedding.forward_gathered_bytes) == (2, size)
+    assert (block.gathers, block.forward_gathered_bytes) == (4, 2 * size)
+    assert (block.forward_reductions, block.backward_reductions) == (0, 1)
+    assert (norm.compute_share, norm.saved_activation_bytes) == (0.5, 500)
+    assert four.layers[2].compute_share == 1
+    grouped = split_costs(profile, two, Cluster.uniform(2))
+    assert grouped.boundaries[0].forward_bytes == size // 2

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.splitting.find_split import find_split
+from stagewright.capture.splitting.find_split import find_split, list_outputs
 from stagewright.capture.splitting.rewrite import Exchange, join_parts, rewrite, take_part
 
 
@@ -120,12 +120,20 @@ def run_split(model, sample, degree, ranks=None, *, stages=(), autocast=False):
         edges = [0, *ends, len(captured.layers)]
         segments.append([captured.segment(*pair) for pair in pairwise(edges)])
     outputs = [None] * degree
+    shards = list_outputs(captured.program, split)
+    # What is in parts is joined by other ranks than those that count what is exchanged.
+    joining = Threads(degree)
 
     def work(rank):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
             made = sample
             for segment in segments[rank]:
                 made = segment(*made)
+            join = joining.exchange(rank).gather
+            made = [
+                value if layout is None else join(layout)(value)
+                for value, layout in zip(made, shards, strict=True)
+            ]
             made = join_outputs(made)
         made.mul(torch.arange(made.numel()).reshape(made.shape).sin()).sum().backward()
         outputs[rank] = made.detach()
