@@ -18,7 +18,6 @@ from ..capture.observation.generation_cache import switch_off_caches
 from ..capture.observation.nested_values import map_tensors
 from ..capture.observation.preserve import preserve_model, preserve_random_state
 from ..capture.sample import CallStructure
-from ..capture.splitting.rewrite import join_parts
 from ..core.errors import StagewrightError
 from ..core.plan.plan import Plan
 from .checkpoint_files.rank_agreement import RankAgreement
@@ -325,7 +324,7 @@ def _gather(pipeline: DistributedPipeline, name: str, part: Tensor) -> Tensor:
     division = pipeline.split.divided.get(name)
     if division is None:
         return local
-    return join_parts(pipeline.split.group.collect(local.to_dense()), division.layout)
+    return pipeline.split.group.join(local.to_dense(), division.layout)
 
 
 def _join(expected: _Expected, ranks: Sequence[_Found], loss: float) -> Verification:

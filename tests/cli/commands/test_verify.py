@@ -78,8 +78,8 @@ def sample():
     return torch.randn(3, 4)
 
 def wrong():
-    if "RANK" in os.environ:  # the sum of the ranks' gradients is left out
-        exchange._Enter.backward = staticmethod(lambda ctx, gradient: (gradient, None))
+    if "RANK" in os.environ:  # the sum of the ranks' products is left out
+        exchange._Add.forward = staticmethod(lambda ctx, value, *_: value.clone())
     return model()
 """
 

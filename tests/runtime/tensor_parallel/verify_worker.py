@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -26,21 +27,42 @@ from tests.runtime.tensor_parallel.plans import Mix, write_plan
 MICROBATCHES = 4
 
 
-def keep_part(_: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+def take_unsummed(self: Any, value: torch.Tensor, layout: Any) -> torch.Tensor:
     """Stand for a sum of the ranks' parts that was left out."""
-    return value.clone()
+    return self.take(value, layout).clone()
+
+
+def patch_pass(forward: str, functions: list[type[torch.autograd.Function]]) -> Any:
+    """Leave out sums in one pass of some of the exchanges."""
+
+    @contextlib.contextmanager
+    def patched() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for function in functions:
+                own = getattr(function, forward)
+
+                def without_sums(*args: Any, own: Any = own) -> Any:
+                    with (
+                        mock.patch.object(
+                            exchange.ShardGroup, "sum", lambda _, value: value.clone()
+                        ),
+                        mock.patch.object(exchange.ShardGroup, "sum_part", take_unsummed),
+                    ):
+                        return own(*args)
+
+                stack.enter_context(
+                    mock.patch.object(function, forward, staticmethod(without_sums))
+                )
+            yield
+
+    return patched
 
 
 DEFECTS = {
     "none": contextlib.nullcontext,
-    "products are not summed": partial(
-        mock.patch.object, exchange._Add, "forward", staticmethod(keep_part)
-    ),
-    "gradients of inputs are not summed": partial(
-        mock.patch.object,
-        exchange._Enter,
-        "backward",
-        staticmethod(lambda ctx, gradient: (gradient, None)),
+    "products are not summed": patch_pass("forward", [exchange._Add, exchange._AddPart]),
+    "gradients of inputs are not summed": patch_pass(
+        "backward", [exchange._Enter, exchange._GatherEntered]
     ),
     "replicas do not meet": partial(
         mock.patch.object, GradientSync, "finish", mock.Mock(return_value=None)
