@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import pickle
 import sys
 from collections import defaultdict
@@ -21,6 +22,7 @@ from statistics import mean, median
 
 import numpy as np
 from truth_fit import NOT_FITTED, chip, fit_table, related
+from truth_floor import LARGE, find_floors
 from truth_links import fit_links, link_errors
 from truth_models import mpt_rows, neusight_rows
 from truth_page import Verdict, write_page
@@ -28,9 +30,10 @@ from truth_predict import Predictor
 from truth_published import megatron_rows, published_rows
 from truth_rows import CollectiveRow, Row, collective_rows, kernel_rows
 
+from stagewright.core.cluster.accelerators import get_accelerator
 from stagewright.core.cluster.collectives import load_link_table
 from stagewright.profiler.estimates.device_table import GpuTable, load_gpu_table
-from stagewright.profiler.estimates.error_band import BY_RULE
+from stagewright.profiler.estimates.error_band import BY_RULE, GPU_UNCALIBRATED
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "profiler" / "estimates" / "tables" / "gpu.json"
@@ -62,7 +65,8 @@ def main() -> None:
     if options.leave_one_out:
         device_out = leave_one_out(predictor.rows, {row.device: row.device for row in rows})
         print("\nleave one device out\n" + summarize(predictor.rows, device_out))
-        chip_out = leave_one_out(predictor.rows, {row.device: chip(row.device) for row in rows})
+        chips = {row.device: chip(row.device) for row in rows}
+        chip_out = leave_one_out(predictor.rows, chips, device_out)
         print("\nleave one chip out\n" + summarize(predictor.rows, chip_out))
         found = bands(predictor.rows, device_out, "") | bands(predictor.rows, chip_out, BY_RULE)
         table = table.model_copy(update={"bands": found})
@@ -70,10 +74,14 @@ def main() -> None:
     if options.fit:
         today = f"{datetime.now(tz=UTC).date()}"
         _write_json(TABLE, table.model_copy(update={"date": today}).model_dump())
-    verdicts = _verdicts(predictor.rows, inside, device_out, chip_out) + _link_verdicts(sums)
+    verdicts = _verdicts(predictor.rows, table, inside, device_out, chip_out)
+    verdicts += _link_verdicts(sums)
     print("\nall-reduce\n" + _describe_links(verdicts))
     if options.write:
-        PAGE.write_text(write_page(verdicts, table, NOT_FITTED), encoding="utf-8")
+        floors = find_floors(predictor.rows)
+        delays = link_errors(sums, known=load_link_table())
+        floors["all-reduce"] = mean(abs(error) for _, error in delays)
+        PAGE.write_text(write_page(verdicts, table, NOT_FITTED, floors), encoding="utf-8")
     if options.rows:
         _write_rows(options.rows, verdicts)
 
@@ -99,11 +107,20 @@ def relative_errors(predictor: Predictor, table: GpuTable) -> list[float]:
     return list(predictor.seconds(table) / predictor.measured_s - 1)
 
 
-def leave_one_out(rows: Sequence[Row], group_of: dict[str, str]) -> list[float]:
-    """Predict every group's devices from tables fitted to the others' rows alone."""
+def leave_one_out(
+    rows: Sequence[Row], group_of: dict[str, str], known: Sequence[float] = ()
+) -> list[float]:
+    """Predict every group's devices from tables fitted to the others' rows alone.
+
+    ``known`` has the errors of devices left out alone, which are those of groups of one.
+    """
     found: dict[int, float] = {}
     for left_out in sorted(set(group_of.values())):
         members = frozenset(name for name, group in group_of.items() if group == left_out)
+        if known and members | related(left_out) == {left_out}:
+            same = (index for index, row in enumerate(rows) if row.device == left_out)
+            found |= {index: known[index] for index in same}
+            continue
         chosen = [index for index, row in enumerate(rows) if row.device in members]
         table = fit_table(rows, members | related(left_out))
         predictor = Predictor([rows[index] for index in chosen])
@@ -145,11 +162,12 @@ def summarize(rows: Sequence[Row], errors: Sequence[float]) -> str:
 
 
 def _is_large(row: Row) -> bool:
-    return "products" in row.group and row.facts.get("m", 0) >= 4096
+    return "products" in row.group and row.facts.get("m", 0) >= LARGE
 
 
 def _verdicts(
     rows: Sequence[Row],
+    table: GpuTable,
     inside: Sequence[float],
     device_out: Sequence[float],
     chip_out: Sequence[float],
@@ -157,10 +175,25 @@ def _verdicts(
     return [
         Verdict(
             row.group, row.device, row.name, row.measured_s, inside[index], device_out[index],
-            chip_out[index], _is_large(row),
+            chip_out[index], _is_large(row), printed_band(row, table), _share_of_peak(row),
         )
         for index, row in enumerate(rows)
     ]  # fmt: skip
+
+
+def printed_band(row: Row, table: GpuTable) -> float:
+    """Return the band that an estimate of a whole model prints, with this table."""
+    if row.name.startswith("ResNet"):
+        return GPU_UNCALIBRATED.largest
+    kind = "32-bit transformer" if row.precision == "float32" else "16-bit transformer"
+    share = table.product_share(get_accelerator(row.device), row.precision)
+    return table.bands.get(kind if share[1] == "table" else kind + BY_RULE, math.nan)
+
+
+def _share_of_peak(row: Row) -> float:
+    """Return the share of the data sheet's rate at which a row was measured."""
+    flops = sum(cost.flops for part in row.parts for cost in part)
+    return flops / row.measured_s / get_accelerator(row.device).peak_flops_per_s(row.precision)
 
 
 def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:

@@ -33,14 +33,19 @@ Name = tuple[str, ...]
 PULL, MEMORY_PULL = 0.03, 0.3
 """Weight of a factor e on a figure against one set of rows of one device that is off by it."""
 
+ATTENTION: tuple[Name, ...] = (("attention_forward",), ("attention_start_s",))
+
 DRAWN = ("memory", "fused_traffic")
 """Figures that few rows tell apart, and which are drawn to the prior's more."""
 
 OUTLIER = 0.08
 """Relative error from which on a row is more of an exception than a measure of the fit."""
 
+RULE_OUTLIER = 0.2
+"""Relative error from which on a device is an exception to the rules."""
+
 MOST_ROWS = 200
-"""Rows of one set and device that a fit looks at; the page shows all of them."""
+"""Rows of one set and device, of large products apart, that a fit looks at."""
 
 PUBLISHED_16_BIT = {
     "A100-PCIe": 0.822, "H100": 0.801, "H200": 0.803, "B200": 0.776, "MI250X": 0.767,
@@ -85,21 +90,22 @@ PRIOR = GpuTable(
     },
     kernels={
         kind: KernelFigures(
-            k_start=150,
+            k_start=k_start,
             half_tile=0.9,
             small_tile=0.85,
             cache_unit_rate=1.5e10,
             overlap=4,
             start_s=2e-6,
+            column_exponent=column_exponent,
             in_model=1.15,
         )
-        for kind in ("simt", "tensor")
+        for kind, k_start, column_exponent in (("simt", 300, 0.5), ("tensor", 100, 0.0))
     },
     memory=MemoryFigures(
         copy_share=0.85, reduction=0.8, reread=0.67, backward=0.8, embedding=0.4, products=0.8
     ),
     attention_forward=0.65,
-    attention_backward=0.5,
+    attention_backward=0.35,
     attention_start_s=5e-6,
     convolution=0.7,
     host_s={"eager": 6e-6, "compiled": 3e-6, "graph": 0.0, "kernel": 0.0},
@@ -107,9 +113,11 @@ PRIOR = GpuTable(
     devices={},
     bands={},
 )
-"""Where every fit starts and what it is drawn to, by published kernels (FlashAttention: Dao 2023)
-and round numbers. No fit starts at another's result, which would carry what a left-out device
-says."""
+"""Where every fit starts and what it is drawn to, by published kernels and round numbers.
+
+Attention's backward is that of the first FlashAttention, which the whole models measured ran: 25 to
+35 % of an A100's peak (Dao 2023). No fit starts at another's result, which would carry what a
+left-out device says."""
 
 
 def related(group: str) -> frozenset[str]:
@@ -137,8 +145,12 @@ def fit_table(rows: Sequence[Row], left_out: frozenset[str] = frozenset()) -> Gp
         # Kernels first: whole models could not tell a lower rate from what they lose besides.
         kernels = [row for row in chosen if row.launch == "kernel"]
         timed = {row.device for row in kernels}
-        if kernels:
-            table = _fit(kernels, table, _kernel_names(kind, sorted(timed)))
+        for is_attention in (False, True):
+            # Products alone say what a device sustains; attention is a share of that.
+            found = [row for row in kernels if row.group.startswith("attention") == is_attention]
+            if found:
+                names = ATTENTION if is_attention else _kernel_names(kind, sorted(timed))
+                table = _fit(found, table, names)
         models = [row for row in chosen if row.launch != "kernel"]
         if models:
             others = sorted({row.device for row in models} - timed)
@@ -147,11 +159,15 @@ def fit_table(rows: Sequence[Row], left_out: frozenset[str] = frozenset()) -> Gp
 
 
 def _thin(rows: Sequence[Row]) -> list[Row]:
-    """Keep every set's rows, or evenly spaced ones of a large set."""
+    """Keep every set's rows, or evenly spaced ones of a large set, of large products apart."""
     by_set = defaultdict(list)
     for row in rows:
-        by_set[row.group, row.device].append(row)
+        by_set[row.group, row.device, _is_large(row)].append(row)
     return [row for found in by_set.values() for row in found[:: max(1, len(found) // MOST_ROWS)]]
+
+
+def _is_large(row: Row) -> bool:
+    return "products" in row.group and row.facts.get("m", 0) >= 4096
 
 
 def _fit(rows: Sequence[Row], table: GpuTable, names: Sequence[Name]) -> GpuTable:
@@ -199,10 +215,12 @@ def _kernel_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
         for field in ("k_start", "half_tile", "small_tile", "cache_unit_rate", "start_s", "overlap")
     ]
     names += [("device", name, kind) for name in devices]
+    if any(get_accelerator(name).walks_columns for name in devices):
+        names += [("kernels", kind, field) for field in ("columns", "column_exponent")]
     if kind == "simt":
         names += [("device", name, "memory") for name in devices]
-        return [*names, *(("memory", field) for field in ("products", "reduction", "reread"))]
-    return [*names, ("attention_forward",), ("attention_start_s",)]
+        names += [("memory", field) for field in ("products", "reduction", "reread")]
+    return names
 
 
 def _model_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
@@ -263,7 +281,7 @@ def _weights(rows: Sequence[Row]) -> np.ndarray:
     for row in rows:
         if row.launch == "kernel":
             weight = 1 / counts[row.group, row.device]
-            if "products" in row.group and row.facts.get("m", 0) >= 4096:
+            if _is_large(row):
                 weight *= 5
         else:
             weight = min(0.1, 2 / counts[row.group, row.device])
@@ -327,7 +345,10 @@ def _rule_price(
 
     def price(ceiling: float, joule: float, exponent: float) -> float:
         found = np.minimum(ceiling, joule * (REFERENCE_NM / node) ** exponent * powered)
-        wrong = np.abs(np.log(found / shares))
-        return float(wrong.sum() + ((exponent - NODE_EXPONENT) / NODE_SPREAD) ** 2 * 0.1)
+        # Squares up to some tenths: between two ceilings lies the middle, not either of them.
+        wrong = np.sqrt(1 + (np.log(found / shares) / RULE_OUTLIER) ** 2) - 1
+        return float(
+            RULE_OUTLIER * wrong.sum() + ((exponent - NODE_EXPONENT) / NODE_SPREAD) ** 2 * 0.1
+        )
 
     return price

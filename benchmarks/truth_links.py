@@ -35,6 +35,19 @@ SMALL_SHARE = 1 / 4
 """Of a ring's bandwidth that LL reaches in an all-reduce, by the same source."""
 
 
+SWITCH_SUMS = {"NVLink 4": 0.85 * 18 * 20.6e9 * 5 / 6, "NVLink 5": 0.74 * 18 * 40e9 * 5 / 6}
+"""Bytes of a message a second that switches sum themselves, from three devices on (NVLink SHARP):
+what NCCL 2.27 counts on (``nvlsEfficiency``, links and their rate: ``topo.h``, ``tuning.cc``)."""
+
+AMD_RINGS, AMD_LINK_RATE = {2: 4, 4: 1, 8: 3, 16: 6}, 36e9
+"""Rings among dies of MI250s, and the rate of one that RCCL counts on (``MI200_XGMI_WIDTH``). A
+module's two dies share four links and modules one each (AMD's CDNA 2 white paper): among k modules
+there are k - 1 rings without a shared link, and each has six links to others."""
+
+AMD_START_S, AMD_DELAYS_S = (12e-6, 17e-6), (0.8e-6, 3.6e-6)
+"""The protocols LL and Simple by RCCL's ``tuning.cc`` at commit 9e22c79d."""
+
+
 def fit_links(rows: Sequence[CollectiveRow]) -> dict[str, LinkFigures]:
     """Return the figures of every kind of link in the catalogue."""
     rows = [row for row in rows if row.operation == "all_reduce"]
@@ -91,10 +104,19 @@ def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
                 "basis": "rule" if host == link else "guess",
                 "source": f"{near}, bandwidths x {factor:g}",
                 "small_bandwidth": entry.small_bandwidth * factor,
-                "bandwidth": {n: value * factor for n, value in entry.bandwidth.items()},
+                "bandwidth": _scale(entry.bandwidth, factor, SWITCH_SUMS.get(link, 0.0)),
                 "error_band": 0.5,
             }
         )
+    return found
+
+
+def _scale(bandwidth: dict[int, float], factor: float, switch_sums: float) -> dict[int, float]:
+    """Scale bus bandwidths; where switches sum, the faster of rings and switches is taken."""
+    found = {}
+    for count, value in bandwidth.items():
+        by_switch = switch_sums * 2 * (count - 1) / count if count > 2 else 0.0
+        found[count] = max(value * factor, by_switch)
     return found
 
 
@@ -111,33 +133,48 @@ def predict_left_out(rows: Sequence[CollectiveRow], device: str) -> LinkFigures:
 
 
 def ring_by_constants(link: str, rate: float) -> LinkFigures:
-    """Return figures by the constants with which NCCL chooses between its protocols."""
+    """Return figures by the constants with which NCCL and RCCL choose between their protocols."""
+    is_amd = link.startswith("Infinity")
     kind = "NVLink" if link.startswith("NVLink") else "PCIe"
-    bandwidth = rate * RING_SHARE[kind]
+    bandwidth = {2: rate * RING_SHARE[kind]}
+    if kind == "PCIe":
+        # The cards of a host share one path: what two can use at a time.
+        bandwidth |= {count: bandwidth[2] * 2 / count for count in (4, 8, 16)}
+    starts, delays = RING_START_S, RING_DELAYS_S[kind]
+    if is_amd:
+        bandwidth = {count: rings * AMD_LINK_RATE for count, rings in AMD_RINGS.items()}
+        starts, delays = AMD_START_S, AMD_DELAYS_S
     # A ring takes 2 (n - 1) steps, and `step_s` counts n - 1.
-    small_step_s, large_step_s = (2 * delay_s for delay_s in RING_DELAYS_S[kind])
+    small_step_s, large_step_s = (2 * delay_s for delay_s in delays)
     return LinkFigures(
         basis="guess",
-        source="constants of NCCL",
-        start_s=RING_START_S[0],
+        source=f"constants of {'RCCL' if is_amd else 'NCCL'}",
+        start_s=starts[0],
         step_s=small_step_s,
-        small_bandwidth=bandwidth * SMALL_SHARE,
-        large_start_s=RING_START_S[1],
+        small_bandwidth=bandwidth[2] * SMALL_SHARE,
+        large_start_s=starts[1],
         large_step_s=large_step_s,
-        bandwidth={2: bandwidth},
+        bandwidth=bandwidth,
         error_band=0.5,
     )
 
 
 def link_errors(
-    rows: Sequence[CollectiveRow], table: dict[str, LinkFigures] | None = None
+    rows: Sequence[CollectiveRow],
+    table: dict[str, LinkFigures] | None = None,
+    known: dict[str, LinkFigures] | None = None,
 ) -> list[tuple[CollectiveRow, float]]:
-    """Return every all-reduce with its relative error; without a table, its device is left out."""
+    """Return every all-reduce with its relative error; without a table, its device is left out.
+
+    ``known`` lends the bandwidths measured to a device left out: what remains is its delays.
+    """
     rows = [row for row in rows if row.operation == "all_reduce"]
     found = []
     for device in sorted({row.device for row in rows}):
         link = get_accelerator(device).link
         figures = predict_left_out(rows, device) if table is None else table[link]
+        if known is not None:
+            figures = figures.model_copy(update={"bandwidth": known[link].bandwidth})
         for row in (row for row in rows if row.device == device):
             predicted_s = figures.all_reduce_time_s(row.size_bytes, row.num_devices)
             found.append((row, predicted_s / row.measured_s - 1))

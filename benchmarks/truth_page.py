@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
 from tables import markdown_table
+from truth_goals import REASONS, list_goals
 
 from stagewright.profiler.estimates.device_table import GpuTable
 
@@ -31,8 +33,7 @@ many tokens as a router gives them, which an estimate without values cannot know
 with sliding windows.
 
 Every kind of link was measured on one device, so that all-reduces of a device left out rest on the
-data sheet and on the constants with which NCCL chooses its protocols. These know neither how the
-cards of a host share PCIe nor AMD's links.
+data sheet and on the constants with which NCCL and RCCL choose their protocols.
 """
 
 WORST_KERNELS = 15
@@ -41,7 +42,11 @@ WORST_KERNELS = 15
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row's prediction with tables fitted to all devices, and to all but its own chip."""
+    """One row's prediction with tables fitted to all devices, and to all but its own chip.
+
+    ``band`` is the error that an estimate of it prints, ``share_of_peak`` the data sheet's rate at
+    which it was measured.
+    """
 
     group: str
     device: str
@@ -51,20 +56,35 @@ class Verdict:
     left_out: float
     chip_out: float
     is_large: bool = False
+    band: float = math.nan
+    share_of_peak: float = math.nan
 
     @property
     def is_kernel(self) -> bool:
         return not self.group.startswith(("forward,", "training", "published", "Megatron"))
 
 
-def write_page(verdicts: Sequence[Verdict], table: GpuTable, not_fitted: Sequence[str]) -> str:
-    """Return the page."""
+def write_page(
+    verdicts: Sequence[Verdict],
+    table: GpuTable,
+    not_fitted: Sequence[str],
+    floors: dict[str, float],
+) -> str:
+    """Return the page; ``floors`` has what even the device's own rows leave, by set."""
     groups = defaultdict(list)
     for verdict in verdicts:
         groups[verdict.group].append(verdict)
         if verdict.is_large:
             groups[verdict.group + ", from 4,096 rows"].append(verdict)
-    parts = [INTRODUCTION, "## Summary\n", _summary(groups, not_fitted), _figures(table)]
+    parts = [
+        INTRODUCTION,
+        "## Goals\n",
+        list_goals(groups, table, floors),
+        REASONS,
+        "## Summary\n",
+        _summary(groups, not_fitted),
+        _figures(table),
+    ]
     for group, found in sorted(groups.items()):
         if "4,096" in group:
             continue
@@ -73,7 +93,7 @@ def write_page(verdicts: Sequence[Verdict], table: GpuTable, not_fitted: Sequenc
         shown = worst[:WORST_KERNELS] if worst[0].is_kernel else worst
         left = f" The worst {len(shown)} of {len(found)} rows." if len(shown) < len(found) else ""
         parts += [f"## {group.capitalize()}{label}\n", f"{left.strip()}\n" if left else ""]
-        parts.append(_rows(shown))
+        parts.append(_rows(shown, with_bands=group.startswith("published")))
     return "\n".join(part for part in parts if part)
 
 
@@ -84,7 +104,10 @@ def _summary(groups: dict[str, list[Verdict]], not_fitted: Sequence[str]) -> str
         "in sample: median",
         "mean",
         "worst",
-        "left out: median",
+        "device left out: median",
+        "mean",
+        "worst",
+        "chip left out: median",
         "mean",
         "worst",
     )
@@ -130,17 +153,14 @@ def _figures(table: GpuTable) -> str:
     )
 
 
-def _rows(verdicts: Sequence[Verdict]) -> str:
-    head = ("device", "what", "measured", "in sample", "device left out", "chip left out")
-    rows = [
-        (
-            one.device,
-            one.name,
-            f"{one.measured_s * 1e3:,.3g} ms",
-            f"{one.in_sample:+.1%}",
-            f"{one.left_out:+.1%}",
-            f"{one.chip_out:+.1%}",
-        )
-        for one in verdicts
-    ]
+def _rows(verdicts: Sequence[Verdict], *, with_bands: bool) -> str:
+    head = ["device", "what", "measured", "in sample", "device left out", "chip left out"]
+    head += ["printed band", "share of peak measured"] if with_bands else []
+    rows = []
+    for one in verdicts:
+        cells = [one.device, one.name, f"{one.measured_s * 1e3:,.3g} ms"]
+        cells += [f"{error:+.1%}" for error in (one.in_sample, one.left_out, one.chip_out)]
+        if with_bands:
+            cells += [f"{one.band:.0%}", f"{one.share_of_peak:.0%}"]
+        rows.append(cells)
     return markdown_table(head, rows, 2) + "\n"

@@ -238,7 +238,7 @@ def _sent(request: PlanningRequest, costed: CostedPlan, *, is_reordered: bool) -
 
 def _notes(request: PlanningRequest, decision: Decision) -> list[str]:
     """Return notes on what the planner assumed about the profile and searched."""
-    profile, notes = request.profile, option_notes(request.options)
+    profile, notes = request.profile, [*option_notes(request.options), *decision.notes]
     notes += [request.state_note] if request.state_note else []
     if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):
         notes.append(

@@ -35,6 +35,7 @@ FLAGS = {
     "memory_fraction": "--memory-fraction",
     "reserves": "--reserves",
     "gap": "--gap",
+    "robust": "--robust",
     "deadline_s": "--deadline",
     "budget_s": "--budget",
     "num_threads": "--threads",
@@ -65,6 +66,9 @@ def flags_of(options: PlanOptions) -> list[str]:
     for name, flag in flags_of_options().items():
         value = getattr(options, name)
         if value == PlanOptions.model_fields[name].default and name not in chosen:
+            continue
+        if value is True:
+            words.append(flag)
             continue
         for text in _format_value(name, value):
             words += [flag, text]

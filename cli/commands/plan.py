@@ -80,6 +80,7 @@ def command(
     memory_fraction: flags.MemoryFraction = 1.0,
     reserves: flags.Reserves = None,
     gap: flags.Gap = 0.0,
+    robust: flags.Robust = False,
     deadline: flags.Deadline = None,
     output: flags.Output = None,
     server: Server = None,
@@ -99,9 +100,8 @@ def command(
     estimate, explain = EstimateFlags.of(context.params), ""
     make = partial(_make_plan, given=context.params, options=options)
     if server is not None:
-        plan = plan_on_service(
-            server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
-        )
+        asked = (server, token, profiles, name, estimate, cluster, options, deadline)
+        plan = plan_on_service(*asked, quiet=as_json)
     elif name is None:
         plan, explain = _plan_files(profiles, estimate, cluster, make, ("-d", devices), output)
     else:

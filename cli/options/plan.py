@@ -264,6 +264,14 @@ Reserves = Annotated[
         metavar="NAME=SIZE,...",
     ),
 ]
+Robust = Annotated[
+    bool,
+    _option(
+        GOAL,
+        "Take the plan whose worst case within the error bands of the profile and the links is "
+        "best, instead of the best at the times they state.",
+    ),
+]
 Gap = Annotated[
     float,
     _option(

@@ -37,7 +37,9 @@ class Accelerator(Record):
         num_units: Multiprocessors (compute units), over which a kernel's blocks are spread.
         cache_bytes: Its last level of cache.
         board_watts: Sustained power limit; what bounds the clock under long matrix products.
-        node_nm: The process it is made in, which sets the work done per joule.
+        node_nm: Feature size of its process by density, which sets the work done per joule (see
+            `NODES_NM`).
+        walks_columns: Whether its library's products fall back for many columns (before Volta).
     """
 
     name: str
@@ -55,11 +57,23 @@ class Accelerator(Record):
     cache_bytes: int = 0
     board_watts: float = 0.0
     node_nm: float = 0.0
+    walks_columns: bool = False
 
     def peak_flops_per_s(self, precision: Precision) -> float:
         """Return the rate at a precision; float32's if the device does not support it."""
         return self.flops_per_s.get(precision, self.flops_per_s["float32"])
 
+
+NODES_NM = {16: 11.3, 12: 11.3, 8: 8.4, 7: 7.0, 6: 6.5, 5: 5.2}
+"""Feature sizes by density, as 7 nm x sqrt(66 / million transistors per mm^2), by a process's name.
+
+GP104 and TU102 have 23 and 25 (16 and 12 nm, one process in all but name), GA102 45, GA100 66,
+AD102 and GH100 126 and 98; transistors and areas by NVIDIA's white papers. 6 nm is scaled by TSMC's
+word.
+"""
+
+PASCAL_NODE = 16
+"""Devices in this process are of the generation before Volta."""
 
 _LINK_GB_PER_S = {
     "NVLink 2": 150, "NVLink 3": 300, "NVLink 4": 450, "NVLink 5": 900,
@@ -79,14 +93,14 @@ def _gpu(
     gb_per_s: float,
     link: str,
     source: str,
-    chip: tuple[int, float, float, float],
+    chip: tuple[int, float, float, int],
     aliases: tuple[str, ...] = (),
     backend: Backend = "cuda",
 ) -> Accelerator:
     """Build an entry.
 
     ``tera`` is TFLOP/s of float32, tf32, bfloat16 (`None`: none) and float16; ``chip`` is the
-    number of multiprocessors, megabytes of last-level cache, watts and nanometres.
+    number of multiprocessors, megabytes of last-level cache, watts and a key of `NODES_NM`.
     """
     precisions: tuple[Precision, ...] = ("float32", "tf32", "bfloat16", "float16")
     rates = zip(precisions, tera, strict=True)
@@ -105,7 +119,8 @@ def _gpu(
         num_units=chip[0],
         cache_bytes=int(chip[1] * 10**6),
         board_watts=chip[2],
-        node_nm=chip[3],
+        node_nm=NODES_NM[chip[3]],
+        walks_columns=chip[3] == PASCAL_NODE,
     )
 
 

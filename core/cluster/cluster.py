@@ -66,6 +66,7 @@ class LinkLevel(Record):
             the point-to-point bandwidth if not known.
         shared: Whether all devices of one inner group use one connection at this level (one
             network card a node), so that their messages queue in the simulation.
+        error_band: Relative error to expect of its times; `None` if not known.
     """
 
     name: Name = "link"
@@ -74,6 +75,7 @@ class LinkLevel(Record):
     bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
     shared: bool = False
+    error_band: float | None = Field(None, ge=0, exclude_if=lambda band: band is None)
 
     def transfer_time_s(self, size_bytes: int) -> float:
         """Return the time of one message: latency + bytes / bandwidth, or 0 for no bytes."""

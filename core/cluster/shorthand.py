@@ -145,12 +145,13 @@ def _build_levels(
         slowest = min(named, key=lambda entry: entry.link_bandwidth_bytes_per_s)
         bandwidth = slowest.link_bandwidth_bytes_per_s
         # Sums are of many megabytes, so that only the bandwidth of large messages counts.
-        summed = load_link_table()[slowest.link].bus_bandwidth(size)
+        figures = load_link_table()[slowest.link]
         inside = INSIDE_NODE.model_copy(
             update={
                 "name": slowest.link,
                 "bandwidth_bytes_per_s": bandwidth,
-                "all_reduce_bandwidth_bytes_per_s": summed,
+                "all_reduce_bandwidth_bytes_per_s": figures.bus_bandwidth(size),
+                "error_band": figures.error_band or None,
             }
         )
     levels = []

@@ -130,6 +130,8 @@ class PlanOptions(Record):
             relatively, than without ``regular``; `None` makes it a rule. The options of the plan
             have the rule that was taken.
         gap: The search may stop once it is proven this close, relatively, to the best.
+        robust: Whether to take the plan of least worst case within the error bands of the profile
+            and of the cluster's links, instead of the best at the times they state.
     """
 
     num_microbatches: int = Field(8, ge=1, le=2**20)
@@ -161,6 +163,7 @@ class PlanOptions(Record):
     regular: Literal["no", "grid", "equal_blocks"] = "no"
     regular_within: float | None = Field(None, ge=0, le=10)
     gap: float = Field(0.0, ge=0, le=1)
+    robust: bool = Field(False, exclude_if=operator.not_)
 
 
 class MemoryUse(Record):

@@ -113,6 +113,7 @@ class Decision:
         simulated_bound_s: Lower bound on the simulated step of every plan.
         best_value: Least objective of all plans found; infinite for that of this plan.
         is_whole: Whether all plans were searched, even where the request's tables hold only some.
+        notes: What the plan has to say of how it was chosen.
     """
 
     costed: CostedPlan
@@ -120,6 +121,7 @@ class Decision:
     simulated_bound_s: float
     best_value: float = math.inf
     is_whole: bool = False
+    notes: tuple[str, ...] = ()
 
 
 class CostModel:

@@ -108,6 +108,9 @@ def scale_to_plan(plan: Plan, profile: Profile) -> Profile:
     return scale_profile(profile, Fraction(after[0], before[0]))
 
 
+TIMED = ("step_time", "throughput", "latency")
+"""Objectives whose best plan depends on how far layers and links are off."""
+
 LEVELS_ONLY = ("memory", "devices", "pipedream")
 """Objectives that link two devices by the level that joins them, whatever pair they are."""
 
@@ -127,6 +130,12 @@ def check_options(options: PlanOptions) -> None:
     if options.schedule in SEVERAL_STAGES and options.objective != "latency":
         _check_stage_counts(options)
     _check_regular(options)
+    if options.robust and options.objective not in TIMED:
+        raise InvalidInput(
+            f"robust has no effect with the objective {options.objective!r}, whose best plan does "
+            f"not depend on how far times are off; choose one of {', '.join(TIMED)}",
+            field="/options/robust",
+        )
 
 
 def check_links(cluster: Cluster, options: PlanOptions) -> None:

@@ -12,6 +12,7 @@ from ..cost.plan_cost import Decision
 from ..problem.problem import PlanningRequest
 from .balance_objectives import solve_balance
 from .closed_form_objectives import solve_devices, solve_measure, solve_memory
+from .robust import solve_robust
 from .staged_search import MEASURES
 from .step_time import solve_step_time
 from .whole_groups import solve_with_whole_groups
@@ -37,7 +38,9 @@ def solve(request: PlanningRequest) -> Decision:
             f"{options.schedule!r}",
             field="/options/schedule",
         )
-    if options.objective == "step_time":
+    if options.robust:
+        decision = solve_robust(request, solve)
+    elif options.objective == "step_time":
         decision = solve_with_whole_groups(request, _solve_step_time)
     else:
         decision = SOLVERS[options.objective](request)

@@ -53,6 +53,8 @@ class KernelFigures(Record):
     cache_unit_rate: float
     overlap: float
     start_s: float
+    columns: float = 4096.0
+    column_exponent: float = 0.0
     in_model: float = 1.0
     """Factor on a product's time inside a model against one kernel again and again: caches hold
     other kernels' data, the clock has to last, and communication takes its part."""

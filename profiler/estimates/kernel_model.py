@@ -3,12 +3,14 @@
 A matrix product is cut into tiles of its result, which the multiprocessors take in waves::
 
     waves   = ceil(batch * ceil(m / tile_m) * ceil(n / tile_n) * parts / units)
-    compute = waves * 2 * tile_m * tile_n * (k / parts + k_start) / (rate / units * tile_rate)
+    compute = waves * 2 * tile_m * tile_n * (k / parts + start) / (rate / units * tile_rate)
 
-The last wave counts whole, though it rarely is ("wave quantisation"), and every tile pays
-``k_start`` further steps to fill its pipeline. The library is taken to choose the best of the
-tiles and of the parts that it may cut k into. Traffic is hidden behind arithmetic, nearly: the two
-are joined by a norm of order ``overlap``. What fits in the last-level cache is moved faster.
+The last wave counts whole, though it rarely is ("wave quantisation"), and every tile pays for
+filling and emptying its pipeline. That is a latency, so that a faster multiprocessor loses more
+steps of k to it: ``start`` is ``k_start`` for each TFLOP/s of one. The library is taken to choose
+the best of the tiles and of the parts that it may cut k into. Traffic is hidden behind arithmetic,
+nearly: the two are joined by a norm of order ``overlap``. What fits in the last-level cache is
+moved faster.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ PARTS = (1, 2, 3, 4, 6, 8, 16)
 ATTENTION_ROWS = 128
 """Queries of a block of FlashAttention (Dao 2023)."""
 
+COLUMN_ROWS = 4096
+"""Rows of a product for which `KernelConstants.columns` is stated."""
+
 LARGEST_TILE, SMALLEST_SCALED = 256 * 128, 64 * 64
 
 
@@ -39,12 +44,15 @@ class ChipFigures:
         bandwidth_bytes_per_s: That copies sustain.
         cache_bytes: Its last-level cache.
         num_units: Its multiprocessors.
+        walks_columns: Whether its library's products fall back for many columns (see
+            `column_slowdown`).
     """
 
     rate_flops_per_s: float
     bandwidth_bytes_per_s: float
     cache_bytes: float
     num_units: int
+    walks_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,14 @@ class KernelConstants:
     """What is the same for all devices and one kind of arithmetic; fitted, in the tables.
 
     Attributes:
-        k_start: Steps of k that a tile's start and end are worth.
+        k_start: Steps of k that a tile's start and end are worth on a multiprocessor of 1 TFLOP/s.
         half_tile: Rate of a tile of half the largest area, against the largest's.
         small_tile: Factor on the rate each time the area halves again.
         cache_unit_rate: Bytes a second that one multiprocessor draws from the last-level cache.
         overlap: Order of the norm that joins arithmetic and traffic.
         start_s: From one kernel's end to the next one's first block, on the device.
+        columns: Columns of the result up to which devices that walk columns do not fall back.
+        column_exponent: Power of columns with which they do beyond that.
     """
 
     k_start: float
@@ -66,6 +76,12 @@ class KernelConstants:
     cache_unit_rate: float
     overlap: float
     start_s: float
+    columns: float = 4096.0
+    column_exponent: float = 0.0
+
+    def tile_start(self, chip: ChipFigures) -> float:
+        """Return the steps of k that a tile's start and end are worth on a device."""
+        return self.k_start * chip.rate_flops_per_s / chip.num_units / 1e12
 
 
 def traffic_seconds(moved: Array, chip: ChipFigures, cache_unit_rate: float) -> Array:
@@ -98,7 +114,7 @@ def product_seconds(
         tiles = batch * np.ceil(m / tile_m) * np.ceil(n / tile_n)
         for parts in PARTS:
             waves = np.ceil(tiles * parts / chip.num_units)
-            steps = np.ceil(k / parts / 32) * 32 + constants.k_start
+            steps = np.ceil(k / parts / 32) * 32 + constants.tile_start(chip)
             time_s = waves * 2 * area * steps / rate
             if parts > 1:
                 # Partial sums in float32 are written and read, mostly in the cache.
@@ -106,10 +122,24 @@ def product_seconds(
                 time_s = time_s + sums / (2 * chip.bandwidth_bytes_per_s) + constants.start_s
             best = np.minimum(best, time_s)
     arithmetic = best * flops / (2 * batch * m * n * k)
+    if chip.walks_columns:
+        arithmetic = arithmetic * column_slowdown(m, n, constants)
     traffic = traffic_seconds(moved, chip, constants.cache_unit_rate)
     order = constants.overlap
     joined: Array = (arithmetic**order + traffic**order) ** (1 / order)
     return joined
+
+
+def column_slowdown(rows: Array, columns: Array, constants: KernelConstants) -> Array:
+    """Return the factor on products of many columns where tiles are taken row after row.
+
+    A wave then reaches over all columns and shares no operand but a few rows, and a small cache
+    keeps nothing until the next row of tiles; the more rows, the less. Libraries since Volta take
+    tiles in squares.
+    """
+    reach = columns * np.sqrt(rows / COLUMN_ROWS)
+    found: Array = np.maximum(1.0, reach / constants.columns) ** constants.column_exponent
+    return found
 
 
 def attention_seconds(
@@ -122,7 +152,7 @@ def attention_seconds(
     # of quantisation is a device that is not full.
     filled = np.minimum(1.0, blocks / chip.num_units)
     padded = np.ceil(queries / ATTENTION_ROWS) * ATTENTION_ROWS / queries
-    padded = padded * (keys + constants.k_start) / keys
+    padded = padded * (keys + constants.tile_start(chip)) / keys
     arithmetic = flops * padded / (chip.rate_flops_per_s * filled)
     traffic = traffic_seconds(moved, chip, constants.cache_unit_rate)
     longer: Array = np.maximum(arithmetic, traffic)

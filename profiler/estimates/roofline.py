@@ -57,6 +57,7 @@ class GpuKernels:
         constants: Of its arithmetic.
         num_units: Its multiprocessors.
         cache_bytes: Its last-level cache.
+        walks_columns: See `ChipFigures`.
         attention_backward: Rate of attention's backward against its forward's.
         reduction_backward: Share of bandwidth of a reduction's backward, likewise.
         fused_traffic: Share of elementwise traffic left by compilation; 1 without.
@@ -67,6 +68,7 @@ class GpuKernels:
     constants: KernelConstants
     num_units: int
     cache_bytes: int
+    walks_columns: bool
     attention_backward: float
     reduction_backward: float
     fused_traffic: float = 1.0
@@ -163,6 +165,7 @@ def _gpu_rates(
             constants=kernels.constants(),
             num_units=device.num_units,
             cache_bytes=device.cache_bytes,
+            walks_columns=device.walks_columns,
             attention_backward=table.attention_backward / table.attention_forward,
             reduction_backward=figures.backward,
             fused_traffic=1.0 if launch in ("eager", "kernel") else table.fused_traffic,
@@ -239,6 +242,7 @@ class CostTable:
                     bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * rates.traffic,
                     cache_bytes=gpu.cache_bytes,
                     num_units=gpu.num_units,
+                    walks_columns=gpu.walks_columns,
                 )
                 price = attention_seconds if name == "attention" else product_seconds
                 each[rows] = price(

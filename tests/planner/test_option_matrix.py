@@ -73,6 +73,7 @@ VALUES = {
     "regular": ("grid", "equal_blocks"),
     "regular_within": (0.1,),
     "gap": (0.1,),
+    "robust": (True,),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,32 @@ def test_a_tall_sum_is_cut_along_k():
     """One tile would leave 99 of 100 multiprocessors idle for the whole of k."""
     alone = 2 * 256 * 128 * (65536 + 100) / (1e14 / 100)
     assert seconds_of(1, 256, 128, 65536) < alone / 4
+
+
+def test_a_fast_multiprocessor_loses_more_steps_to_a_tiles_start():
+    """The start is a latency: twice the rate is worth less than half the time for short sums."""
+    fast = replace(CHIP, rate_flops_per_s=2e14)
+    shape = (1, 25600, 12800, 256)
+    assert seconds_of(*shape, chip=fast) > 0.6 * seconds_of(*shape)
+    assert seconds_of(1, 25600, 12800, 65536, chip=fast) < 0.51 * seconds_of(1, 25600, 12800, 65536)
+
+
+def test_before_volta_many_columns_take_longer_and_many_rows_do_not():
+    """On a P100 a product of 50,000 columns runs at a third of the rate of its transpose."""
+    walking = replace(CHIP, walks_columns=True)
+    constants = replace(CONSTANTS, column_exponent=0.4)
+    times = {}
+    for chip in (CHIP, walking):
+        for m, n in ((16384, 2048), (2048, 65536)):
+            flops = np.array([2.0 * m * n * 4096])
+            shape = np.array([[1, m, n, 4096]], float)
+            times[chip.walks_columns, n] = product_seconds(
+                shape, flops, np.ones(1), chip, constants
+            )[0]
+    assert times[True, 2048] == times[False, 2048]
+    assert times[True, 65536] > 2 * times[False, 65536]
+    assert get_accelerator("P100").walks_columns
+    assert not get_accelerator("V100").walks_columns
 
 
 def test_what_fits_in_the_cache_moves_faster():

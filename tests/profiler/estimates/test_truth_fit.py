@@ -82,3 +82,31 @@ def test_all_reduces_of_a_device_left_out_change_nothing(scripts, device):
     small_s, large_s = (honest.all_reduce_time_s(1024, count) for count in (2, 8))
     assert small_s < large_s < 1e-4
     assert honest.basis == "guess"
+
+
+def test_switches_that_sum_are_faster_than_rings_from_three_devices_on(scripts):
+    links = importlib.import_module("truth_links")
+    rows = [row for name in ("A100-80GB", "L40S", "MI250") for row in all_reduces(scripts, name)]
+    table = links.fit_links(rows)
+    ring, switch = (table[name].bandwidth for name in ("NVLink 3", "NVLink 4"))
+    assert switch[2] == pytest.approx(1.5 * ring[2])
+    assert switch[8] > 1.5 * ring[8]
+
+
+def test_the_floor_of_a_smooth_device_is_small_and_that_of_a_noisy_one_its_noise(scripts):
+    floor = importlib.import_module("truth_floor")
+    rows = [
+        scripts[1].Row(
+            "products, fp32", "L4", f"{m} x {n} x {k}", 2 * m * n * k / 1e13,
+            ((Cost("matmul", 2 * m * n * k, 1, (1, m, n, k)),),), "float32", facts={"m": m},
+        )
+        for m in (4096, 8192, 16384)
+        for n in (512, 1024, 2048, 4096)
+        for k in (512, 1024, 2048, 4096)
+    ]  # fmt: skip
+    assert floor.find_floors(rows)["products, fp32"] < 1e-6
+    noisy = [
+        replace(row, measured_s=row.measured_s * (1.2 if index % 2 else 0.8))
+        for index, row in enumerate(rows)
+    ]
+    assert floor.find_floors(noisy)["products, fp32"] > 0.1

@@ -1,0 +1,96 @@
+"""Plans whose worst case within the error bands of the profile and the links is the best.
+
+A step never gets shorter when a layer or a message takes longer: each stage works in a fixed order
+and waits for what it needs. So the worst case of every plan is the same one, with each layer and
+each message at the upper end of its band, and the best plan of that problem is the robust one.
+(Messages that queue for one network card may change places, so that there it is a rule.)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...core.cluster.cluster import Cluster, LinkLevel
+from ...core.errors import DeadlineExceeded
+from ...core.profile.profile import Profile, Timing
+from ...core.profile.scale import map_costs
+from ...core.units import format_time
+from ..cost.plan_cost import CostedPlan, Decision
+from ..problem.problem import PlanningRequest
+
+Solve = Callable[[PlanningRequest], Decision]
+
+
+def solve_robust(request: PlanningRequest, solve: Solve) -> Decision:
+    """Return the plan of least worst case, with the bounds of all plans at the expected times.
+
+    Half of the time left goes to the best plan at the expected times, whose bound is the proof's
+    and which is kept where its worst case is no worse.
+    """
+    plain = request.options.model_copy(update={"robust": False})
+    left_s = request.deadline - time.monotonic()
+    middle = request.deadline if left_s == math.inf else request.deadline - left_s / 2
+    expected = solve(replace(request, options=plain, deadline=middle, progress=None))
+    profile, cluster = slow_down(request.profile, request.cluster)
+    if profile is request.profile and cluster is request.cluster:
+        return replace(expected, notes=("robust: neither profile nor links have an error band",))
+    worst = replace(
+        request, profile=profile, cluster=cluster, options=plain, table_of=None, progress=None
+    )
+    try:
+        careful = solve(worst).costed
+    except DeadlineExceeded:
+        return replace(expected, notes=("robust: no plan for the worst case was found in time",))
+    usual = worst.cost_model.evaluate(expected.costed.assignment)
+    if _cost(request, usual) <= _cost(request, careful):
+        text = f"robust: the best plan is the best at worst, too ({_format(request, usual)})"
+        return replace(expected, notes=(text,))
+    costed = request.cost_model.evaluate(careful.assignment)
+    text = (
+        f"robust: at worst {_format(request, careful)} against {_format(request, usual)} for the "
+        f"best plan at the expected times, which takes {_format(request, expected.costed)} then; "
+        f"this one {_format(request, costed)}"
+    )
+    best = min(expected.best_value, expected.costed.value)
+    return replace(expected, costed=costed, best_value=best, notes=(text,))
+
+
+def slow_down(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
+    """Return the profile and the cluster at the upper ends of their bands."""
+    band = profile.provenance.error_band or 0.0
+    if band:
+        profile = _slow_layers(profile, 1 + band)
+    if any(level.error_band for level in cluster.levels):
+        levels = tuple(_slow_link(level) for level in cluster.levels)
+        cluster = cluster.model_copy(update={"levels": levels})
+    return profile, cluster
+
+
+def _slow_layers(profile: Profile, factor: float) -> Profile:
+    def slow(_: str, found: list[Timing]) -> Timing:
+        return found[0].model_copy(update={"median_s": found[0].median_s * factor})
+
+    return map_costs([profile], slow, lambda sizes: sizes[0], lambda tensors: tensors[0])
+
+
+def _slow_link(level: LinkLevel) -> LinkLevel:
+    factor = 1 + (level.error_band or 0.0)
+    summed = level.all_reduce_bandwidth_bytes_per_s
+    return level.model_copy(
+        update={
+            "latency_s": level.latency_s * factor,
+            "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s / factor,
+            "all_reduce_bandwidth_bytes_per_s": None if summed is None else summed / factor,
+        }
+    )
+
+
+def _cost(request: PlanningRequest, costed: CostedPlan) -> float:
+    return costed.step_time_s if request.options.objective == "step_time" else costed.value
+
+
+def _format(request: PlanningRequest, costed: CostedPlan) -> str:
+    return format_time(_cost(request, costed))
