@@ -54,15 +54,15 @@ class Twin(nn.Module):
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.table = nn.Embedding(VOCABULARY * width // WIDTH, width)
+        self.embed_tokens = nn.Embedding(VOCABULARY * width // WIDTH, width)
         self.blocks = nn.ModuleList(_Feed(width) for _ in range(BLOCKS))
-        self.head = nn.Linear(width, VOCABULARY * width // WIDTH, bias=False)
+        self.lm_head = nn.Linear(width, VOCABULARY * width // WIDTH, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.table(ids)
+        x = self.embed_tokens(ids)
         for block in self.blocks:
             x = block(x)
-        made: Tensor = self.head(x)
+        made: Tensor = self.lm_head(x)
         return made
 
 
@@ -70,13 +70,13 @@ class _Feed(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(width)
-        self.gate = nn.Linear(width, 2 * width, bias=False)
-        self.up = nn.Linear(width, 2 * width, bias=False)
-        self.down = nn.Linear(2 * width, width, bias=False)
+        self.gate_proj = nn.Linear(width, 2 * width, bias=False)
+        self.up_proj = nn.Linear(width, 2 * width, bias=False)
+        self.down_proj = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        made: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        made: Tensor = x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
         return made
 
 

@@ -67,6 +67,11 @@ class _Bucket:
             has_one.narrow(0, at, 1).zero_()
         rows = [_row(weight.tensor, weight.copies) for weight in self.weights]
         message = torch.cat([*rows, has_one.detach()])
+        del rows
+        # Gradients move into the message: beside it they would take their memory twice.
+        for tensor, part in zip(tensors, self._split(message), strict=False):
+            if tensor.grad is not None and tensor.grad.is_contiguous():
+                tensor.grad = part.view_as(tensor)
         self.under_way = (message, self.ranks.sum(message))
 
     def receive(self) -> None:
@@ -76,15 +81,21 @@ class _Bucket:
         work.wait()
         self.under_way = None
         tensors = [weight.tensor for weight in self.weights]
-        *parts, has_one = message.split([*(t.numel() for t in tensors), len(tensors)])
+        *parts, has_one = self._split(message)
         # Read only where this rank has no gradient: `tolist` makes the host wait for the GPU.
         somewhere = has_one.tolist() if self.without else []
         for at in self.without:
             if somewhere[at]:
                 tensors[at].grad = torch.empty_like(tensors[at], dtype=message.dtype)
         for tensor, part in zip(tensors, parts, strict=True):
-            if tensor.grad is not None:
+            if tensor.grad is not None and tensor.grad.data_ptr() != part.data_ptr():
                 tensor.grad.copy_(part.view_as(tensor.grad))
+
+    def _split(self, message: Tensor) -> Sequence[Tensor]:
+        """Return the gradients in a message, as rows, and the ones behind them."""
+        sizes = [weight.tensor.numel() for weight in self.weights]
+        rows: Sequence[Tensor] = message.split([*sizes, len(sizes)])
+        return rows
 
 
 class GradientSync:

@@ -20,6 +20,9 @@ from ...capture.splitting.layout import Shard
 from ...capture.splitting.rewrite import Exchange, join_parts, take_part
 from ..random_state import RandomState
 
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""Torch's, which 2.13 has renamed."""
+
 
 class ShardGroup:
     """The ranks that share a stage, connected after the stage was built."""
@@ -91,7 +94,7 @@ class ShardGroup:
             for shard in range(self.degree)
         ]
         total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-        dist.reduce_scatter_tensor(total, torch.cat(parts), group=self._group)
+        _reduce_scatter(total, torch.cat(parts), group=self._group)
         return total
 
     def take(self, value: Tensor, layout: Shard) -> Tensor:
