@@ -31,6 +31,7 @@ from torch import Tensor, nn
 import stagewright
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.meta_init.weights import Weights
 
 RANKS, MICROBATCHES, ALLOWED = 4, 4, 0.05
 VOCABULARY, WIDTH, BLOCKS, SAMPLES, LENGTH = 16384, 1024, 8, 1, 64
@@ -98,7 +99,9 @@ def make_plan(way: dict[str, Any], width: int = WIDTH) -> Plan:
 
 def train(plan: Plan, width: int) -> int:
     """Train three steps; return the most bytes resident in the last one."""
-    pipeline = DistributedPipeline(Twin(width), plan, loss_fn=loss_fn)
+    with torch.device("meta"):
+        model = Twin(width)
+    pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn, weights=Weights(seed=0))
     optimizer = pipeline.optimizer(torch.optim.Adam, lr=1e-4)
     ids = torch.randint(0, VOCABULARY * width // WIDTH, (SAMPLES * MICROBATCHES, LENGTH))
     for _ in range(3):

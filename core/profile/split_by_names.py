@@ -104,7 +104,7 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
         update={
             "parameter_bytes": held,
             "saved_activation_bytes": entry.saved_activation_bytes,
-            "workspace_bytes": entry.workspace_bytes,
+            "workspace_bytes": _split_workspace(entry, hidden, degree),
         }
     )
 
@@ -152,6 +152,15 @@ def _split_rows(entry: LayerProfile, weights: list[Parameter], degree: int) -> S
     )
 
 
+def _split_workspace(entry: LayerProfile, hidden: int, degree: int) -> int:
+    """Return the workspace of a part: whole activations and their gradient, and a part of the rest.
+
+    The rest are gradients of weights and what is inside the layer.
+    """
+    whole = min(2 * hidden, entry.workspace_bytes)
+    return whole + math.ceil((entry.workspace_bytes - whole) / degree)
+
+
 def _sum_gradients(weights: list[Parameter]) -> dict[str, int]:
     sizes = [weight.size_bytes for weight in weights if weight.trainable]
     return {"backward_reduced_bytes": sum(sizes), "backward_reductions": len(sizes)}
@@ -161,13 +170,12 @@ def _split_block_and_rows(
     entry: LayerProfile, rows: int, hidden: int, held: int, others: list[Parameter], degree: int
 ) -> SplitLayer:
     """Split a block, and what is between its products along the sequence."""
-    saved, workspace = entry.saved_activation_bytes, entry.workspace_bytes
-    kept, used = min(rows * hidden, saved), min(2 * hidden, workspace)
+    kept = min(rows * hidden, entry.saved_activation_bytes)
     return SplitLayer(
         compute_share=1 / degree,
         parameter_bytes=held,
-        saved_activation_bytes=kept + math.ceil((saved - kept) / degree),
-        workspace_bytes=used + math.ceil((workspace - used) / degree),
+        saved_activation_bytes=kept + math.ceil((entry.saved_activation_bytes - kept) / degree),
+        workspace_bytes=_split_workspace(entry, hidden, degree),
         forward_gathered_bytes=2 * rows * hidden,
         backward_gathered_bytes=2 * rows * hidden,
         gathers=4 * rows,
@@ -184,13 +192,13 @@ def _split_block(
     whole_s = rows * (norm.forward.median_s + norm.backward.median_s) if norm else 0.0
     replicated = min(1.0, whole_s / work_s) if work_s else 0.0
     kept = rows * (norm.saved_activation_bytes if norm else 2 * hidden)
-    saved, workspace = entry.saved_activation_bytes, entry.workspace_bytes
-    kept, used = min(kept, saved), min(2 * hidden, workspace)
+    saved = entry.saved_activation_bytes
+    kept = min(kept, saved)
     return SplitLayer(
         compute_share=replicated + (1 - replicated) / degree,
         parameter_bytes=held,
         saved_activation_bytes=kept + math.ceil((saved - kept) / degree),
-        workspace_bytes=used + math.ceil((workspace - used) / degree),
+        workspace_bytes=_split_workspace(entry, hidden, degree),
         forward_reduced_bytes=rows * hidden,
         backward_reduced_bytes=rows * hidden,
         forward_reductions=rows,
