@@ -1,12 +1,12 @@
 """Search for the operations of a stage that its ranks can share.
 
 Inputs of the model stay whole on all ranks, and so does what stages of different numbers of ranks
-send each other. Inside, products by weights start whole and
-end divided (by columns, output channels or heads); what follows is computed in parts as far as
-rules reach, up to products whose results are parts of a sum. Of such a sum each rank gets the rows
-of its own, along the sequence, and norms, residual sums and dropout treat these by themselves
-(sequence parallelism, Korthikanti et al. 2022, "Reducing Activation Recomputation"), until a
-product needs all rows; where nothing can be done with rows, each rank gets the whole sum.
+send each other. Inside, products by weights start whole and end divided (by columns, output
+channels or heads); what follows is computed in parts as far as rules reach, up to products whose
+results are parts of a sum. Of such a sum each rank gets the rows of its own, along the sequence,
+and norms, residual sums and dropout treat these by themselves (sequence parallelism, Korthikanti et
+al. 2022, "Reducing Activation Recomputation"), until a product needs all rows; where nothing can be
+done with rows, each rank gets the whole sum.
 
 Where no rule reaches, rows are gathered, as are parts made in an earlier layer; products that
 started in the same layer are computed whole.
@@ -367,9 +367,10 @@ class _RunSearch:
         node, change = call.node, rule(call)
         if isinstance(change.layout, list) and self._is_read_outside(node):
             raise Unsplittable("has several results that are read outside")
-        for key, layout in call.weights.layouts.items():
-            if self._layout_of.setdefault(key, layout) != layout:
-                raise Unsplittable("reads a weight that is divided in another way elsewhere")
+        needed = call.weights.layouts
+        if any(self._layout_of.get(key, layout) != layout for key, layout in needed.items()):
+            raise Unsplittable("reads a weight that is divided in another way elsewhere")
+        self._layout_of.update(needed)
         self._needs[node] = call.weights, starts
         sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
         if change.by_rows and (rows := self._rows_of(node)) is not None:

@@ -209,7 +209,8 @@ def _cross_entropy(
         losses = losses.sum()
     if reduction == "mean":
         losses = losses / (target != ignore_index).sum()
-    return losses.to(logits.dtype)
+    # As torch's, which autocast gives float32.
+    return losses if torch.is_autocast_enabled(logits.device.type) else losses.to(logits.dtype)
 
 
 class _CrossEntropy(torch.autograd.Function):

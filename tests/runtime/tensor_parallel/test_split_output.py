@@ -41,7 +41,7 @@ class ThreadGroup(ShardGroup):
         return join_parts(self._all(value), layout)
 
 
-def compare(loss, whole, layout):
+def compare(loss, whole, layout, exact=EXACT):
     """Compare a loss of parts with that of the whole; return how often a rank joined them."""
     leaf = whole.clone().requires_grad_()
     expected = loss([leaf])
@@ -58,10 +58,10 @@ def compare(loss, whole, layout):
     with ThreadPoolExecutor(RANKS) as pool:
         found = list(pool.map(work, range(RANKS)))
     for rank in range(RANKS):
-        assert (found[rank][0] - expected).abs() <= EXACT
+        assert (found[rank][0] - expected).abs() <= exact
         assert found[rank][0].dtype == expected.dtype
     gradient = join_parts([found[rank][1] for rank in range(RANKS)], layout)
-    assert (gradient - leaf.grad).abs().max() <= EXACT
+    assert (gradient - leaf.grad).abs().max() <= exact
     return groups[0].joins
 
 
@@ -87,6 +87,16 @@ def test_cross_entropy_of_parts(logits, target, reduction, smoothing):
         return made.mul(torch.arange(made.numel()).reshape(made.shape) + 1).sum()
 
     assert compare(loss, logits, Shard(2)) == 0
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_cross_entropy_has_the_type_of_torch(target, autocast):
+    def loss(outputs):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return F.cross_entropy(outputs[0].flatten(0, 1), target.flatten())
+
+    logits = torch.randint(-2, 2, (2, 5, CLASSES)).to(torch.bfloat16)
+    assert compare(loss, logits, Shard(2), exact=0.01) == 0
 
 
 def test_classes_of_images(logits):
