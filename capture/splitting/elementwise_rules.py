@@ -81,8 +81,9 @@ def split_dropout(call: NodeCall) -> NodeSplit:
 
 def split_channelwise(call: NodeCall) -> NodeSplit:
     """Split what treats channels, dimension 1, by themselves, such as pooling."""
-    layout = _channels(call)
-    return NodeSplit(layout)
+    if len(shape(call.argument(0))) < 4:  # pooling and padding take three for channels first
+        raise Unsplittable("has no dimension of samples before its channels")
+    return NodeSplit(_channels(call))
 
 
 def _channels(call: NodeCall) -> Shard:

@@ -23,8 +23,8 @@ from torch import Tensor, fx
 
 from ..program.cuts import Cut
 from ..program.layers import Layers
-from ..program.mutation import mutated_inputs
-from ..program.program import Program, modules_called, references_of
+from ..program.mutation import changed_storages, mutated_inputs
+from ..program.program import Program, modules_called, references_of, storages_of
 from .layout import (
     NeedsParts,
     NodeCall,
@@ -223,6 +223,7 @@ class _RunSearch:
     ) -> None:
         self._program, self._nodes, self._degree, self._whole = program, nodes, degree, whole
         self._keeps_outputs = keeps_outputs
+        self._changed = {key for each in nodes for key in changed_storages(each, program)}
         self._layer_of, self._at = layer_of, {node: at for at, node in enumerate(nodes)}
         self._parts: dict[fx.Node, tuple[int, ...]] = {}
         self._added: set[fx.Node] = set()  # products of whose sum every rank gets all
@@ -274,7 +275,7 @@ class _RunSearch:
                     return self._give_up(node, starts, reason)
                 if any(isinstance(self._layouts[source], list) for source in apart):
                     return self._undo(apart, f"{self._label(node)} reads several results")
-                if not set(apart).isdisjoint(mutated_inputs(node, self._program)):
+                if self._is_changed_in_place(node, apart):
                     return self._undo(apart, f"{self._label(node)} changes a value in place")
                 gathered.update(apart)
             else:
@@ -282,6 +283,13 @@ class _RunSearch:
         if gathered:
             self.changes[node] = NodeSplit(None, whole=gathered, alike=True)
         return following
+
+    def _is_changed_in_place(self, node: fx.Node, values: Sequence[fx.Node]) -> bool:
+        """Return True if an operation changes values, or makes views of them that others change."""
+        if not set(values).isdisjoint(mutated_inputs(node, self._program)):
+            return True
+        viewed = storages_of(values) & storages_of([node])
+        return not viewed.isdisjoint(self._changed)
 
     def _call(self, node: fx.Node, reads: Sequence[fx.Node]) -> NodeCall:
         call = NodeCall(
@@ -368,11 +376,17 @@ class _RunSearch:
         if isinstance(change.layout, list) and self._is_read_outside(node):
             raise Unsplittable("has several results that are read outside")
         needed = call.weights.layouts
+        call.check_weights()
+        sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
+        if sums:  # no product has to change for it: rows can be gathered
+            starts = {node}
+        if reads and starts == {node} and node in self._whole and needed:
+            # It made rows divide a weight that others read whole.
+            raise Unsplittable(self._whole[node])
         if any(self._layout_of.get(key, layout) != layout for key, layout in needed.items()):
             raise Unsplittable("reads a weight that is divided in another way elsewhere")
         self._layout_of.update(needed)
         self._needs[node] = call.weights, starts
-        sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
         if change.by_rows and (rows := self._rows_of(node)) is not None:
             change.layout, starts, sums = rows, set(), {node}
         change.whole = gathered

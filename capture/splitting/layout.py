@@ -118,6 +118,8 @@ class NodeCall:
     """Sizes that its output must be divided by, if it starts a split."""
     may_start: bool = True
     """Whether its inputs may be whole and its output divided."""
+    reads_in_parts: int = 0
+    """Arguments that are divided weights, as counted by `divide`."""
 
     @property
     def module(self) -> nn.Module:
@@ -146,6 +148,7 @@ class NodeCall:
         if tensor is None:
             raise Unsplittable("multiplies by what is not a weight")
         self.weights.divide(tensor, layout, self.degree)
+        self.reads_in_parts += 1
 
     def holds_weight(self, value: Any) -> bool:
         return isinstance(value, fx.Node) and find_weight(value, self.program) is not None
@@ -159,7 +162,22 @@ class NodeCall:
         """Have a parameter or buffer of the module that is called divided."""
         tensor = getattr(self.module, name, None)
         if tensor is not None:
+            if not is_registered(self.module, name):
+                raise Unsplittable(f"has a {name} that is no parameter")
             self.weights.divide(tensor, layout, self.degree)
+
+    def check_weights(self) -> None:
+        """Raise `Unsplittable` if a weight that the operation divides is read whole as well."""
+        given: list[fx.Node] = []
+        fx.node.map_aggregate(
+            (self.node.args, self.node.kwargs),
+            lambda each: given.append(each) if isinstance(each, fx.Node) else None,
+        )
+        held = [
+            each for each in given if id(find_weight(each, self.program)) in self.weights.tensors
+        ]
+        if len(held) != self.reads_in_parts:
+            raise Unsplittable("reads a weight whole and in parts")
 
 
 def find_weight(node: fx.Node, program: Program) -> Tensor | None:
@@ -168,8 +186,15 @@ def find_weight(node: fx.Node, program: Program) -> Tensor | None:
         node = node.all_input_nodes[0]
     if node.op != "get_attr":
         return None
+    path, _, name = str(node.target).rpartition(".")
+    owner = program.attribute(path) if path else program.model
     found = program.attribute(str(node.target))
-    return found if isinstance(found, Tensor) else None
+    return found if isinstance(found, Tensor) and is_registered(owner, name) else None
+
+
+def is_registered(module: nn.Module, name: str) -> bool:
+    """Return True for a parameter or buffer, False for a tensor that is a plain attribute."""
+    return name in module._parameters or name in module._buffers
 
 
 def is_transpose(node: fx.Node) -> bool:

@@ -93,6 +93,8 @@ def split_convolution_module(call: NodeCall) -> NodeSplit:
     module: Any = call.module
     if module.padding_mode != "zeros" or module.transposed:
         raise Unsplittable("pads or transposes")
+    if len(shape(call.node)) != len(module.kernel_size) + 2:
+        raise Unsplittable("has no dimension of samples before its channels")
     layout = call.layout(call.argument(0))
     convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(module.kernel_size)]
     stride, padding, dilation = module.stride, module.padding, module.dilation
@@ -135,7 +137,7 @@ def split_embedding_module(call: NodeCall) -> NodeSplit:
         raise Unsplittable("looks up divided indices")
     call.check_start()
     call.divide_own("weight", Shard(0))
-    rows = LookUp(module.num_embeddings // call.degree, module.padding_idx)
+    rows = LookUp(module.num_embeddings // call.degree, call.degree, module.padding_idx)
     return NodeSplit(None, call=rows, sums=True, by_rows=True)
 
 
@@ -144,13 +146,16 @@ class LookUp:
 
     __name__ = "look_up"
 
-    def __init__(self, rows: int, padding_idx: int | None, rank: int = 0) -> None:
-        self.rows, self.padding_idx, self.rank = rows, padding_idx, rank
+    def __init__(self, rows: int, degree: int, padding_idx: int | None, rank: int = 0) -> None:
+        self.rows, self.degree, self.padding_idx, self.rank = rows, degree, padding_idx, rank
 
     def of_rank(self, rank: int) -> LookUp:
-        return LookUp(self.rows, self.padding_idx, rank)
+        return LookUp(self.rows, self.degree, self.padding_idx, rank)
 
     def __call__(self, indices: Tensor, weight: Tensor) -> Tensor:
+        count = self.rows * self.degree
+        is_known = (indices >= 0) & (indices < count)
+        torch._assert_async(is_known.all(), f"an index is none of {count} rows of a table")
         local = indices - self.rank * self.rows
         is_here = (local >= 0) & (local < self.rows)
         if self.padding_idx is not None:  # its row has no gradient

@@ -272,17 +272,23 @@ class _Rewriting:
                 return self._take(source, layout)
             return local
         assert isinstance(layout, Shard)
+        part = change.slices.get(source)  # gathered, to be divided along another dimension
         if is_gathered and (change.alike or not is_here):
+            if part is not None:
+                return self._take(source, part)
             return source if change.alike else self._enter(source)
-        kind = "gather" if change.alike or not _has_gradient(source) else "gather_entered"
-        return self._once(kind, layout, source, local)
+        has_whole_gradient = change.alike or part is not None or not _has_gradient(source)
+        kind = "gather" if has_whole_gradient else "gather_entered"
+        whole = self._once(kind, layout, source, local)
+        return whole if part is None else self._take(source, part, whole)
 
-    def _take(self, source: fx.Node, layout: Shard) -> fx.Node:
-        """Return this rank's part of a whole value."""
+    def _take(self, source: fx.Node, layout: Shard, whole: fx.Node | None = None) -> fx.Node:
+        """Return this rank's part of a value that is whole, or was gathered."""
+        whole = source if whole is None else whole
         if self._is_variable(source):
-            return self._once("take", layout, source, source)
+            return self._once("take", layout, source, whole)
         degree, rank = self.exchange.degree, self.exchange.rank
-        return self._call(take_part, (source, layout.dim, layout.parts, rank, degree))
+        return self._call(take_part, (whole, layout.dim, layout.parts, rank, degree))
 
     def _enter(self, source: fx.Node) -> fx.Node:
         """Return a whole value whose gradient is summed over the ranks, made once for a stage."""
@@ -307,4 +313,4 @@ class _Rewriting:
 
 def _has_gradient(node: fx.Node) -> bool:
     value = node.meta.get(VALUE)
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ..observation.interception import HOOKS
 from ..program.mode_dependent import AttentionDropout
 from .elementwise_rules import (
     split_batch_norm,
@@ -129,6 +130,8 @@ def find_rule(call: NodeCall) -> Rule | None:
     """Return the rule for an operation; `None` if there is none."""
     if call.node.op == "call_module":
         kind = type(call.module)
+        if "forward" in vars(call.module) or any(getattr(call.module, each) for each in HOOKS):
+            return None  # its own code, or a hook's, runs too
         if kind is AttentionDropout:
             return split_attention
         return MODULES.get(kind)

@@ -91,9 +91,11 @@ def assemble_rank(
     _check_statistics(pieces, schedule, batch_statistics)
     routes, last = pieces.routes, stages.get(len(plan.stages) - 1)
     replicas = placement.replicas_of(len(plan.stages) - 1) if last is not None else ()
+    split = pieces.split
     outputs = BatchOutputs(
         pieces.captured, loss_fn, plan.num_microbatches, device, last, replicas,
-        groups.get(replicas), pieces.split.output_parts if pieces.split is not None else None,
+        groups.get(replicas), split.output_parts if split is not None else None,
+        split.divided if split is not None else (),
     )  # fmt: skip
     pairs = find_connected_pairs(schedule.ranks, schedule, routes, grid)
     channels = make_channel_groups(ranks, pairs)

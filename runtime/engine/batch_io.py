@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -89,7 +89,8 @@ class BatchOutputs:
 
     ``last`` is the last stage, if it is here. ``replicas`` are its ranks, of which entry k mod
     length runs micro-batch k; ``group`` is theirs if there are several and this rank is one of
-    them. ``parts`` are outputs of which each of the ranks that share the last stage holds a part.
+    them. ``parts`` are outputs of which each of the ranks that share the last stage holds a part,
+    ``divided`` names of weights of which they do.
     """
 
     def __init__(
@@ -102,9 +103,11 @@ class BatchOutputs:
         replicas: RankSet = (0,),
         group: dist.ProcessGroup | None = None,
         parts: OutputParts | None = None,
+        divided: Collection[str] = (),
     ) -> None:
         self._captured, self._loss_fn, self._parts = captured, loss_fn, parts
-        self._check = LossGraphCheck(captured.program.model, last) if last is not None else None
+        model = captured.program.model
+        self._check = LossGraphCheck(model, last, divided) if last is not None else None
         self._num_microbatches, self._device = num_microbatches, device
         self._replicas, self._group = replicas, group
 

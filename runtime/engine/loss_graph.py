@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ class LossGraphCheck:
     Args:
         model: The whole model, for the names of its weights.
         stage: Computes the loss.
+        divided: Names of weights of which ranks hold parts.
     """
 
-    def __init__(self, model: nn.Module, stage: nn.Module) -> None:
-        self._model, self._stage = model, stage
+    def __init__(self, model: nn.Module, stage: nn.Module, divided: Collection[str] = ()) -> None:
+        self._model, self._stage, self._divided = model, stage, divided
         self._is_done = False
 
     def run(self, loss_fn: Callable[[], Tensor], outputs: Sequence[Any]) -> Tensor:
@@ -39,7 +40,9 @@ class LossGraphCheck:
         loss = loss_fn()
         self._is_done = loss.requires_grad
         allowed = {id(each) for each in (*outputs, *self._stage.parameters())}
-        found = [leaf for leaf in _leaves_of(loss, nodes) if id(leaf) not in allowed]
+        leaves = list(_leaves_of(loss, nodes))
+        self._check_whole(leaves)
+        found = [leaf for leaf in leaves if id(leaf) not in allowed]
         weights = [leaf for leaf in found if isinstance(leaf, nn.Parameter)]
         if weights:
             names = {id(each): name for name, each in self._model.named_parameters()}
@@ -51,6 +54,18 @@ class LossGraphCheck:
                 "the model's forward, or use the optimizer's weight_decay for a penalty on weights"
             )
         return loss
+
+    def _check_whole(self, leaves: Sequence[Tensor]) -> None:
+        """Raise `InvalidInput` if weights among the leaves are this rank's parts of them."""
+        read = {id(leaf) for leaf in leaves}
+        named = self._model.named_parameters(remove_duplicate=False)
+        found = sorted(name for name, each in named if name in self._divided and id(each) in read)
+        if found:
+            raise InvalidInput(
+                f"loss_fn reads weights ({list_some(found, 3)}) of which ranks hold parts, as they "
+                "share the last stage; return what the loss needs from the model's forward, use "
+                "the optimizer's weight_decay for a penalty on weights, or plan with --tensor 1"
+            )
 
 
 def _leaves_of(loss: Tensor, ends: set[Any]) -> Iterator[Tensor]:

@@ -64,6 +64,8 @@ class SplitOutput(Tensor):
         if func in _DESCRIPTIONS:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         found = None
+        if isinstance(first, SplitOutput) and _changes_first(func, kwargs):
+            raise NeedsWholeOutput(str(func))
         if isinstance(first, SplitOutput) and func is F.cross_entropy:
             found = _cross_entropy(*args, **kwargs)
         elif isinstance(first, SplitOutput):
@@ -151,11 +153,25 @@ _DESCRIPTIONS = {
 }  # fmt: skip
 """Functions that read no values."""
 
+_CHANGES = {
+    "register_hook", "retain_grad", "__setitem__", "__set__", "__iadd__", "__isub__", "__imul__",
+    "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__",
+    "__ilshift__", "__irshift__",
+}  # fmt: skip
+"""Functions that change a tensor, besides those whose name says so."""
+
 _SHAPES = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
 
 _CONVERSIONS = {
     Tensor.contiguous, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.to,
 }  # fmt: skip
+
+
+def _changes_first(func: Callable[..., Any], kwargs: Any) -> bool:
+    """Return True if a function changes its first argument, which a gathered copy would hide."""
+    name = getattr(func, "__name__", "")
+    is_method = name.endswith("_") and not name.endswith("__")
+    return is_method or name in _CHANGES or bool(kwargs.get("inplace"))
 
 
 def _map_rows(value: SplitOutput, func: Callable[..., Any], rest: Any, kwargs: Any) -> Any:
@@ -247,7 +263,9 @@ class _CrossEntropy(torch.autograd.Function):
         )
         of_exp, of_target, of_all = sums.split(1, dim)
         log_sum = of_exp.log() + largest
-        loss: Tensor = log_sum - (1 - smoothing) * of_target - smoothing * of_all / classes
+        loss: Tensor = log_sum - (1 - smoothing) * of_target
+        if smoothing:  # else a masked class, of a logit of -inf, would make it NaN
+            loss = loss - smoothing * of_all / classes
         is_used = is_used.unsqueeze(dim)
         ctx.save_for_backward(part, log_sum, local, is_here, is_used)
         ctx.dim, ctx.smoothing, ctx.classes = dim, smoothing, classes

@@ -10,6 +10,7 @@ from torch import nn
 from stagewright.capture.capture import trace
 from stagewright.capture.splitting.find_split import find_split, list_outputs
 from stagewright.capture.splitting.layout import Shard
+from stagewright.capture.splitting.product_rules import LookUp
 from stagewright.capture.splitting.rewrite import join_parts, take_part
 from tests.capture.splitting.threads import join_outputs, run_split, split_of
 
@@ -285,3 +286,84 @@ def test_parts_join_to_the_whole(size, parts):
     whole = torch.arange(size * 3).reshape(3, size)
     held = [take_part(whole, 1, parts, rank, 4) for rank in range(4)]
     assert torch.equal(join_parts(held, Shard(1, parts)), whole)
+
+
+def ups_and_downs(run, **modules):
+    """A block that runs on what two linear layers make of its input, of which ranks hold rows."""
+    return Block(lambda self, x: run(self, self.down(F.gelu(self.up(x)))), up=nn.Linear(8, 16),
+                 down=nn.Linear(16, 8), **modules)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.ZeroPad2d((0, 0, 1, -1)), nn.AdaptiveAvgPool2d((1, 8)), nn.AvgPool2d((3, 1), 1, (1, 0))],
+)
+def test_three_dimensions_have_no_channels_behind_samples(even_tokens, module):
+    check(Model(ups_and_downs(lambda self, y: self.own(y * 2), own=module)), even_tokens, 2)
+
+
+def test_convolutions_of_one_sample_stay_whole(even_tokens):
+    block = Block(lambda self, x: x + self.two(F.relu(self.one(self.table))).transpose(0, 1),
+                  one=nn.Conv1d(4, 16, 1), two=nn.Conv1d(16, 8, 1))  # fmt: skip
+    block.table = nn.Parameter(torch.randn(4, 4))
+    assert check(Model(block), even_tokens, 2) == set()
+
+
+def test_a_weight_of_rows_that_is_read_whole_elsewhere_stays_whole(even_tokens):
+    block = ups_and_downs(lambda self, y: y * 2 + self.places + self.places.sum())
+    block.places = nn.Parameter(torch.randn(4, 8))
+    assert "blocks.0.up.weight" in check(Model(block), even_tokens, 2)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [lambda own: own(own.weight), lambda own: own.weight @ own.weight.T,
+     lambda own: own.weight @ own.weight],
+)  # fmt: skip
+def test_a_weight_multiplied_by_itself_stays_whole(tokens, product):
+    block = Block(lambda self, x: x + product(self.own).square().sum(0), own=nn.Linear(8, 8))
+    block.own.bias = None
+    assert check(Model(block), tokens, 2) == set()
+
+
+def test_tensors_that_are_plain_attributes_are_not_divided(tokens):
+    block = Block(lambda self, x: self.down(self.up(x) * self.scale), up=nn.Linear(8, 16),
+                  down=nn.Linear(16, 8))  # fmt: skip
+    block.scale = torch.rand(16, dtype=torch.float64)
+    assert "blocks.0.up.weight" in check(Model(block), tokens, 2)
+
+
+def test_gradients_of_complex_values_are_summed(even_tokens):
+    block = ups_and_downs(lambda self, y: (y * torch.complex(self.a, self.b)).abs())
+    block.a, block.b = (nn.Parameter(torch.randn(8)) for _ in range(2))
+    assert "blocks.0.up.weight" in check(Model(block), even_tokens, 2)
+
+
+def test_modules_with_hooks_stay_whole(tokens):
+    block = Block(lambda self, x: self.down(F.gelu(self.up(x))), up=nn.Linear(8, 16),
+                  down=nn.Linear(16, 8))  # fmt: skip
+    block.up.register_forward_hook(lambda module, given, made: made.cumsum(-1))
+    assert not any(".up." in name for name in check(Model(block), tokens, 2))
+
+
+def test_views_of_rows_are_changed_in_place(even_tokens):
+    def first_row(self, y):
+        y[:, 0] = 0
+        return y * 2
+
+    check(Model(ups_and_downs(first_row)), even_tokens, 2)
+
+
+def test_rows_are_added_to_columns(even_tokens):
+    def add(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x)))) + self.own(x)
+
+    shared = {"up": nn.Linear(8, 16), "down": nn.Linear(16, 8), "own": nn.Linear(8, 8),
+              "norm": nn.LayerNorm(8)}  # fmt: skip
+    check(Model(*(Block(add, **shared) for _ in range(3))), even_tokens, 2)
+
+
+def test_indices_outside_of_a_table_are_refused():
+    rows = LookUp(4, 2, None)
+    with pytest.raises(RuntimeError, match="none of 8 rows"):
+        rows(torch.tensor([8]), torch.ones(4, 2))

@@ -73,6 +73,15 @@ def test_weights_of_the_last_stage_may_be_read(model, read):
         check.run(lambda: penalty(model[2], output), [output]).backward()
 
 
+def test_weights_of_which_ranks_hold_parts_may_not_be_read(model):
+    """The loss would be that of this rank's part, and differ between ranks."""
+    check = LossGraphCheck(model, model[2], {"2.weight"})
+    output = model(torch.ones(2, 4))
+    with pytest.raises(InvalidInput, match=r"2\.weight.* hold parts"):
+        check.run(lambda: output.sum() + model[2].weight.norm(), [output])
+    check.run(lambda: output.sum() + model[2].bias.norm(), [output])
+
+
 def test_an_output_that_the_loss_changes_in_place_is_still_an_output(model):
     output = model(BATCH[0])
     check = LossGraphCheck(model, nn.Identity())

@@ -164,3 +164,55 @@ def test_a_target_that_is_no_class_is_refused(logits):
     wrong = torch.full((10,), CLASSES)
     with pytest.raises(RuntimeError, match="none of 6 classes"):
         parts.compute(lambda y: F.cross_entropy(y[0].flatten(0, 1), wrong), [logits[..., :3]])
+
+
+def test_classes_masked_by_minus_infinity(logits, target):
+    logits[..., 1::2] = -torch.inf
+    target = target.div(2, rounding_mode="floor").mul(2).clamp_min(-100)
+    assert compare(lambda outputs: F.cross_entropy(outputs[0].flatten(0, 1), target.flatten()),
+                   logits, Shard(2)) == 0  # fmt: skip
+
+
+IN_PLACE = {
+    "method": lambda x: x.div_(2),
+    "item": lambda x: x.__setitem__((0, 1), 0.0),
+    "operator": lambda x: x.__imul__(3),
+    "argument": lambda x: F.relu(x, inplace=True),
+    "hook": lambda x: x.register_hook(lambda gradient: gradient * 2),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_loss_that_changes_an_output_sees_the_change(logits, target, name):
+    def loss(outputs):
+        changed = (
+            outputs[0]
+            if outputs[0].grad_fn is not None and not outputs[0].is_leaf
+            else (outputs[0] * 1)
+        )
+        IN_PLACE[name](changed)
+        return F.cross_entropy(changed.flatten(0, 1), target.flatten())
+
+    compare(loss, logits, Shard(2))
+
+
+def test_autocast_computes_the_loss_in_full_precision(logits, target):
+    def loss(outputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            made = F.cross_entropy(outputs[0].flatten(0, 1), target.flatten())
+        assert made.dtype == torch.float32
+        return made.double()
+
+    whole = logits.bfloat16()
+    leaf = whole.clone().requires_grad_()
+    loss([leaf]).backward()
+    shared = {"given": [None] * RANKS, "barrier": threading.Barrier(RANKS)}
+
+    def work(rank):
+        group = ThreadGroup(rank, shared)
+        part = group.take(whole, Shard(2))
+        return OutputParts([Shard(2)], group).compute(loss, [part])
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        for made in pool.map(work, range(RANKS)):
+            assert (made - loss([whole])).abs() <= 1e-5
