@@ -166,6 +166,8 @@ PIECES = (
     Piece("pool", "whole groups of last stages", ((staged_search, "round_up_replicas", _first),),
           (staged_search.round_up_replicas, staged_search._missing_replicas,
            staged_search._is_as_good)),
+    Piece("pool", "uniform grids", ((step_time, "uniform_grids", _nothing),),
+          (candidates.uniform_grids, candidates._promising)),
     Piece("pool", "faster baselines", ((step_time, "_take_baseline", _second),),
           (step_time._take_baseline, candidates.take_faster_baseline)),
     Piece("pool", "plans of whole groups", ((whole_groups, "_plan_complete", _none),),

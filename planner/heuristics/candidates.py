@@ -5,7 +5,7 @@ Baselines are printed beside a plan, on its own devices; the plan is not slower 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from ..cost.assignment import (
     Assignment,
     Cuts,
     list_in_device_order,
+    place_in_device_order,
     place_stages,
     to_cuts,
 )
@@ -26,6 +27,9 @@ from .chain_partition import balance
 
 FORBIDDEN = "the options forbid it"
 """Reason of a baseline that options rule out."""
+
+MAX_GRIDS = 12
+"""Uniform grids tried, those of the best closed form; all of them if there are few."""
 
 
 def equal_layers(num_layers: int, num_stages: int) -> Cuts:
@@ -57,6 +61,50 @@ def stage_counts(cost_model: CostModel) -> range:
         most = min(most, options.num_stages)
         return range(options.num_stages, most + 1)
     return range(1, most + 1)
+
+
+def uniform_grids(cost_model: CostModel) -> Iterator[Assignment]:
+    """Yield plans with equal replicas for all stages, cut by even times and by counts."""
+    for num_stages, replicas in _promising(cost_model):
+        cuts = {equal_layers(len(cost_model.costs.profile.layers), num_stages)}
+        if even := even_times(cost_model.costs, num_stages):
+            cuts.add(even)
+        for entry in sorted(cuts):
+            if cost_model.costs.has(entry):
+                yield from _on_devices(cost_model, entry, [replicas] * num_stages)
+
+
+def _promising(cost_model: CostModel) -> list[tuple[int, int]]:
+    """Return numbers of stages and replicas, those of the shortest ideal 1F1B step first."""
+    options, costs = cost_model.options, cost_model.costs
+    total = len(cost_model.devices.cluster.devices)
+    work_s = float(costs.forward_s[0, -1] + costs.backward_s[0, -1])
+    m = cost_model.num_microbatches
+    most = 1 if cost_model.only_forward else min(options.max_replicas or total, m)
+    scored = []
+    for num_stages in stage_counts(cost_model):
+        counts = {min(most, total // num_stages), 1}
+        if total <= 2 * MAX_GRIDS:
+            counts |= set(range(1, min(most, total // num_stages) + 1))
+        for count in counts:
+            share = -(-m // count)
+            scored.append((work_s + (share - 1) * work_s / num_stages, num_stages, count))
+    scored.sort()
+    few = len(scored) <= 6 * MAX_GRIDS
+    return [(stages, count) for _, stages, count in (scored if few else scored[:MAX_GRIDS])]
+
+
+def _on_devices(cost_model: CostModel, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
+    """Yield placements on each class of devices, and in cluster order with one device per stage."""
+    devices = cost_model.devices
+    for number in range(min(len(devices.classes), 4)):
+        found = place_stages(cuts, replicas, devices, classes=[number] * len(replicas))
+        if found is not None:
+            yield apply_recompute(cost_model, found)
+    if max(replicas) == 1:
+        found = place_in_device_order(cuts, devices)
+        if found is not None:
+            yield apply_recompute(cost_model, found)
 
 
 def apply_recompute(cost_model: CostModel, assignment: Assignment) -> Assignment:

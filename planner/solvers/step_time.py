@@ -9,7 +9,10 @@ from itertools import chain
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import CostedPlan, Decision
-from ..heuristics.candidates import take_faster_baseline
+from ..heuristics.candidates import (
+    take_faster_baseline,
+    uniform_grids,
+)
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
 from .feasibility import infeasible_error
@@ -24,7 +27,10 @@ MAX_SIMULATED = 40
 """Plans of the search that compete in the simulator."""
 
 MAX_ROUNDS = 12
-"""Rounds, in each of which the fastest plan that was not yet is varied."""
+"""Rounds in which the fastest plans are varied."""
+
+MAX_STARTS = 3
+"""Plans varied in each round, of different numbers of stages."""
 
 NEAR, NEAR_LATER = 0.05, 0.02
 """Relative distance from the fastest plan within which others are varied, at first and later."""
@@ -53,13 +59,15 @@ def solve_step_time(request: PlanningRequest) -> Decision:
 
 
 def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan, float]:
-    """Return the plan with the least simulated step among the pool's best and their variations.
+    """Return the plan with the least simulated step among the pool's best, grids and variations.
 
     Ties are broken by objective, then fewer stages, then earlier cuts. Returned with a lower bound
     on the step of all plans, 0 where none is known.
     """
+    cost_model = request.cost_model
     tournament = Tournament(request)
     tournament.add(pool.best(MAX_SIMULATED))
+    tournament.add(uniform_grids(cost_model))
     if pool.gave_up:
         add_scheduled_plans(request, tournament)
     may_extend = request.options.schedule == "1f1b" and request.options.max_extra_in_flight > 0
@@ -71,10 +79,11 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan
         if tournament.best is not None and bound_s >= tournament.best.step_time_s:
             break
         near = NEAR if number < FIRST_ROUNDS else NEAR_LATER
-        starts = tournament.take_leaders(1, near)
+        starts = tournament.take_leaders(MAX_STARTS, near)
         if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
             break
-        tournament.add(_vary(request, starts[0]))
+        for start in starts:
+            tournament.add(_vary(request, start))
     if may_extend:
         extend_warmup(tournament)
     if tournament.best is None:
