@@ -1,4 +1,4 @@
-"""Fully connected layers split over ranks: hidden units of the first, classes of the last.
+"""Fully connected layers split over ranks: hidden units of the first two, classes of the last.
 
 Each rank multiplies by its part of a weight and holds no other::
 
@@ -18,14 +18,15 @@ from stagewright.planner.price_split import plan_from_balance
 
 def build_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8)).double()
+    hidden = nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh()
+    return nn.Sequential(*hidden, nn.Linear(16, 8)).double()
 
 
 def make_plan(ranks: int, replicas: int = 1) -> stagewright.Plan:
     """One stage; device ``replica * parts + part`` has that part of that replica's layers."""
     profile = stagewright.profile(build_model(), torch.randn(4, 16).double())
     options = stagewright.PlanOptions(num_microbatches=replicas)
-    plan = plan_from_balance(profile, f"{replicas}xcpu", options, [3], replicas=[replicas])
+    plan = plan_from_balance(profile, f"{replicas}xcpu", options, [5], replicas=[replicas])
     devices = tuple(f"cpu:{rank}" for rank in range(ranks))
     split = {"tensor": ranks // replicas, "devices": devices}
     return plan.model_copy(update={"stages": (plan.stages[0].model_copy(update=split),)})

@@ -1,6 +1,6 @@
 """A ResNeXt block split over ranks: each convolves its own groups, and its part of other channels.
 
-Channels are gathered where a layer ends::
+Channels are whole again where the last convolution sums over them::
 
     torchrun --nproc-per-node 4 examples/recipes/grouped_convolution.py
 """

@@ -65,7 +65,7 @@ DEFECTS = {
         "backward", [exchange._Enter, exchange._GatherEntered]
     ),
     "replicas do not meet": partial(
-        mock.patch.object, GradientSync, "finish", mock.Mock(return_value=None)
+        mock.patch.multiple, GradientSync, finish=mock.Mock(), _send_complete=mock.Mock()
     ),
 }
 """Contexts in which something is left out."""
