@@ -51,7 +51,7 @@ SMALL_CACHE_BYTES = 2 * 10**7
 
 @dataclass(frozen=True)
 class GpuKernels:
-    """What kernels of a GPU need beyond its rates.
+    """Needs of a GPU's kernels beyond its rates.
 
     Attributes:
         constants: Of its arithmetic.

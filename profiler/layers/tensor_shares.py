@@ -32,7 +32,7 @@ MAX_REASONS = 3
 
 @dataclass(frozen=True)
 class LayerShare:
-    """What of one layer is split, and what its devices exchange, for one micro-batch.
+    """Split part of one layer, and exchanges of its devices, for one micro-batch.
 
     Attributes:
         work: Share of its work that is split.

@@ -25,7 +25,7 @@ from .split_output import OutputParts
 
 @dataclass(frozen=True)
 class Division:
-    """How a parameter or buffer is divided over the ranks that share a stage.
+    """Division of a parameter or buffer over the ranks that share a stage.
 
     Attributes:
         layout: The dimension along which each rank holds a part.
