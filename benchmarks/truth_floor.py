@@ -1,4 +1,4 @@
-"""How well a device's products are predicted by its own other rows: what no rule can beat by much.
+"""Errors of a device's products predicted by its own other rows, which no rule can beat by much.
 
 Rows of one device contradict each other: clocks fall under load, and libraries choose kernels by
 rules of their own. A row is predicted here by a plane through its nearest neighbours among the

@@ -36,7 +36,7 @@ REFERENCE_NM = 7.0
 
 
 class ProductRule(Record):
-    """What products of one arithmetic sustain on a device that the table lacks."""
+    """Rates that products of one arithmetic sustain on a device that the table lacks."""
 
     ceiling: float = Field(gt=0, le=1)
     flops_per_joule: float = Field(gt=0)

@@ -57,7 +57,7 @@ class ChipFigures:
 
 @dataclass(frozen=True)
 class KernelConstants:
-    """What is the same for all devices and one kind of arithmetic; fitted, in the tables.
+    """Constants of all devices for one kind of arithmetic; fitted, in the tables.
 
     Attributes:
         k_start: Steps of k that a tile's start and end are worth on a multiprocessor of 1 TFLOP/s.
