@@ -376,7 +376,7 @@ class _RunSearch:
         if isinstance(change.layout, list) and self._is_read_outside(node):
             raise Unsplittable("has several results that are read outside")
         needed = call.weights.layouts
-        call.check_weights()
+        call.check_inputs()
         sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
         if sums:  # no product has to change for it: rows can be gathered
             starts = {node}

@@ -120,6 +120,8 @@ class NodeCall:
     """Whether its inputs may be whole and its output divided."""
     reads_in_parts: int = 0
     """Arguments that are divided weights, as counted by `divide`."""
+    considered: set[fx.Node] = field(default_factory=set)
+    """Inputs whose layouts the rule has asked for."""
 
     @property
     def module(self) -> nn.Module:
@@ -133,7 +135,10 @@ class NodeCall:
         return self.node.kwargs.get(name, default)
 
     def layout(self, value: Any) -> Layout:
-        found: Layout = self.layouts.get(value) if isinstance(value, fx.Node) else None
+        if not isinstance(value, fx.Node):
+            return None
+        self.considered.add(value)
+        found: Layout = self.layouts.get(value)
         return found
 
     def divide(self, value: Any, layout: Shard) -> None:
@@ -166,8 +171,10 @@ class NodeCall:
                 raise Unsplittable(f"has a {name} that is no parameter")
             self.weights.divide(tensor, layout, self.degree)
 
-    def check_weights(self) -> None:
-        """Raise `Unsplittable` if a weight that the operation divides is read whole as well."""
+    def check_inputs(self) -> None:
+        """Raise `Unsplittable` for a divided input, or a reading of a weight, beyond the rule's."""
+        if forgotten := [each for each in self.layouts if each not in self.considered]:
+            raise Unsplittable("reads a divided value in a place that has to be whole", forgotten)
         given: list[fx.Node] = []
         fx.node.map_aggregate(
             (self.node.args, self.node.kwargs),

@@ -46,6 +46,8 @@ def _split_product(call: NodeCall, x: Any, weight: Any, bias: Any, *, rows: int)
     last, layout = len(shape(x)) - 1, call.layout(x)
     if call.layout(weight) is not None:
         raise Unsplittable("multiplies by a divided value")
+    if bias is not None and not (call.holds_weight(bias) and len(shape(bias)) == 1):
+        raise Unsplittable("adds what is not a bias")
     if layout is None:
         call.check_start()
         call.divide(weight, Shard(1 - rows, call.parts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from .layout import (
     NeedsParts,
@@ -174,7 +175,8 @@ def split_parts(call: NodeCall) -> NodeSplit:
 
 
 def split_getitem(call: NodeCall) -> NodeSplit:
-    layouts, index = call.layouts.get(call.argument(0)), call.argument(1)
+    layouts: Any = call.layout(call.argument(0))
+    index = call.argument(1)
     if not isinstance(layouts, list) or not isinstance(index, int):
         raise Unsplittable("indexes a divided value")
     return NodeSplit(layouts[index])

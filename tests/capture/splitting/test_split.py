@@ -326,6 +326,36 @@ def test_a_weight_multiplied_by_itself_stays_whole(tokens, product):
     assert check(Model(block), tokens, 2) == set()
 
 
+def add_product(self, x):
+    return torch.addmm(x, F.gelu(self.up(x)), self.weight)
+
+
+def multiply_with_computed_bias(self, x):
+    return F.linear(F.gelu(self.up(x)), self.weight.transpose(0, 1), self.bias(x[0]).tanh())
+
+
+def normalize_with_computed_weight(self, x):
+    return F.layer_norm(F.gelu(self.up(x)) @ self.weight, (8,), self.bias(x[0]).tanh())
+
+
+@pytest.mark.parametrize(
+    ("forward", "divided"),
+    [
+        (add_product, set()),
+        (multiply_with_computed_bias, {"up.weight", "up.bias", "bias.weight"}),
+        (normalize_with_computed_weight, {"up.weight", "up.bias", "weight"}),
+    ],
+)
+def test_a_rule_gets_no_divided_value_that_it_does_not_expect(forward, divided):
+    """Ranks failed with shapes that did not match."""
+    torch.manual_seed(0)
+    model = Block(forward, up=nn.Linear(8, 16))
+    if forward is not add_product:
+        model.bias = nn.Linear(8, 8, bias=False)
+    model.weight = nn.Parameter(torch.randn(16, 8))
+    assert check(model, (torch.randn(4, 8, dtype=torch.float64),), 2) == divided
+
+
 def test_tensors_that_are_plain_attributes_are_not_divided(tokens):
     block = Block(lambda self, x: self.down(self.up(x) * self.scale), up=nn.Linear(8, 16),
                   down=nn.Linear(16, 8))  # fmt: skip
