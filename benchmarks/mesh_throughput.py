@@ -190,7 +190,7 @@ def make_plan(model: Model, kind: str) -> Plan:
 
 
 def run(rank: int, port: int, pairs: int, path: str) -> None:
-    """One rank of both kinds; rank 0 writes the pairs of step times."""
+    """Run one rank of both kinds of stages; rank 0 writes the pairs of step times."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     keep_freed_memory()

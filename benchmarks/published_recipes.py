@@ -110,8 +110,6 @@ def estimate(recipe: Recipe, folder: Path) -> Profile:
             str(recipe.microbatch), "-o", str(file),
         ]  # fmt: skip
         if recipe.config:
-            config = folder / "config.json"
-            config.write_text(recipe.config, encoding="utf-8")
             words += ["--config", recipe.config]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return Profile.read(file)

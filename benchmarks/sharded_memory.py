@@ -1,4 +1,4 @@
-"""Measure a replica's share of a stage's weights, by strategy and optimizer: at peak, at rest.
+"""Measure a replica's memory by strategy and optimizer, at its peak and between steps.
 
 Two replicas of one stage of linear layers on this machine; memory is the process's resident bytes
 above those before the model was made, so activations of the small batch are in it too.
@@ -43,7 +43,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's mallopt: what is let go shall go back to the system at once."""
+"""Settings of glibc's mallopt, by which freed memory goes back to the system at once."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Row:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Return the resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -67,7 +67,7 @@ class Peak:
 
     def __enter__(self) -> Peak:
         self.size_bytes, self._is_open = 0, True
-        self._thread = threading.Thread(target=self._detector)
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
@@ -75,35 +75,35 @@ class Peak:
         self._is_open = False
         self._thread.join()
 
-    def _detector(self) -> None:
+    def _watch(self) -> None:
         while self._is_open:
             self.size_bytes = max(self.size_bytes, resident_bytes())
             time.sleep(0.001)
 
 
-def made() -> nn.Module:
-    """Return the stage."""
+def make_stage() -> nn.Module:
+    """Return a stage of linear layers."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 
-def planned() -> Plan:
-    """One stage of two replicas; estimated, as no time matters here."""
+def make_plan() -> Plan:
+    """Plan one stage of two replicas by an estimate, as no time matters here."""
     with torch.device("meta"):
         profile = stagewright.estimate(
-            made(), torch.empty(2, WIDTH), device="A100", precision="float32"
+            make_stage(), torch.empty(2, WIDTH), device="A100", precision="float32"
         )
     options = PlanOptions(num_microbatches=4)
     return plan_from_balance(profile, Cluster.uniform(2), options, [LAYERS], replicas=[2])
 
 
 def measure(plan: Plan, strategy: str, optimizer: str, rank: int, folder: str) -> Row:
-    """Train a few steps; the last one is looked at."""
+    """Train a few steps and return the memory of the last one."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2,
         timeout=timedelta(seconds=120),
     )  # fmt: skip
     before = resident_bytes()
-    model = made()
+    model = make_stage()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     pipeline = DistributedPipeline(
         model, plan, loss_fn=nn.functional.mse_loss, strategy=STRATEGIES[strategy]
@@ -128,8 +128,8 @@ def measure(plan: Plan, strategy: str, optimizer: str, rank: int, folder: str) -
     return found
 
 
-def apart(plan: Plan, strategy: str, optimizer: str) -> Row:
-    """Both replicas in processes of their own; the first one's account."""
+def run_replicas(plan: Plan, strategy: str, optimizer: str) -> Row:
+    """Run both replicas, each in a process, and return the memory of the first."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in (0, 1):
@@ -151,12 +151,12 @@ def main() -> None:
     torch.set_num_threads(1)
     for setting in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
         ctypes.CDLL("libc.so.6").mallopt(setting, 64 * 2**10)
-    plan = planned()
+    plan = make_plan()
     if not wants_json:
         print("times the weights     at its peak  at rest")
     for optimizer in OPTIMIZERS:
         for strategy in STRATEGIES:
-            row = apart(plan, strategy, optimizer)
+            row = run_replicas(plan, strategy, optimizer)
             text = f"{optimizer}, {strategy}: {row.peak:.1f} {row.rest:.1f}"
             print(json.dumps(asdict(row)) if wants_json else text, flush=True)
 

@@ -52,9 +52,8 @@ class NodeSplit:
     """Difference of an operation on a rank that holds parts of its values.
 
     Attributes:
-        layout: Of what it produces; a list for an operation with several results.
+        layout: Layout of its result; a list for an operation with several results.
         arguments: Arguments that change, by position.
-        keywords: Likewise, by name.
         slices: Whole inputs of which the rank reads its part.
         call: Function called instead, with the arguments after these changes.
         sums: Whether ranks' results are parts of a sum. With a ``layout``, each rank gets its part
@@ -64,12 +63,11 @@ class NodeSplit:
         whole: Divided inputs that are gathered first.
         alike: Whether every rank computes the whole value, from gathered inputs.
         noise: Whether it is dropout, of which every rank draws the whole mask and takes its part.
-        draws: Whether it draws random numbers for its part in a way of its own.
+        draws: Whether each rank draws random numbers for its own part, as in attention.
     """
 
     layout: Layout | list[Layout]
     arguments: dict[int, Any] = field(default_factory=dict)
-    keywords: dict[str, Any] = field(default_factory=dict)
     slices: dict[fx.Node, Shard] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
     sums: bool = False

@@ -33,9 +33,10 @@ class Exchange:
             the backward it joins the parts' gradients.
         gather: Returns, for a layout, the function that joins the ranks' parts of a value; in the
             backward it takes this rank's part of the gradient.
-        gather_entered: Likewise; in the backward it takes the part of the gradients' sum.
+        gather_entered: As ``gather``, but for a value whose gradients differ by rank: in the
+            backward it takes this rank's part of their sum.
         draw_apart: Lets this rank's random numbers differ from those of the others.
-        draw_alike: Ends that.
+        draw_alike: Makes random numbers equal on all ranks again.
     """
 
     rank: int

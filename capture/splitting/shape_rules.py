@@ -112,7 +112,7 @@ def split_transpose(call: NodeCall) -> NodeSplit:
     if name == "permute":
         order = [dim % rank for dim in call.argument(1, "dims")]
     else:
-        pair = (0, 1) if name in ("t", "numpy_T") else (call.argument(1), call.argument(2))
+        pair = (0, 1) if name == "t" else (call.argument(1), call.argument(2))
         first, second = (dim % rank for dim in pair)
         order = list(range(rank))
         order[first], order[second] = second, first

@@ -96,6 +96,7 @@ def assemble_rank(
         pieces.captured, loss_fn, plan.num_microbatches, device, last, replicas,
         groups.get(replicas), split.output_parts if split is not None else None,
         split.divided if split is not None else (),
+        split.group if split is not None and split.group.degree > 1 else None,
     )  # fmt: skip
     pairs = find_connected_pairs(schedule.ranks, schedule, routes, grid)
     channels = make_channel_groups(ranks, pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -21,6 +22,7 @@ from ...core.plan.plan import Plan
 from ...core.units import count, list_some
 from ..ranks.device_placement import move_to_device, queues_work
 from ..ranks.process_groups import RankSet
+from ..tensor_parallel.exchange import ShardGroup
 from ..tensor_parallel.split_output import OutputParts
 from .loss_graph import LossGraphCheck
 from .microbatch import check_inputs, join_outputs, split_batch
@@ -89,8 +91,8 @@ class BatchOutputs:
 
     ``last`` is the last stage, if it is here. ``replicas`` are its ranks, of which entry k mod
     length runs micro-batch k; ``group`` is theirs if there are several and this rank is one of
-    them. ``parts`` are outputs of which each of the ranks that share the last stage holds a part,
-    ``divided`` names of weights of which they do.
+    them. ``sharing`` are the ranks that share the last stage's layers, if there are several;
+    ``parts`` are outputs of which each holds a part, ``divided`` names of weights of which they do.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class BatchOutputs:
         group: dist.ProcessGroup | None = None,
         parts: OutputParts | None = None,
         divided: Collection[str] = (),
+        sharing: ShardGroup | None = None,
     ) -> None:
         self._captured, self._loss_fn, self._parts = captured, loss_fn, parts
+        self._sharing = sharing
         model = captured.program.model
         self._check = LossGraphCheck(model, last, divided) if last is not None else None
         self._num_microbatches, self._device = num_microbatches, device
@@ -143,7 +147,8 @@ class BatchOutputs:
         run = (
             partial(compute, outputs) if parts is None else partial(parts.compute, compute, outputs)
         )
-        return check.run(run, outputs) * weight
+        with self._sharing.check_equal_draws() if self._sharing is not None else nullcontext():
+            return check.run(run, outputs) * weight
 
     def move_target(self, target: Any) -> Any:
         """Return a whole batch's target on the device: moved once, not in every micro-batch."""

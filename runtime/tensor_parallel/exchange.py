@@ -8,8 +8,11 @@ section 4.2.2; `take` and `gather` lead from whole values to parts of them and b
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from ...capture.splitting.layout import Shard
 from ...capture.splitting.rewrite import Exchange, join_parts, take_part
+from ...core.errors import InvalidInput
 from ..random_state import RandomState
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -74,6 +78,38 @@ class ShardGroup:
         assert self._random is not None
         self._random.restore(self._device)
         self._random = None
+
+    @contextmanager
+    def check_equal_draws(self) -> Iterator[None]:
+        """Raise `InvalidInput` if a loss inside draws numbers that differ between the ranks."""
+        before = self._read_generators()
+        yield
+        drawn = [
+            state
+            for state, now in zip(before, self._read_generators(), strict=True)
+            if state != now
+        ]
+        if not drawn:
+            return
+        digest = int.from_bytes(hashlib.blake2b(pickle.dumps(drawn), digest_size=7).digest())
+        largest, smallest = self.maximum(
+            torch.tensor([digest, -digest], device=self._device)
+        ).tolist()
+        if largest != -smallest:
+            raise InvalidInput(
+                "the loss draws random numbers, and ranks that share the last stage draw different "
+                "ones: their gradients would be of different losses; seed torch, random and numpy "
+                "equally on these ranks, let the loss draw from a torch.Generator of its own with "
+                "an equal seed, or plan with --tensor 1"
+            )
+
+    def _read_generators(self) -> list[Any]:
+        """Return the states of torch's, Python's, numpy's and the device's generators."""
+        state = RandomState.now(self._device)
+        assert state.cpu is not None
+        of_torch, others = state.cpu
+        on_device = None if state.device is None else state.device.numpy().tobytes()
+        return [of_torch.numpy().tobytes(), *others, on_device]
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over the ranks, which have it in equal shapes."""

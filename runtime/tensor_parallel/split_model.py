@@ -127,12 +127,17 @@ def _has_rate(node: fx.Node) -> bool:
     return not rates or any(rates)
 
 
+_DRAWING = (
+    nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase,
+    nn.FractionalMaxPool2d, nn.FractionalMaxPool3d,
+)  # fmt: skip
+"""Torch's modules that draw random numbers, at some rates at least."""
+
+
 def _may_draw(module: nn.Module) -> bool:
     # Modules that are called whole are torch's own leaves, captured dropout, or opaque.
-    known = type(module).__module__.startswith("torch.nn.") and not isinstance(
-        module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.MultiheadAttention | nn.RNNBase
-    )
-    if known:
+    is_library = type(module).__module__.startswith("torch.nn.")
+    if is_library and not isinstance(module, _DRAWING):
         return False
     rate = getattr(module, "p", getattr(module, "dropout_p", None))
     return rate != 0

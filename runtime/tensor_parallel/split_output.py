@@ -111,7 +111,7 @@ class OutputParts:
     """Outputs of a model of which ranks hold parts.
 
     Args:
-        layouts: Of each output; `None` if it is whole.
+        layouts: Layout of each output; `None` if it is whole.
         group: The ranks that hold the parts.
     """
 
@@ -179,7 +179,7 @@ def _map_rows(value: SplitOutput, func: Callable[..., Any], rest: Any, kwargs: A
     if value.shard != Shard(value.dim() - 1):
         return None
     part, size = value.part, value.shape[-1]
-    if func in _SHAPES:
+    if func in _SHAPES and not any(isinstance(each, torch.dtype) for each in rest):
         shape = func(torch.empty(value.shape, device="meta"), *rest, **kwargs).shape
         if not shape or shape[-1] != size:
             return None
@@ -217,6 +217,8 @@ def _cross_entropy(
     if not by_class or weight is not None or target.is_floating_point():
         return None
     if size_average is not None or reduce is not None or type(target) is SplitOutput:
+        return None
+    if reduction not in ("none", "mean", "sum"):  # torch's own error
         return None
     losses: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         logits.part, target, logits.group, ignore_index, label_smoothing

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import stagewright
 from tests.runtime.forked import print_line, run_forked
+from tests.runtime.larger import larger
 
 FOLDER = Path(__file__).parents[3] / "examples" / "recipes"
 MESH = "class_parallel --data"
@@ -60,7 +61,7 @@ def train(recipe: Recipe, plan: stagewright.Plan) -> dict[str, Any]:
             expected = cross_entropy(unsplit(batch), target)
             (expected / accumulate).backward()
             if loss is not None:
-                worst["loss"] = max(worst["loss"], abs(float(loss - expected.detach())))
+                worst["loss"] = larger(worst["loss"], abs(float(loss - expected.detach())))
             if (step + 1) % accumulate == 0:
                 wanted = {name: p.grad for name, p in unsplit.named_parameters()}
                 for name, parameter in training.named_parameters():
@@ -72,7 +73,7 @@ def train(recipe: Recipe, plan: stagewright.Plan) -> dict[str, Any]:
                         kind = "divided"
                     part = take_part(wanted[name], gradient, dist.get_rank())
                     apart = float((gradient - part).abs().max())
-                    worst["gradient"] = max(worst["gradient"], apart)
+                    worst["gradient"] = larger(worst["gradient"], apart)
                     held[kind] += step < accumulate
                 theirs.step()
                 theirs.zero_grad()
@@ -93,7 +94,8 @@ def serve(recipe: Recipe, plan: stagewright.Plan) -> dict[str, Any]:
             with torch.no_grad():
                 expected = [unsplit(batch) for batch in batches]
             pairs = zip(outputs, expected, strict=True)
-            worst = max(float((a - b).abs().max()) for a, b in pairs)
+            apart = (float((a - b).abs().max()) for a, b in pairs)
+            worst = functools.reduce(larger, apart)
     return {"output": worst}
 
 
@@ -113,7 +115,14 @@ def run_script(name: str, arguments: list[str]) -> None:
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     found = [float(number) for number in re.findall(r"(\S+) apart$", said.getvalue(), re.M)]
     if found:
-        print_line({"recipe": name, "ranks": 4, "printed": len(found), "apart": max(found)})
+        print_line(
+            {
+                "recipe": name,
+                "ranks": 4,
+                "printed": len(found),
+                "apart": functools.reduce(larger, found),
+            }
+        )
 
 
 def make_plan(name: str, recipe: Recipe, ranks: int) -> stagewright.Plan:

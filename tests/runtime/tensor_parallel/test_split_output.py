@@ -129,6 +129,7 @@ def test_what_leaves_classes_alone_keeps_the_parts(logits, target):
         ),
         lambda y, target: F.cross_entropy(y[0].flatten(0, 1), y[0].flatten(0, 1).softmax(-1)),
         lambda y, target: y[0].reshape(3, -1).logsumexp(1).sum(),
+        lambda y, target: (y[0].float().view(torch.int32) % 7).sum() + y[0].mean(),
         lambda y, target: y[0][0].sum() + y[0].view(2, -1).sin().sum(),
         lambda y, target: torch.stack([y[0].argmax(-1).sum() * y[0].mean(), y[0].max()]).sum(),
     ],

@@ -23,6 +23,7 @@ from stagewright.runtime.engine.keyed_dropout import keyed_dropout
 from stagewright.runtime.ranks.process_groups import init_process_group
 from stagewright.schedules.plan_schedule import count_ranks
 from tests.runtime.forked import print_line, run_forked
+from tests.runtime.larger import larger
 from tests.runtime.tensor_parallel.models import Example, make_example
 from tests.runtime.tensor_parallel.plans import Mix, write_plan
 
@@ -80,9 +81,8 @@ def read_whole(pipeline: DistributedPipeline) -> dict[str, Tensor]:
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    return max(
-        (float((value - expected[name]).abs().max()) for name, value in found.items()), default=0.0
-    )
+    apart = (float((value - expected[name]).abs().max()) for name, value in found.items())
+    return functools.reduce(larger, apart, 0.0)
 
 
 def run(
@@ -112,10 +112,10 @@ def run(
         optimizer.step()
         optimizer.zero_grad()
         if loss is not None:
-            worst["loss"] = max(worst["loss"], abs(float(loss) - expected["losses"][step]))
-        worst["norm"] = max(worst["norm"], abs(norm - expected["norms"][step]))
+            worst["loss"] = larger(worst["loss"], abs(float(loss) - expected["losses"][step]))
+        worst["norm"] = larger(worst["norm"], abs(norm - expected["norms"][step]))
         whole = difference(read_whole(pipeline), expected["state"][step])
-        worst["weight"] = max(worst["weight"], whole)
+        worst["weight"] = larger(worst["weight"], whole)
         if not begin and step + 1 == SAVED:
             save_checkpoint(folder, pipeline, optimizer, step=step + 1)
     split = pipeline.split
