@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors
 from ..capture.sample import check_module
-from ..core.errors import InvalidInput, NonFinite
+from ..core.errors import InvalidInput, NonFinite, PlanMismatch
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
 from ..core.rank_heartbeats import SILENCE_S
+from ..core.units import list_some
 from ..schedules.plan_schedule import schedule_of
 from .batchnorm.running_statistics import BatchStatistics, check_policy
 from .engine.action_timer import ActionTimer, Observer
@@ -168,6 +169,7 @@ class DistributedPipeline(PipelineRank):
                     model, plan, sample, direct=True, device=self.device, shards=shards
                 )
             self.graph, self.split = pieces.captured.graph, pieces.split
+            _check_split(self.split, plan)
             check_stateful_layers(self.graph.layers, plan, self.schedule)
             options = {
                 "autocast": autocast, "keyed_dropout": keyed_dropout, "strategy": strategy,
@@ -486,6 +488,20 @@ def _check_start(plan: Plan) -> None:
     if not dist.is_initialized():
         check_runnable(plan, "processes")
     check_initialised(plan)
+
+
+def _check_split(split: SplitModel | None, plan: Plan) -> None:
+    """Refuse a model that each rank would hold and compute whole, though planned in parts."""
+    if split is None or split.divided:
+        return
+    width = max(stage.tensor for stage in plan.stages)
+    reasons = sorted(set(split.reasons.values()))
+    why = f" ({list_some(reasons, 3)})" if reasons else ""
+    raise PlanMismatch(
+        f"the plan splits layers over {width} ranks, but no operation of this model can be split"
+        f"{why}; plan with --tensor 1. Modules in an nn.Sequential are called whole: call them "
+        "in the forward of a module of your own to have their operations split"
+    )
 
 
 def _check_equal_draws(split: SplitModel | None, keyed_dropout: int | None) -> None:

@@ -18,7 +18,7 @@ from ..capture.observation.generation_cache import switch_off_caches
 from ..capture.observation.nested_values import map_tensors
 from ..capture.observation.preserve import preserve_model, preserve_random_state
 from ..capture.sample import CallStructure
-from ..core.errors import StagewrightError
+from ..core.errors import InvalidInput, StagewrightError
 from ..core.plan.plan import Plan
 from .checkpoint_files.rank_agreement import RankAgreement
 from .distributed import DistributedPipeline
@@ -80,7 +80,8 @@ def verify_distributed(
         The differences over all ranks, on every rank.
 
     Raises:
-        InvalidInput: The batch is not the plan's, or there is no process group.
+        InvalidInput: The batch is not the plan's, there is no process group, or split attention
+            heads have dropout, which is drawn otherwise than unsplit.
         PlanMismatch: The plan is for another model or other ranks, or its step fails alone.
         RankFailed: A rank died; the message names it.
     """
@@ -94,6 +95,8 @@ def verify_distributed(
             parts, plan, loss_fn=loss_fn, group=group, keyed_dropout=SEED
         ) as pipeline,
     ):
+        if trains:
+            _check_masks(pipeline)
         structure = CallStructure.from_json(plan.input_structure)
         args, kwargs = structure.split_call(batch)
         inputs = BatchInputs(plan, structure, pipeline.device).microbatches(args, kwargs)
@@ -108,6 +111,15 @@ def verify_distributed(
         with pipeline.during("the comparison with the unsplit model", patience=PATIENCE):
             held = None if whole is None else whole.model
             return _compare(pipeline, held, unsplit_loss, loss)
+
+
+def _check_masks(pipeline: DistributedPipeline) -> None:
+    if pipeline.split is not None and pipeline.split.draws_apart:
+        raise InvalidInput(
+            "ranks that split attention heads each draw the dropout of their own, and no step of "
+            "the unsplit model has these masks; verify the plan with the model's attention "
+            "dropout set to 0 (attn_pdrop=0 or attention_dropout=0 for models of transformers)"
+        )
 
 
 class _UnsplitModel:

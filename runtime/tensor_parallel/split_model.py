@@ -52,6 +52,8 @@ class SplitModel:
         divided: Parameters and buffers of which ranks hold parts, by each of their names.
         reasons: Why products stay whole, by layer and operation.
         draws: Whether a layer that is shared may draw random numbers.
+        draws_apart: Whether each rank draws dropout of its own attention heads, unlike any that
+            the unsplit model draws.
         group: The ranks that share this rank's stages.
         output_parts: The model's outputs of which each rank holds a part; `None` if there are none.
     """
@@ -59,6 +61,7 @@ class SplitModel:
     divided: Mapping[str, Division]
     reasons: Mapping[tuple[int, str], str]
     draws: bool
+    draws_apart: bool
     group: ShardGroup
     output_parts: OutputParts | None = None
 
@@ -88,7 +91,8 @@ def split_model(
     }
     layouts = list_outputs(captured.program, split)
     parts = OutputParts(layouts, group) if any(layouts) else None
-    return SplitModel(divided, split.reasons, draws, group, parts)
+    draws_apart = any(change.draws for change in split.changes.values())
+    return SplitModel(divided, split.reasons, draws, draws_apart, group, parts)
 
 
 def _divide_cut(cut: Cut, split: ModelSplit, degree: int) -> Cut:

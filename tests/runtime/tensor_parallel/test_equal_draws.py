@@ -1,6 +1,8 @@
-"""Ranks that share a stage draw equal random numbers, or are told."""
+"""Random numbers of ranks that share a stage, which are equal or refused."""
 
 import random
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.runtime.distributed import _check_split
 from stagewright.runtime.tensor_parallel.exchange import ShardGroup
 from stagewright.runtime.tensor_parallel.split_model import split_model
+from stagewright.runtime.verify_distributed import _check_masks
 
 CPU = torch.device("cpu")
 
@@ -65,7 +69,44 @@ class Pooled(nn.Module):
     ],
 )
 def test_split_layers_that_may_draw_are_known(pool, draws):
-    captured = trace(Pooled(pool), torch.randn(2, 3, 8, 8), check=False)
+    assert split_over_two(Pooled(pool), torch.randn(2, 3, 8, 8)).draws == draws
+
+
+def split_over_two(model, sample):
+    captured = trace(model, sample, check=False)
     layers = len(captured.layers)
-    split = split_model(captured, [2] * layers, [0] * layers, ShardGroup(0, 2, CPU))
-    assert split.draws == draws
+    return split_model(captured, [2] * layers, [0] * layers, ShardGroup(0, 2, CPU))
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout_p):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        self.dropout_p = dropout_p
+
+    def forward(self, x):
+        heads = (
+            linear(x).view(2, 6, 4, 2).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(*heads, dropout_p=self.dropout_p)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_dropout_of_split_heads_is_known_to_differ_from_the_unsplit_model(dropout_p):
+    """Right plans were said not to equal the model."""
+    split = split_over_two(Attention(dropout_p), torch.randn(2, 6, 8))
+    assert set(split.divided) >= {"query.weight", "key.weight", "value.weight"}
+    assert split.draws_apart == bool(dropout_p)
+    with pytest.raises(InvalidInput, match="attn_pdrop=0") if dropout_p else nullcontext():
+        _check_masks(SimpleNamespace(split=split))
+
+
+def test_a_plan_that_splits_nothing_is_refused():
+    """Each rank held and computed all, in silence."""
+    blocks = nn.Sequential(Attention(0.0), Attention(0.0))
+    plan = SimpleNamespace(stages=[SimpleNamespace(tensor=1), SimpleNamespace(tensor=2)])
+    with pytest.raises(PlanMismatch, match=r"over 2 ranks.* forward of a module of your own"):
+        _check_split(split_over_two(blocks, torch.randn(2, 6, 8)), plan)
+    _check_split(split_over_two(blocks[0], torch.randn(2, 6, 8)), plan)
