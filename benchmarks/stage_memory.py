@@ -20,9 +20,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ from stagewright.core.models.families import GPT2Config, GPT2Spec  # noqa: E402
 from stagewright.core.models.training_memory import RECIPES, Recipe  # noqa: E402
 from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
 from stagewright.core.plan.schedule import TrainingSchedule  # noqa: E402
+from stagewright.core.profile.profile import Profile  # noqa: E402
 from stagewright.core.requests.requests import ProfilingOptions  # noqa: E402
 from stagewright.planner.price_split import plan_from_balance  # noqa: E402
 from stagewright.profiler.measure.profile import profile  # noqa: E402
@@ -48,13 +49,13 @@ from stagewright.profiler.models.families import build_model  # noqa: E402
 LIMIT = 0.05
 """Largest relative error of a stage's peak."""
 
-TOKENS = 16
+MOST_TOKENS = 64
 
 
 def gpt2() -> Subject:
     """Six blocks with dropout everywhere and a tied head."""
     config = GPT2Config(n_layer=6, n_embd=96, n_head=4, vocab_size=512, n_positions=64)
-    tokens = torch.randint(0, 512, (1, TOKENS))
+    tokens = torch.randint(0, 512, (1, MOST_TOKENS))
     model = build_model(GPT2Spec(family="gpt2", config=config))
     return Subject(model, {"input_ids": tokens}, tokens, next_token)
 
@@ -63,6 +64,16 @@ MODELS = {"gpt2": gpt2, "llama": llama}
 STAGES = 3
 MICROBATCHES = (4, 32, 128, 512)
 SCHEDULES: tuple[TrainingSchedule, ...] = ("gpipe", "1f1b")
+RECOMPUTED: dict[Literal["never", "always", "layers"], tuple[int, ...]] = {
+    "never": MICROBATCHES,
+    "always": (32,),
+    "layers": (32, 512),
+}
+"""Numbers of micro-batches, by what is recomputed."""
+
+LENGTHS = {"never": 16, "always": MOST_TOKENS, "layers": MOST_TOKENS}
+"""Tokens of a sample: more where each recomputation keeps 5 kB of random state beside them."""
+
 RECIPES_MEASURED: tuple[Recipe, ...] = ("fp32", "bf16_mixed", "bf16_autocast")
 
 
@@ -72,6 +83,7 @@ class StagePeak:
 
     model: str
     recipe: str
+    recompute: str
     schedule: str
     microbatches: int
     stage: int
@@ -87,37 +99,45 @@ class StagePeak:
         return (self.predicted_bytes - self.measured_bytes) / self.measured_bytes
 
 
-def subject_of(name: str) -> Subject:
-    """Return a model with a micro-batch of one short sample."""
+def subject_of(name: str, length: int) -> Subject:
+    """Return a model with a micro-batch of one sample of so many tokens."""
     torch.manual_seed(0)
     found = MODELS[name]()
-    tokens = found.target[:1, :TOKENS].contiguous()
+    tokens = found.target[:1, :length].contiguous()
     return Subject(found.model, {"input_ids": tokens}, tokens, found.loss_fn)
 
 
-def make_plans(name: str, recipe: Recipe, folder: Path) -> list[Path]:
-    """Profile a model in a recipe's precision, and plan it for every case."""
-    subject = subject_of(name)
+def profile_subject(name: str, recipe: Recipe, length: int) -> Profile:
+    """Profile a model in a recipe's precision."""
+    subject = subject_of(name, length)
     model = copy.deepcopy(subject.model).to(getattr(torch, RECIPES[recipe].weights))
-    measured = profile(
+    return profile(
         model,
         subject.sample,
         options=ProfilingOptions(budget_s=0.01, num_threads=1, precision=recipe),
         loss_fn=subject.loss_fn,
         target=subject.target,
     )
-    cuts = [0, *(b.after + 1 for b in measured.boundaries if b.legal), len(measured.layers)]
-    edges = [
-        min(cuts, key=lambda cut: abs(cut - part * len(measured.layers) / STAGES))
-        for part in range(STAGES + 1)
-    ]
-    balance = [last - first for first, last in pairwise(edges)]
+
+
+def make_plans(name: str, recipe: Recipe, folder: Path) -> list[Path]:
+    """Profile a model in a recipe's precision, and plan it for every case."""
     paths = []
-    for schedule in SCHEDULES:
-        for count in MICROBATCHES:
-            options = PlanOptions(schedule=schedule, num_microbatches=count, optimizer="adam")
+    profiles = {length: profile_subject(name, recipe, length) for length in set(LENGTHS.values())}
+    for schedule, (recompute, counts) in product(SCHEDULES, RECOMPUTED.items()):
+        measured = profiles[LENGTHS[recompute]]
+        cuts = [0, *(b.after + 1 for b in measured.boundaries if b.legal), len(measured.layers)]
+        edges = [
+            min(cuts, key=lambda cut: abs(cut - part * len(measured.layers) / STAGES))
+            for part in range(STAGES + 1)
+        ]
+        balance = [last - first for first, last in pairwise(edges)]
+        for count in counts:
+            options = PlanOptions(
+                schedule=schedule, num_microbatches=count, optimizer="adam", recompute=recompute
+            )
             plan = plan_from_balance(measured, Cluster.uniform(STAGES), options, balance)
-            path = folder / f"{name}-{recipe}-{schedule}-{count}.json"
+            path = folder / f"{name}-{recipe}-{recompute}-{schedule}-{count}.json"
             path.write_text(plan.to_json(), encoding="utf-8")
             paths.append(path)
     return paths
@@ -169,7 +189,7 @@ def train(path: Path, name: str, rank: int) -> StagePeak:
     Gradients are in place when it begins, as they are where several steps make one update.
     """
     plan = Plan.from_json(path.read_text(encoding="utf-8"))
-    subject = subject_of(name)
+    subject = subject_of(name, plan.inputs[0].shape[1])
     count = plan.num_microbatches
     batch = subject.target.repeat(count, 1)
     training = build(plan, subject.model, loss_fn=subject.loss_fn)
@@ -190,6 +210,7 @@ def train(path: Path, name: str, rank: int) -> StagePeak:
     return StagePeak(
         model=name,
         recipe=str(plan.options.precision),
+        recompute=str(plan.options.recompute),
         schedule=plan.schedule,
         microbatches=count,
         stage=rank,
@@ -261,15 +282,15 @@ class Receives:
 def page(peaks: Iterable[StagePeak]) -> str:
     """Write the table of a document."""
     lines = [
-        "| model | recipe | schedule | micro-batches | stage | in flight | predicted | measured "
-        "| error | receives, predicted | posted |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | recipe | recompute | schedule | micro-batches | stage | in flight "
+        "| predicted | measured | error | receives, predicted | posted |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for peak in peaks:
         lines.append(
-            f"| {peak.model} | {peak.recipe} | {peak.schedule} | {peak.microbatches} "
-            f"| {peak.stage + 1} of {STAGES} | {peak.in_flight} | {_mib(peak.predicted_bytes)} "
-            f"| {_mib(peak.measured_bytes)} | {peak.error:+.1%} "
+            f"| {peak.model} | {peak.recipe} | {peak.recompute} | {peak.schedule} "
+            f"| {peak.microbatches} | {peak.stage + 1} of {STAGES} | {peak.in_flight} "
+            f"| {_mib(peak.predicted_bytes)} | {_mib(peak.measured_bytes)} | {peak.error:+.1%} "
             f"| {peak.predicted_receives_bytes:,} | {peak.receives_bytes:,} |"
         )
     return "\n".join(lines) + "\n"
@@ -311,8 +332,8 @@ def main() -> int:
 
 def _line(peak: StagePeak) -> str:
     return (
-        f"{peak.model:<6} {peak.recipe:<14} {peak.schedule:<6} {peak.microbatches:>4} stage "
-        f"{peak.stage}: {_mib(peak.predicted_bytes):>12} predicted, "
+        f"{peak.model:<6} {peak.recipe:<14} {peak.recompute:<6} {peak.schedule:<6} "
+        f"{peak.microbatches:>4} stage {peak.stage}: {_mib(peak.predicted_bytes):>12} predicted, "
         f"{_mib(peak.measured_bytes):>12} measured, {peak.error:+.2%}; update "
         f"{_mib(peak.update_bytes)}; receives {peak.predicted_receives_bytes} predicted, "
         f"{peak.receives_bytes} posted"

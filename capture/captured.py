@@ -107,13 +107,16 @@ class Captured:
         leave: Callable[[Any], Any] | None = None,
         received: Sequence[int] | None = None,
         sent: Sequence[int] | None = None,
+        checkpoints: Sequence[tuple[int, int]] = (),
+        enter_checkpoint: Callable[[Any], Any] | None = None,
     ) -> Segment:
         """Build a module of the layers from ``first`` up to, not including, ``last``.
 
         The first segment takes the model's flat inputs, any other the values live before it; the
         last one returns the model's flat outputs, any other the values live after it. ``received``
         and ``sent`` select among the live values by position. ``enter`` is applied to every input,
-        ``leave`` to every output that crosses a cut.
+        ``leave`` to every output that crosses a cut. ``checkpoints`` and ``enter_checkpoint`` are
+        those of `SegmentSpec`.
         """
         end = last == len(self.layers)
         inputs = self.program.inputs if first == 0 else self._live(first, received)
@@ -121,7 +124,17 @@ class Captured:
         cuts = [cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal]
         leave_cut = None if end else leave
         made = SegmentSpec(
-            self.program, self.layers, first, last, inputs, outputs, enter, leave_cut, cuts
+            self.program,
+            self.layers,
+            first,
+            last,
+            inputs,
+            outputs,
+            enter,
+            leave_cut,
+            cuts,
+            checkpoints,
+            enter_checkpoint,
         ).build()
         if self.evaluation is not None:
             made.set_evaluation(

@@ -138,10 +138,14 @@ def _list_schedules(allowed: Sequence[ScheduleName]) -> tuple[TrainingSchedule, 
 
 
 def rank_schedules(
-    profile: Profile, cluster: Cluster, options: PlanOptions, table_of: TableOf
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    table_of: TableOf,
+    schedules: Sequence[ScheduleName] = (),
 ) -> list[TrainingSchedule]:
-    """Return the schedules with which a quick plan fits, fastest first."""
-    variants = [(name, options.chunks) for name in SCHEDULES]
+    """Return those of some schedules with which a quick plan fits, fastest first."""
+    variants = [(name, options.chunks) for name in _list_schedules(schedules)]
     study = _Study(profile, cluster, options, table_of, variants)
     found = study.quick_plans(options.num_microbatches)
     return [plan.schedule for plan in sorted(found, key=lambda plan: plan.step_s)]

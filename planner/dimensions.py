@@ -97,7 +97,7 @@ def _list_parts(plan: Plan, profile: Profile, cluster: Cluster, parts: Parts) ->
         split, link = find_split(profile, stage.tensor), cluster.levels[0]
         for own in split.layers[stage.first_layer : stage.first_layer + stage.num_layers]:
             forward_s, backward_s = collectives_s(own, stage.tensor, link)
-            again = 2 if stage.recompute == "always" else 1
+            again = 1 if stage.recompute == "never" else 2
             reduced_s += forward_s * again + backward_s
         reduced_s *= -(-plan.num_microbatches // stage.replicas)
     reduced_s = min(reduced_s, shares.work * whole_s)

@@ -143,10 +143,18 @@ class _Study:
         """Return the fastest other schedules as changes."""
         if self.plan.schedule == "forward_only" or self.options.objective != "step_time":
             return []
-        options = self.options.model_copy(update={"max_extra_in_flight": 0})
         groups = self.groups
-        planner = self.planner if groups.degree == 1 else Planner(groups.profiles)
-        ranked = rank_schedules(groups.profiles[0], groups.cluster, options, planner.tables)
+        update = {"max_extra_in_flight": 0}
+        options = self.options.model_copy(update=update)
+        is_own = groups.profiles[0] is self.profile
+        planner = self.planner if is_own else Planner(groups.profiles)
+        ranked = rank_schedules(
+            groups.profiles[0],
+            groups.cluster,
+            groups.options.model_copy(update=update),
+            planner.tables,
+            groups.schedules,
+        )
         return [
             _Change(
                 f"schedule {name}",
@@ -202,7 +210,7 @@ class _Study:
                     self.groups.contract(plan),
                     self.groups.profiles[0],
                     self.groups.cluster,
-                    self.options,
+                    self.groups.options,
                 )
             ),
         )

@@ -130,27 +130,34 @@ class Planner:
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
         # Of several degrees, the bound of one does not hold for the others.
         improving = progress and _Improving(progress, has_bound=options.tensor != "auto")
-        if options.tensor == 1:
-            return self._plan_degree(cluster, options, began, deadline, improving)
+        if options.tensor == 1 and options.recompute != "layers":
+            whole = DegreeProblem(1, self.profiles, cluster, options)
+            return self._plan_degree(whole, began, deadline, improving)
 
         def plan_degree(problem: DegreeProblem, until: float) -> Plan:
-            planner = Planner(problem.profiles) if problem.degree > 1 else self
-            made = planner._plan_degree(problem.cluster, problem.options, began, until, improving)
+            is_own = problem.profiles is self.profiles
+            planner = self if is_own else Planner(problem.profiles)
+            made = planner._plan_degree(problem, began, until, improving)
             return problem.expand(made, cluster, self._profile_id)
 
         return plan_degrees(plan_degree, self.profiles, cluster, options, deadline)
 
     def _plan_degree(
         self,
-        cluster: Cluster,
-        options: PlanOptions,
+        problem: DegreeProblem,
         began: float,
         deadline: float,
         progress: Callable[[Progress], None] | None,
     ) -> Plan:
         """Plan for devices, or for groups of devices that split layers between them."""
-        size = _size_asked(options)
-        choice = choose_options(self.profile, cluster, options, self.tables)
+        cluster, size = problem.cluster, _size_asked(problem.options)
+        choice = choose_options(
+            self.profile,
+            cluster,
+            problem.options,
+            self.tables,
+            schedules=problem.schedules,
+        )
         options = choice.options
         attempt: Attempt = partial(self._plan, size=size)
         if options.regular != "no" and options.regular_within is not None:
@@ -160,8 +167,8 @@ class Planner:
             found = found.model_copy(update={"notes": (*choice.reasons, *found.notes)})
             return note_cut_short(found, options.gap, began, deadline)
         except Infeasible as error:
-            if options.tensor != 1:
-                raise _of_groups(error, options) from None
+            if problem.degree != 1 or problem.checkpoints is not None:
+                raise _of_problem(error, problem) from None
             raise add_remedies(error, self.profile, cluster, options, attempt, deadline) from None
 
     def _plan(
@@ -189,9 +196,13 @@ class Planner:
         return build_plan(request, solve(request), self._profile_id)
 
 
-def _of_groups(error: Infeasible, options: PlanOptions) -> Infeasible:
-    """Return the error of a plan for groups of devices, which says so."""
-    text = f"with tensor={options.tensor}, where each device stands for {options.tensor}: {error}"
+def _of_problem(error: Infeasible, problem: DegreeProblem) -> Infeasible:
+    """Return the error of a plan for groups of devices or with checkpoints, which says so."""
+    degree, text = problem.degree, str(error)
+    if degree > 1:
+        text = f"with tensor={degree}, where each device stands for {degree}: {text}"
+    if problem.checkpoints is not None:
+        text = f"with recompute='layers': {text}"
     return Infeasible(
         text, constraint=error.constraint, required=error.required, available=error.available
     )

@@ -58,7 +58,7 @@ def plan_from_balance(
             "tensor='auto'; give a number",
             field="/options/tensor",
         )
-    if options.tensor == 1:
+    if options.tensor == 1 and options.recompute != "layers":
         return _price(profile, cluster, options, balance, replicas, profile_id)
     groups = DegreeProblem.of((profile,), cluster, options, options.tensor)
     made = _price(groups.profiles[0], groups.cluster, groups.options, balance, replicas)

@@ -11,14 +11,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Baseline, Plan, PlanOptions, Proof
+from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.units import format_time
+from ..schedules.traits import SPLIT_BACKWARD
 from .microbatch_size import rank_plan
+from .problem.layer_checkpoints import (
+    Span,
+    check_checkpoints,
+    checkpoint_costs,
+    list_checkpoints,
+)
 from .problem.split_layers import (
     describe_split,
     find_split,
@@ -35,7 +44,9 @@ PlanDegree = Callable[["DegreeProblem", float], Plan]
 class DegreeProblem:
     """Profiles and cluster as groups of ``degree`` devices see them.
 
-    ``members`` has the devices of each group by the name of the first.
+    ``members`` has the devices of each group by the name of the first. ``checkpoints`` are the
+    layers that run again in the backward, whose costs the profiles then include; ``options`` know
+    nothing of that.
     """
 
     degree: int
@@ -44,17 +55,37 @@ class DegreeProblem:
     options: PlanOptions
     members: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    checkpoints: tuple[Span, ...] | None = None
 
     @classmethod
     def of(
         cls, profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, degree: int
     ) -> DegreeProblem:
-        """Split the layers of the profiles, and group the devices.
+        """Split the layers of the profiles, group the devices, and checkpoint layers if asked.
 
         Raises:
-            InvalidInput: The profile or the cluster does not allow that degree.
+            InvalidInput: The profile or the cluster does not allow that degree, or the options no
+                checkpoints of layers.
         """
-        options = options.model_copy(update={"tensor": degree})
+        made = cls._split(profiles, cluster, options.model_copy(update={"tensor": degree}), degree)
+        if options.recompute != "layers":
+            return made
+        check_checkpoints(options)
+        asked = {"recompute": "never"}
+        if options.objective == "latency":
+            return replace(made, options=made.options.model_copy(update=asked), checkpoints=())
+        spans = list_checkpoints(made.profiles[0])
+        return replace(
+            made,
+            profiles=tuple(checkpoint_costs(profile, spans) for profile in made.profiles),
+            options=made.options.model_copy(update=asked),
+            checkpoints=spans,
+        )
+
+    @classmethod
+    def _split(
+        cls, profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, degree: int
+    ) -> DegreeProblem:
         if degree == 1:
             return cls(1, tuple(profiles), cluster, options)
         grouped, members = group_devices(cluster, degree)
@@ -63,6 +94,13 @@ class DegreeProblem:
         )
         notes = tuple(describe_split(profiles[0], degree))
         return cls(degree, split, grouped, options, members, notes)
+
+    @property
+    def schedules(self) -> tuple[TrainingSchedule, ...]:
+        """The schedules to choose among; empty for all."""
+        if self.checkpoints is None:
+            return ()
+        return tuple(name for name in get_args(TrainingSchedule) if name not in SPLIT_BACKWARD)
 
     def least_step_s(self) -> float:
         """Bound the step of every plan by its work spread evenly over all groups."""
@@ -76,6 +114,8 @@ class DegreeProblem:
 
     def expand(self, plan: Plan, cluster: Cluster, profile_id: str) -> Plan:
         """Return a plan of groups as one of the devices in them."""
+        if self.checkpoints is not None:
+            plan = _name_checkpoints(plan, self.checkpoints, profile_id)
         if self.degree == 1:
             return plan
 
@@ -114,11 +154,32 @@ class DegreeProblem:
         return plan.model_copy(
             update={
                 "stages": tuple(
-                    stage.model_copy(update={"devices": heads(stage.devices), "tensor": 1})
+                    stage.model_copy(
+                        update={
+                            "devices": heads(stage.devices),
+                            "tensor": 1,
+                            "recompute": stage.recompute if stage.recomputes_whole else "never",
+                            "checkpoints": (),
+                        }
+                    )
                     for stage in plan.stages
                 )
             }
         )
+
+
+def _name_checkpoints(plan: Plan, checkpoints: Sequence[Span], profile_id: str) -> Plan:
+    """Return the plan of a profile with checkpoints as one of the profile without."""
+    stages = []
+    for stage in plan.stages:
+        end = stage.first_layer + stage.num_layers
+        own = tuple(span for span in checkpoints if stage.first_layer <= span[0] < end)
+        update = {"recompute": "layers" if own else "never", "checkpoints": own}
+        stages.append(stage.model_copy(update=update))
+    options = plan.options.model_copy(update={"recompute": "layers"})
+    return plan.model_copy(
+        update={"stages": tuple(stages), "options": options, "profile_id": profile_id}
+    )
 
 
 def _scale_proof(proof: Proof, degree: int) -> Proof:

@@ -25,6 +25,7 @@ from .engine.keyed_dropout import keyed_dropout as keyed
 from .engine.microbatch import join_outputs, split_batch
 from .engine.stage import autocast_to
 from .local.checkpoint_state import is_checkpointing, is_recomputing
+from .local.layer_checkpoints import LayerCheckpoints
 from .local.run import LocalStage, run_stages
 from .local.streams import CopyStreams, full_device
 from .partition.cut import CutModel, check_no_references, cut_for_plan
@@ -35,6 +36,9 @@ from .supported_plans import check_runnable, check_stateful_layers
 
 CheckpointMode = Literal["always", "except_last", "never"]
 """Selects the micro-batches that keep only their inputs and are recomputed in the backward."""
+
+StageMode = CheckpointMode | Literal["layers"]
+"""What a stage recomputes: some micro-batches as a whole, or the layers that its plan names."""
 
 
 StageFunction = Callable[[int, tuple[Any, ...]], tuple[Any, ...]]
@@ -115,7 +119,8 @@ class Pipeline(nn.Module):
         pieces = cut_for_plan(model, plan, sample)
         if spread:
             check_no_references(pieces, "on another device")
-        again = [stage for stage, mode in enumerate(self._checkpoint) if mode != "never"]
+            _check_checkpoints(pieces, self._checkpoint)
+        again = [at for at, mode in enumerate(self._checkpoint) if mode not in ("never", "layers")]
         check_stateful_layers(pieces.captured.graph.layers, plan, recomputed=again)
         # Not as a submodule: parameters would appear a second time, under the stages' names.
         object.__setattr__(self, "_pieces", pieces)
@@ -137,6 +142,11 @@ class Pipeline(nn.Module):
                 pieces.stages, find_aux_losses(pieces, aux_losses), strict=True
             )
         ]
+        self._layers = {
+            index: LayerCheckpoints(stage, stage)
+            for index, stage in enumerate(pieces.stages)
+            if self._checkpoint[index] == "layers"
+        }
         self.aux_loss = torch.zeros(())
         self.steps = 0
         self._devices = _place_stages(pieces, devices, model)
@@ -250,7 +260,7 @@ class Pipeline(nn.Module):
         return self._pieces.captured.unflatten_output(joined[:count])
 
     def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
-        recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
+        recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1}
         places = self._streams.stage_devices(self._devices)
         key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
         found: list[LocalStage] = []
@@ -260,10 +270,11 @@ class Pipeline(nn.Module):
             aux = self._aux[index] if self.training else None
             copies = _TiedCopies(stage, place.device)
             drawn = key if self.training else None
-            function = partial(_run_stage, stage, copies, place.device, drawn, aux)
+            layers = self._layers.get(index) if self.training else None
+            function = partial(_run_stage, stage, copies, place.device, drawn, aux, layers)
             if self._changes_input and not found:
                 function = partial(_run_on_copies, function)
-            checkpointed = recomputed[mode] if self.training else 0
+            checkpointed = recomputed.get(mode, 0) if self.training else 0
             leaves = () if aux is None else (("aux_loss", index),)
             found.append(LocalStage(function, stage, place, checkpointed, leaves=leaves))
         return found
@@ -376,12 +387,15 @@ def _run_stage(
     device: torch.device | None,
     key: tuple[int, int] | None,
     aux: AuxLossReader | None,
+    layers: LayerCheckpoints | None,
     microbatch: int,
     inputs: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     """Run a stage, with keyed dropout if there is a seed and step; its own losses come last."""
     elsewhere = copies.get()
     with ExitStack() as stack:
+        if layers is not None:
+            stack.enter_context(layers.active())
         if key is not None:
             seed, step = key
             stack.enter_context(
@@ -411,6 +425,19 @@ def _run_on_copies(
     return function(microbatch, inputs)
 
 
+def _check_checkpoints(pieces: CutModel, modes: Sequence[StageMode]) -> None:
+    """Raise `PlanMismatch` where a checkpointed layer would miss the copy of a tied weight."""
+    found = [
+        group for group in pieces.tied if any(modes[stage] == "layers" for stage in group.stages)
+    ]
+    if found:
+        raise PlanMismatch(
+            f"stages {', '.join(map(str, found[0].stages))} share {found[0].names[0]!r} and "
+            "recompute layer by layer, which one process cannot do on several devices; plan with "
+            "recompute='auto', or run the plan with stagewright.DistributedPipeline"
+        )
+
+
 def _choose_chunks(plan: Plan, chunks: int | None) -> int:
     if chunks is None:
         return plan.num_microbatches
@@ -419,7 +446,7 @@ def _choose_chunks(plan: Plan, chunks: int | None) -> int:
     return chunks
 
 
-def _choose_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[CheckpointMode, ...]:
+def _choose_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[StageMode, ...]:
     """Return each stage's checkpoint mode."""
     if checkpoint is None:
         return tuple(stage.recompute for stage in plan.stages)

@@ -76,12 +76,15 @@ def check_stateful_layers(
         PlanMismatch: A stage with such a layer has replicas, or runs a forward twice or in another
             order.
     """
+    twice = {at for stage in plan.stages for span in stage.checkpoints for at in range(*span)}
     for layer, stage in _find_stateful(layers, plan):
         replicas = schedule.stage_ranks[stage] if schedule is not None else (0,)
         actions = schedule.ranks[replicas[0]] if schedule is not None else ()
         forwards = [a.microbatch for a in actions if a.stage == stage and a.work is Work.FORWARD]
         if len(replicas) > 1:
             problem = _replicated(stage, len(replicas))
+        elif layers.index(layer) in twice:
+            problem = "the plan recomputes it, which would change the state once more"
         elif stage in recomputed or any(
             a.stage == stage and a.work is Work.RECOMPUTE for a in actions
         ):

@@ -32,9 +32,7 @@ def schedule_of(plan: Plan) -> Schedule:
         depths=[stage.in_flight for stage in stages] if plan.schedule == "1f1b" else (),
         chunks=plan.chunks,
     )
-    modes = {
-        index: stage.recompute for index, stage in enumerate(stages) if stage.recompute != "never"
-    }
+    modes = {index: stage.recompute for index, stage in enumerate(stages) if stage.recomputes_whole}
     if not modes:
         return schedule
     ranks = tuple(tuple(_insert_recomputation(actions, modes)) for actions in schedule.ranks)

@@ -89,6 +89,6 @@ def _fixed_bytes(stage: Stage) -> int:
     """Sum what a stage holds throughout: all but activations and recomputed workspace."""
     memory = stage.memory
     counted = memory.activations_bytes
-    if stage.recompute != "never":
+    if stage.recomputes_whole:
         counted += memory.workspace_bytes
     return memory.total_bytes - counted

@@ -16,6 +16,7 @@ from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import mutated_inputs
+from .parts import NO_SPAN, PartedCode, RunCheckpoint, split_into_parts
 from .program import WHOLE, Program, find_module, path_of, references_of, storages_of
 
 Code = Callable[..., tuple[Any, ...]]
@@ -36,6 +37,7 @@ class Segment(nn.Module):
         self._code: Code | None = None
         self._get_keyed_code: Callable[[], Code] | None = None
         self._keys: RandomKeys | None = None
+        self._run_checkpoint: RunCheckpoint | None = None
         # Tuples hide modules from nn.Module, which would register them as children and so add
         # names to the state_dict.
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
@@ -153,6 +155,21 @@ class Segment(nn.Module):
             _set(self, name, self._constants[name])
 
 
+@contextmanager
+def running_checkpoints(segment: Segment, run: RunCheckpoint) -> Iterator[None]:
+    """Run those of a segment's layers that are checkpoints by a function, inside the block."""
+    before, segment._run_checkpoint = segment._run_checkpoint, run
+    try:
+        yield
+    finally:
+        segment._run_checkpoint = before
+
+
+def has_checkpoints(segment: nn.Module) -> bool:
+    """Return True if some of a segment's layers may run as checkpoints."""
+    return isinstance(segment, Segment) and isinstance(segment._code, PartedCode)
+
+
 def get_segments(segment: Segment) -> tuple[Segment, ...]:
     """Return a segment and its evaluation segment: all that read its weights."""
     # Not a property of Segment, whose public names are those of the model's own modules.
@@ -190,7 +207,9 @@ class SegmentSpec:
 
     It receives the values of ``inputs`` and returns those of ``outputs`` (nodes or constants), in
     order; ``enter`` is applied to every input, ``leave`` to every output. ``cuts`` are the
-    positions of legal cuts, ascending; see `Segment.keyed`.
+    positions of legal cuts, ascending; see `Segment.keyed`. ``checkpoints`` are spans of layers
+    (first, behind the last) between legal cuts that may keep only what they take; ``enter`` is
+    applied to that too.
     """
 
     program: Program
@@ -202,14 +221,16 @@ class SegmentSpec:
     enter: Callable[[Any], Any] | None = None
     leave: Callable[[Any], Any] | None = None
     cuts: Sequence[int] = ()
+    checkpoints: Sequence[tuple[int, int]] = ()
+    enter_checkpoint: Callable[[Any], Any] | None = None
 
     def build(self) -> Segment:
         program = self.program
         segment = Segment(program.fixed_mode, program.training)
-        graph, attributes = self.copied(fx.Graph())
+        graph, attributes, spans = self.copied(fx.Graph())
         for target, value in attributes.items():
             attach(segment, program.model, target, value)
-        segment._code = _code(segment, graph)
+        segment._code = self._compile(segment, graph, spans)
         segment._references = frozenset(self.references)
         if any(WHOLE in node.meta for node in graph.nodes):
             # An opaque model is called as a whole; its tables are shared.
@@ -224,10 +245,23 @@ class SegmentSpec:
         def get_keyed_code() -> Code:
             graph = fx.Graph()
             keyed = KeyedNodeCopier(program, self.layers, self.cuts, graph)
-            return _code(segment, self.copied(graph, keyed.copy)[0])
+            graph, _, spans = self.copied(graph, keyed.copy)
+            return self._compile(segment, graph, spans)
 
         segment._get_keyed_code = get_keyed_code
         return segment
+
+    def _compile(self, segment: Segment, graph: fx.Graph, spans: Mapping[fx.Node, int]) -> Code:
+        if not self.checkpoints:
+            return _code(segment, graph)
+        return split_into_parts(
+            graph, spans, functools.partial(_code, segment), self.enter_checkpoint
+        )
+
+    def _span_of(self, layer: int) -> int:
+        """Return the number of the checkpoint that a layer is in."""
+        found = (at for at, (first, last) in enumerate(self.checkpoints) if first <= layer < last)
+        return next(found, NO_SPAN)
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -246,8 +280,12 @@ class SegmentSpec:
         self,
         graph: fx.Graph,
         copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
-    ) -> tuple[fx.Graph, dict[str, Any]]:
-        """Copy the operations to a graph; return it and the attributes they read, by name."""
+    ) -> tuple[fx.Graph, dict[str, Any], dict[fx.Node, int]]:
+        """Copy the operations to a graph.
+
+        Returned are the graph, the attributes that its operations read, by name, and the span of
+        each operation; see `split_into_parts`.
+        """
         program, wanted = self.program, self.nodes
         copies = {
             node: graph.placeholder(f"input_{position}")
@@ -257,10 +295,13 @@ class SegmentSpec:
             copies = {node: graph.call_function(self.enter, (c,)) for node, c in copies.items()}
         needed = _with_constants(wanted, self.outputs, copies, self.layers)
         attributes: dict[str, Any] = {}
+        spans: dict[fx.Node, int] = {}
+        layer_of = self.layers.layer_of
         # In the program's order, which respects writes in place, not in the order of layers.
         for node in program.graph.nodes:
             if node not in needed or node in copies:
                 continue
+            before = next(iter(reversed(graph.nodes)), None)
             copy = (
                 copy_node(node, copies)
                 if copy_node
@@ -273,6 +314,12 @@ class SegmentSpec:
                     copy.target = target
                 attributes[target] = program.attribute(target)
             copies[node] = copy
+            if node in layer_of:
+                # A keyed copy is preceded by operations of its own.
+                for made in reversed(graph.nodes):
+                    if made is before:
+                        break
+                    spans[made] = self._span_of(layer_of[node])
         # Modules read these by themselves; held, they are saved, tied and summed like any other.
         attributes.update((name, program.attribute(name)) for name in self.references)
         results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
@@ -283,7 +330,7 @@ class SegmentSpec:
             ]
         graph.output(tuple(results))
         graph.lint()
-        return graph, attributes
+        return graph, attributes, spans
 
 
 def _with_constants(

@@ -96,7 +96,9 @@ class PlanOptions(Record):
             for the number with the shortest step of 1 and those in the profile's `splits`.
         strategies: How replicas may share parameters: by ``zero1`` where that is allowed, else by
             ``fully_shard``, and not at all where sharing saves nothing.
-        recompute: Whether stages keep only their inputs and run forward again before backward.
+        recompute: Whether stages keep only their inputs and run forward again before backward:
+            ``never``, ``always``, or ``auto`` where they lack memory. With ``layers`` it is not
+            the stage but each of its layers that does so, where that halves what is kept of it.
         chunks: Stages a device, for interleaved_1f1b, looped_bfs and interleaved_zero_bubble.
         max_extra_in_flight: Forwards a stage may run ahead beyond 1f1b's own warm-up, where that
             makes the step shorter.
@@ -144,7 +146,7 @@ class PlanOptions(Record):
         1, exclude_if=is_one
     )
     strategies: NonEmptyTuple[Sharing] = Field(("replicate",), exclude_if=is_replicate_only)
-    recompute: Literal["never", "auto", "always"] = "never"
+    recompute: Literal["never", "auto", "always", "layers"] = "never"
     chunks: int = Field(2, ge=1, le=64)
     max_extra_in_flight: int = Field(0, ge=0, le=4096)
     batch_size: int | None = Field(None, ge=1, le=2**30)
@@ -223,7 +225,10 @@ class Stage(Record):
         replicas: Copies of it; micro-batch k runs on replica k mod replicas.
         tensor: Devices that split the layers of one replica between them (tensor parallelism).
             Device ``replica * tensor + shard`` holds that shard of that replica.
-        recompute: When its activations are recomputed instead of kept.
+        recompute: When its activations are recomputed instead of kept: those of the whole stage,
+            or with ``layers`` layer by layer.
+        checkpoints: For ``layers``, what is recomputed: the index of the first layer and of the
+            one behind the last of each part that keeps only its inputs.
         strategy: How replicas share its parameters (see `Sharing`).
     """
 
@@ -245,7 +250,8 @@ class Stage(Record):
     sync_time_s: float = Field(0.0, ge=0)
     in_flight: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
-    recompute: Literal["never", "except_last", "always"] = "never"
+    recompute: Literal["never", "except_last", "always", "layers"] = "never"
+    checkpoints: LongTuple[tuple[int, int]] = Field((), exclude_if=operator.not_)
     tensor: int = Field(1, ge=1, le=MAX_TENSOR, exclude_if=is_one)
     strategy: Literal["single"] | Sharing = "single"
 
@@ -258,7 +264,25 @@ class Stage(Record):
         if len(self.devices) != self.replicas * self.tensor:
             split = f" of {self.tensor} devices each" if self.tensor > 1 else ""
             raise ValueError(f"{self.replicas} replicas{split} but {len(self.devices)} devices")
+        self._check_checkpoints()
         return self
+
+    def _check_checkpoints(self) -> None:
+        if (self.recompute == "layers") != bool(self.checkpoints):
+            raise ValueError("checkpoints come with recompute='layers', and only with it")
+        position, end = self.first_layer, self.first_layer + self.num_layers
+        for first, last in self.checkpoints:
+            if not position <= first < last <= end:
+                raise ValueError(
+                    f"the checkpoint ({first}, {last}) is not behind the one in front of it, or "
+                    f"not among the stage's layers {self.first_layer} to {end - 1}"
+                )
+            position = last
+
+    @property
+    def recomputes_whole(self) -> bool:
+        """Return True if the stage as a whole keeps only its inputs."""
+        return self.recompute in ("except_last", "always")
 
     def devices_of(self, replica: int) -> tuple[str, ...]:
         """Return the devices that split one replica's layers between them, or its only one."""

@@ -24,7 +24,7 @@ def plan_timeline(plan: Plan) -> Timeline:
 def plan_rows(plan: Plan) -> StepRows:
     """Return the events and memory of `plan_timeline` as plain rows."""
     stages = plan.stages
-    if any(stage.recompute != "never" for stage in stages):
+    if any(stage.recomputes_whole for stage in stages):
         return simulate_rows(schedule_of(plan), times_of(plan))
     depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
     replicas = [stage.replicas for stage in stages]
@@ -35,7 +35,7 @@ def plan_rows(plan: Plan) -> StepRows:
 def times_of(plan: Plan) -> StageTimes:
     """Return the durations that a plan states."""
     stages = plan.stages
-    recomputes = [stage.recompute != "never" for stage in stages]
+    recomputes = [stage.recomputes_whole for stage in stages]
     return StageTimes(
         forward_s=[stage.forward_time_s for stage in stages],
         backward_s=[stage.backward_time_s for stage in stages],

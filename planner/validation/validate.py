@@ -16,6 +16,7 @@ from ...core.profile.profile import Profile
 from ..dag.reorder import by_name, reorder_profile
 from ..problem.input_checks import parse_cluster, require_plan, require_profile, scale_to_plan
 from ..simulator.plan_timeline import plan_timeline
+from .reference_checkpoints import checkpoint_faults, reduce_checkpoints
 from .reference_cost import ReferenceSplit
 from .reference_tensor import group_faults, reduce_to_groups
 
@@ -44,6 +45,9 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
     faults = list(faults_of_groups)
     if not faults:
         plan, profile, cluster = reduce_to_groups(plan, profile, cluster)
+    if plan.layer_names == tuple(entry.layer.name for entry in profile.layers):
+        faults += checkpoint_faults(plan, profile)
+        plan, profile = reduce_checkpoints(plan, profile)
     profile = scale_to_plan(plan, profile)
     faults += _identity_faults(plan, profile, profile_id)
     unknown = list(_device_faults(plan, cluster))

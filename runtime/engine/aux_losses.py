@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture.program.program import find_module, is_inside
-from ...capture.program.segment import Segment, get_whole_model
+from ...capture.program.segment import Segment, get_whole_model, has_checkpoints
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.units import list_some
 from ..partition.cut import CutModel
@@ -67,7 +67,13 @@ def find_aux_losses(pieces: CutModel, declared: AuxLosses | None) -> list[tuple[
         path, _, name = full.rpartition(".")
         weight = weights[pattern or ""]
         if weight:
-            found[_find_stage(pieces, path, name)].append(AuxLoss(path, name, weight))
+            stage = _find_stage(pieces, path, name)
+            if has_checkpoints(pieces.stages[stage]):
+                raise PlanMismatch(
+                    f"stage {stage} recomputes its layers one by one, and {full!r} is left by the "
+                    "first run of one, which has no graph; plan with recompute='auto' or 'never'"
+                )
+            found[stage].append(AuxLoss(path, name, weight))
     return [tuple(losses) for losses in found]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...capture.observation.autocast_cache import convert_once
+from ...capture.program.segment import Segment, has_checkpoints
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
 from ..changed_buffers import BufferValues, ChangedBuffers
+from ..local.layer_checkpoints import LayerCheckpoints
 from ..random_state import RandomState, replay_random_state
 from .aux_losses import AuxLossReader
 from .keyed_dropout import keyed_dropout
@@ -84,6 +87,10 @@ class StageRunner:
         self._aux, self._aux_share = aux, aux_share
         self.statistics, self._fixed = statistics, fixed
         self._changed = ChangedBuffers(module)
+        self._checkpoints: LayerCheckpoints | None = None
+        if isinstance(module, Segment) and has_checkpoints(module):
+            # Steps are whole here: nothing changes weights between a forward and its backward.
+            self._checkpoints = LayerCheckpoints(module, nn.Module())
         self._received, self._sent = received, sent
         self._loss, self._device, self._autocast = loss, device, autocast
         self._keeps_weights = keeps_weights
@@ -180,7 +187,7 @@ class StageRunner:
             kept.split.run_input_part()
         else:
             if roots:
-                torch.autograd.backward(roots, arriving)
+                self._run_backward(roots, arriving)
             del self._in_flight[microbatch]
         kept.roots, kept.loss = [], None
         # The stage before expects a message per input, also for one that no output depends on.
@@ -218,11 +225,26 @@ class StageRunner:
             keyed = keyed_dropout(
                 self.module, seed=seed, step=step, microbatch=kept.microbatch, device=self._device
             )
-        with keyed:
+        with keyed, self._checkpointed(kept.microbatch):
             if self._aux is None:
                 return list(self.module(*kept.received)), None
             outputs, loss = self._aux.run(lambda: self.module(*kept.received))
             return list(outputs), None if loss is None else loss * self._aux_share
+
+    def _run_backward(self, roots: list[GradientEdge], gradients: list[Tensor]) -> None:
+        # Checkpointed layers run in it, and on another thread would end what this one's autocast
+        # keeps. (On GPUs autograd has threads of its own.)
+        threads = torch.autograd.set_multithreading_enabled
+        with threads(False) if self._checkpoints is not None else nullcontext():
+            torch.autograd.backward(roots, gradients)
+
+    def _checkpointed(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return a context in which layers run as checkpoints, where the plan asks for that."""
+        if self._checkpoints is None:
+            return nullcontext()
+        if self.statistics is None:
+            return self._checkpoints.active()
+        return self._checkpoints.active(partial(self.statistics.again, microbatch))
 
     def _begin_graph(self, kept: _InFlight, outputs: list[Any], loss: Tensor | None) -> None:
         """Compute the loss, which ``loss`` is the auxiliary part of, and keep the graph's roots."""

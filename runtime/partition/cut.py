@@ -68,10 +68,17 @@ class CutModel:
         return self.captured.structure
 
 
-def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> CutModel:
+def cut(
+    captured: Captured,
+    balance: Sequence[int],
+    *,
+    direct: bool = False,
+    checkpoints: Sequence[tuple[int, int]] = (),
+) -> CutModel:
     """Cut a model into stages with the given numbers of layers.
 
-    ``direct`` lets values skip stages that do not use them; see `routes`.
+    ``direct`` lets values skip stages that do not use them; see `routes`. ``checkpoints`` are the
+    layers that may keep only their inputs: the first, and the one behind the last of each.
     """
     if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
         raise PlanMismatch(
@@ -88,6 +95,7 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
             raise InvalidInput(
                 f"cannot cut after {captured.layers.names[position - 1]!r}: {boundary.reason}"
             )
+    _check_checkpoints(captured, checkpoints)
     routes = find_routes(captured, balance, direct=direct)
     stages = tuple(
         captured.segment(
@@ -99,6 +107,8 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
             leave=leave,
             received=[there for route in routes.into(stage) for _, there in route.positions],
             sent=[here for route in routes.out_of(stage) for here, _ in route.positions],
+            checkpoints=[span for span in checkpoints if first <= span[0] < last],
+            enter_checkpoint=enter_copy if captured.mutates_inputs(first, last) else enter,
         )
         for stage, (first, last) in enumerate(pairwise(edges))
     )
@@ -111,6 +121,19 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
         routes=routes,
         tied=_tied_groups(captured.graph.parameters, stage_of),
     )
+
+
+def _check_checkpoints(captured: Captured, checkpoints: Sequence[tuple[int, int]]) -> None:
+    """Check that checkpoints begin and end where a stage could."""
+    legal = {0, len(captured.layers)}
+    legal.update(each.boundary.after + 1 for each in captured.cuts if each.boundary.legal)
+    for first, last in checkpoints:
+        if not {first, last} <= legal:
+            raise PlanMismatch(
+                f"the plan recomputes the layers {captured.layers.names[first]!r} to "
+                f"{captured.layers.names[last - 1]!r} by themselves, and this model cannot be cut "
+                "there; profile and plan this model again"
+            )
 
 
 def check_no_references(pieces: CutModel, where: str) -> None:
@@ -176,7 +199,9 @@ def cut_for_plan(
         degrees = [plan.stages[at].tensor for at in stages]
         split = split_model(captured, degrees, stages, shards)
     is_direct = direct and bool(plan.direct_sends)
-    pieces = replace(cut(captured, plan.balance, direct=is_direct), split=split)
+    spans = [span for stage in plan.stages for span in stage.checkpoints]
+    made = cut(captured, plan.balance, direct=is_direct, checkpoints=spans)
+    pieces = replace(made, split=split)
     if is_direct:
         check_planned(pieces.routes, plan.direct_sends)
     _follow_modes(model, pieces.stages)

@@ -1,0 +1,73 @@
+"""Activation checkpoints inside a stage: layers keep inputs and run again in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ...capture.program.segment import Segment, running_checkpoints
+from ..changed_buffers import ChangedBuffers
+from .checkpoint import checkpoint
+from .checkpoint_state import is_recomputing
+
+Values = tuple[Any, ...]
+
+
+@contextmanager
+def _without_conversions() -> Iterator[None]:
+    """Keep autocast from keeping weights it converts: without a graph, others could not train."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+class LayerCheckpoints:
+    """Runs those layers of a stage that its plan checkpoints.
+
+    ``watched`` are modules whose weights and modes must not change between a forward and its
+    backward.
+    """
+
+    def __init__(self, segment: Segment, watched: nn.Module) -> None:
+        self._segment, self._watched = segment, watched
+        # Each part has its own: a buffer that one changes may be left alone by the others.
+        self._changed: dict[int, ChangedBuffers] = {}
+
+    def active(
+        self, again: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> AbstractContextManager[None]:
+        """Return a context for forwards with checkpoints; ``again`` is that of the second run."""
+        return running_checkpoints(self._segment, partial(self._run, again))
+
+    def _run(
+        self,
+        again: Callable[[], AbstractContextManager[Any]],
+        number: int,
+        function: Callable[[Values], Values],
+        values: Values,
+    ) -> Values:
+        if not torch.is_grad_enabled():
+            return function(values)
+        if number not in self._changed:
+            self._changed[number] = ChangedBuffers(self._segment)
+        flat, structure = pytree.tree_flatten(values)
+        made: list[pytree.TreeSpec] = []
+
+        def work(flat: Sequence[Any]) -> Values:
+            with again() if is_recomputing() else _without_conversions():
+                outputs = function(pytree.tree_unflatten(list(flat), structure))
+            leaves, spec = pytree.tree_flatten(outputs)
+            made.append(spec)
+            return tuple(leaves)
+
+        outputs, _ = checkpoint(work, self._watched, self._changed[number], tuple(flat), None)
+        return tuple(pytree.tree_unflatten(list(outputs), made[0]))
