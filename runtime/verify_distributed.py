@@ -117,8 +117,9 @@ def _check_masks(pipeline: DistributedPipeline) -> None:
     if pipeline.split is not None and pipeline.split.draws_apart:
         raise InvalidInput(
             "ranks that split attention heads each draw the dropout of their own, and no step of "
-            "the unsplit model has these masks; verify the plan with the model's attention "
-            "dropout set to 0 (attn_pdrop=0 or attention_dropout=0 for models of transformers)"
+            "the unsplit model has these masks; verify a plan of the model without attention "
+            "dropout (attn_pdrop=0 or attention_dropout=0 for models of transformers, dropout 0 "
+            "in --config for families): its layers split alike"
         )
 
 

@@ -42,7 +42,7 @@ class LayerShare:
         entered: Bytes of each all-reduce of a backward.
         gathered: Bytes of each whole tensor that is gathered, or scattered after a reduction, in a
             forward.
-        returned: Likewise in a backward.
+        returned: Bytes of each such tensor in a backward.
         reasons: Why something is not split.
     """
 
