@@ -259,7 +259,13 @@ class _Study:
         except (InvalidInput, Infeasible):
             return None
         source, tournament = CandidateSource(request), Tournament(request)
-        tournament.add(source.candidates(source.promising()[:SHAPES]))
+        promising = source.promising()
+        # The fastest shapes may need too much memory, where a default would be a bad choice.
+        tries = [promising[:SHAPES], *([shape] for shape in promising[SHAPES:]), source.roomy[:1]]
+        for shapes in tries:
+            tournament.add(source.candidates(shapes))
+            if tournament.best is not None:
+                break
         best = tournament.best
         if best is None:
             return None

@@ -50,7 +50,8 @@ def _list_less(plan: Plan, profile: Profile, options: PlanOptions) -> Iterator[_
     if tensor > 1:
         known = {1, *(split.degree for split in list_splits(profile))}
         fewer = max(degree for degree in known if degree < tensor)
-        update = {"tensor": fewer}
+        # Fewer devices to a layer leave more for stages, and another schedule may suit those.
+        update = {"tensor": fewer, "num_stages": None, "auto": ("schedule", "chunks")}
         yield _Less(f"tensor {tensor} instead of {fewer}", options.model_copy(update=update))
     replicas = max(stage.replicas for stage in plan.stages)
     if replicas > 1:
@@ -77,7 +78,7 @@ def _compare(
     changes = [one - two for one, two in zip(own, before, strict=True)]
     most = [max(each.memory_by_device().values()) for each in (plan, other)]
     return Dimension(
-        text=text,
+        text=text + _describe_other(plan, other),
         step_time_s=other.step_time_s,
         compute_s=changes[0],
         all_reduce_s=changes[1],
@@ -86,6 +87,17 @@ def _compare(
         gradients_s=changes[4],
         memory_bytes=most[0] - most[1],
     )
+
+
+def _describe_other(plan: Plan, other: Plan) -> str:
+    """Return in brackets how a plan with less is laid out, where the plan's layout is another."""
+    used = [
+        len({name for stage in each.stages for name in stage.devices}) for each in (plan, other)
+    ]
+    found = [f"{other.num_stages} stages"] * (other.num_stages != plan.num_stages)
+    found += [other.schedule] * (other.schedule != plan.schedule)
+    found += [f"{used[1]} devices"] * (used[1] != used[0])
+    return f" (then {', '.join(found)})" if found else ""
 
 
 def _list_parts(plan: Plan, profile: Profile, cluster: Cluster, parts: Parts) -> tuple[float, ...]:

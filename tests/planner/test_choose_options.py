@@ -47,6 +47,17 @@ def test_more_chunks_are_taken_where_they_are_faster():
     assert f"{made.chunks} chunks chosen with it" in made.notes
 
 
+def test_a_schedule_is_chosen_where_the_fastest_shapes_do_not_fit():
+    """All replicas of few stages need too much memory; only the longest pipelines fit."""
+    made = plan(
+        chain_profile([0.01] * 32, parameter_bytes=2**20, forward_bytes=2048, saved_bytes=2**20),
+        "8x60MB",
+        PlanOptions(max_replicas=None, num_microbatches=8, auto=("schedule", "chunks")),
+    )
+    assert made.schedule != "1f1b"
+    assert made.notes[0].startswith(f"schedule {made.schedule} chosen: ")
+
+
 def test_1f1b_stays_where_no_other_is_faster():
     assert plan(EVEN, "1xcpu", **AUTO).schedule == "1f1b"
 
