@@ -15,7 +15,7 @@ from torch import nn
 from ..core.errors import CaptureError, StagewrightError
 from ..core.graph.graph import Graph
 from ..core.units import count, list_some
-from .captured import Captured, is_compatible
+from .captured import Captured, is_compatible, is_cut_alike
 from .equivalence.batch_dependence import describe_batch_dependence
 from .equivalence.check import (
     IN_FLIGHT,
@@ -101,7 +101,9 @@ def trace(
         case = _Case(model, structure, flat, seen, expected, wanted, had_cache)
         for name, tracer in select_tracers(model, flat, wanted.tracer if wanted else mode):
             try:
-                return _complete(case, name, _refine(case, tracer), attempts)
+                captured = _refine(case, tracer)
+                captured.inside = _trace_inside(case, captured)
+                return _complete(case, name, captured, attempts)
             except CaptureError as refusal:
                 attempts.append((name, refusal))
         # An explicit mode asks for that tracer or nothing, and a recipe must reproduce the earlier
@@ -109,6 +111,29 @@ def trace(
         if mode == "auto" and wanted is None and (whole := _capture_opaque(case, attempts)):
             return whole
     raise _capture_failed(model, [refusal for _, refusal in attempts]) from attempts[0][1]
+
+
+def _trace_inside(case: _Case, captured: Captured) -> Captured | None:
+    """Capture the operations inside children that are called whole; None if that cannot be done.
+
+    A recipe says which of both to repeat.
+    """
+    if captured.program.mode != "sequential" or case.recipe is not None:
+        return None
+    if not any(_has_operations_inside(child) for child in case.model.children()):
+        return None
+    ((name, tracer),) = select_tracers(case.model, case.flat, "export")
+    try:
+        inside = _refine(case, tracer)
+    except CaptureError:
+        return None
+    _keep_recipe(case, name, inside)
+    return inside if is_cut_alike(captured, inside) else None
+
+
+def _has_operations_inside(module: nn.Module) -> bool:
+    is_library = type(module).__module__.startswith("torch.nn.")
+    return not is_library or next(module.children(), None) is not None
 
 
 def _capture_opaque(case: _Case, attempts: list[tuple[str, CaptureError]]) -> Captured | None:
@@ -146,10 +171,7 @@ def _complete(
     if case.had_cache:
         for path in program.opaque:
             check_no_cache(case.model.get_submodule(path), program.opaque[path])
-    recipe = CaptureRecipe(
-        tracer, program.opaque, captured.evaluation is not None, dict(program.stateful)
-    )
-    program.structure = replace(case.structure, recipe=recipe.to_json())
+    _keep_recipe(case, tracer, captured)
     program.sample_ranges = get_integer_ranges(case.flat)
     program.notes += _explain_checkpoints(case.seen.recomputed, program.opaque)
     program.losses = case.seen.losses
@@ -168,6 +190,18 @@ def _complete(
             f"equal to the model in two training steps on {inputs}, and in evaluation"
         )
     return captured
+
+
+def _keep_recipe(case: _Case, tracer: str, captured: Captured) -> None:
+    program = captured.program
+    recipe = CaptureRecipe(
+        tracer,
+        program.opaque,
+        captured.evaluation is not None,
+        dict(program.stateful),
+        captured.inside.structure.recipe if captured.inside is not None else "",
+    )
+    program.structure = replace(case.structure, recipe=recipe.to_json())
 
 
 def _explain_checkpoints(recomputed: Collection[str], opaque: Collection[str]) -> list[str]:

@@ -31,6 +31,9 @@ class Captured:
         cuts: The values live between layers.
         attempts: Tracers that failed before, with their errors.
         evaluation: The model captured in evaluation mode, if that needs a graph of its own.
+        inside: For children of an ``nn.Sequential`` that are called whole: the model with their
+            operations, at the sample's shapes, where that can be cut alike. Splitting of layers
+            over devices needs it.
         checked: How the capture was compared with the model, in words.
     """
 
@@ -39,6 +42,7 @@ class Captured:
     cuts: list[Cut]
     attempts: list[tuple[str, CaptureError]] = field(default_factory=list)
     evaluation: Captured | None = None
+    inside: Captured | None = None
     checked: str = "not compared with the model"
 
     @functools.cached_property
@@ -163,17 +167,19 @@ class Captured:
 
 def is_compatible(training: Captured, evaluation: Captured) -> bool:
     """Return True if every segment of one graph can replace the same segment of the other."""
-    # A layer must not read a parameter or buffer in evaluation that it does not read in training:
-    # another stage may hold it.
+    return is_cut_alike(training, evaluation) and _outputs(training) == _outputs(evaluation)
+
+
+def is_cut_alike(one: Captured, other: Captured) -> bool:
+    """Return True if another graph can be cut wherever one can, into stages that hold no more."""
     return (
-        training.layers.names == evaluation.layers.names
+        one.layers.names == other.layers.names
         and all(
             not ours.boundary.legal
             or (theirs.boundary.legal and _forms(ours.boundary) == _forms(theirs.boundary))
-            for ours, theirs in zip(training.cuts, evaluation.cuts, strict=True)
+            for ours, theirs in zip(one.cuts, other.cuts, strict=True)
         )
-        and _outputs(training) == _outputs(evaluation)
-        and _reads_no_more(training, evaluation)
+        and _reads_no_more(one, other)
     )
 
 
@@ -188,6 +194,8 @@ def _outputs(captured: Captured) -> tuple[object, ...]:
 
 
 def _reads_no_more(training: Captured, evaluation: Captured) -> bool:
+    # A layer must not read a parameter or buffer in evaluation that it does not read in training:
+    # another stage may hold it.
     held = {
         record.names: set(record.layers)
         for record in list_parameters(training.program, training.layers)

@@ -137,17 +137,19 @@ class CaptureRecipe:
 
     ``opaque`` has the paths of the opaque modules, with the reasons; ``evaluation`` says whether
     evaluation has a graph of its own, ``stateful`` what modules change in every call, which takes
-    two forwards to find out.
+    two forwards to find out. ``inside`` is the recipe of `Captured.inside`, empty if there is none.
     """
 
     tracer: str
     opaque: dict[str, str] = field(default_factory=dict)
     evaluation: bool = False
     stateful: dict[str, str] = field(default_factory=dict)
+    inside: str = ""
 
     def to_json(self) -> str:
         data = {"tracer": self.tracer, "opaque": self.opaque, "evaluation": self.evaluation}
-        return json.dumps(data | ({"stateful": self.stateful} if self.stateful else {}))
+        optional = {"stateful": self.stateful, "inside": self.inside}
+        return json.dumps(data | {name: value for name, value in optional.items() if value})
 
     @classmethod
     def from_json(cls, text: str) -> CaptureRecipe:
@@ -163,6 +165,12 @@ class CaptureRecipe:
                 dict(data["opaque"]),
                 bool(data["evaluation"]),
                 dict(data.get("stateful", {})),
+                str(data.get("inside", "")),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"not a capture recipe: {error!r}") from None
+
+
+def find_inside(recipe: str) -> str:
+    """Return the recipe by which operations inside modules called whole are captured, if any."""
+    return (CaptureRecipe.from_json(recipe).inside if recipe else "") or recipe

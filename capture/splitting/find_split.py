@@ -262,6 +262,8 @@ class _RunSearch:
             ]
             call = self._call(node, reads)
             if not reads and not call.may_start:
+                if node.op == "call_module" and find_rule(call) is None:
+                    self._whole.setdefault(node, f"{self._label(node)} is called whole")
                 break
             starts: set[fx.Node] = set().union(*(self._starts[source] for source in reads))
             try:

@@ -42,9 +42,11 @@ from .shape_rules import (
     split_expand,
     split_getitem,
     split_parts,
+    split_repeat_interleave,
     split_slice,
     split_squeeze,
     split_transpose,
+    split_unbind,
     split_unsqueeze,
     split_view,
 )
@@ -81,7 +83,9 @@ FUNCTIONS: dict[str, Rule] = {
     "squeeze": split_squeeze,
     **dict.fromkeys(("slice", "select"), split_slice),
     **dict.fromkeys(("split", "chunk", "split_with_sizes"), split_parts),
+    "unbind": split_unbind,
     "getitem": split_getitem,
+    "repeat_interleave": split_repeat_interleave,
     **dict.fromkeys(("cat", "concat"), split_concatenation),
     **dict.fromkeys(("grouped_mm_fallback", "_grouped_mm"), split_grouped_product),
     **dict.fromkeys(

@@ -174,6 +174,34 @@ def split_parts(call: NodeCall) -> NodeSplit:
     return change
 
 
+def split_unbind(call: NodeCall) -> NodeSplit:
+    """Split an unbinding of another dimension than the divided one."""
+    x = call.argument(0)
+    layout = call.layout(x)
+    assert layout is not None
+    dim = call.argument(1, "dim", 0) % len(shape(x))
+    if dim == layout.dim:
+        raise Unsplittable("takes the divided dimension apart")
+    return NodeSplit([layout.at(layout.dim - (dim < layout.dim))] * shape(x)[dim])
+
+
+def split_repeat_interleave(call: NodeCall) -> NodeSplit:
+    """Split a repetition of each slice, so many times, along any dimension.
+
+    Ranks hold consecutive slices, as keys and values of grouped-query attention, and what those
+    make is consecutive too.
+    """
+    x, repeats = call.argument(0), call.argument(1, "repeats")
+    layout, dim = call.layout(x), call.argument(2, "dim")
+    if layout is None or not isinstance(repeats, int) or dim is None:
+        raise Unsplittable("repeats by numbers that are computed, or all dimensions as one")
+    if call.node.kwargs.get("output_size") is not None:
+        raise Unsplittable("has its size given")
+    if layout.parts and dim % len(shape(x)) == layout.dim:
+        raise Unsplittable("repeats what is divided part by part")
+    return NodeSplit(layout)
+
+
 def split_getitem(call: NodeCall) -> NodeSplit:
     layouts: Any = call.layout(call.argument(0))
     index = call.argument(1)

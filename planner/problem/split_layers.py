@@ -18,9 +18,13 @@ from ...core.graph.graph import Boundary, Parameter
 from ...core.graph.tensors import TensorSpec
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer, TensorSplit, Timing
 from ...core.profile.split_by_names import split_by_names
+from ...core.units import list_some
 
 MOST_NAMED = 3
 """Layers that are not split and named in a note."""
+
+MOSTLY_SPLIT = 1.1
+"""Times its fair share of a layer's work that a device may do without a note."""
 
 LOSS_PER_DOUBLING = 0.025
 """Time that products lose relatively when their share halves: large ones in bf16 on an A100 take
@@ -51,23 +55,37 @@ def find_split(profile: Profile, degree: int) -> TensorSplit:
 
 
 def describe_split(profile: Profile, degree: int) -> Iterator[str]:
-    """Yield notes on where a split comes from, and on the layers that every device does whole."""
+    """Yield notes on where a split comes from, and on layers that devices do whole, or mostly."""
     if not profile.splits:
         yield (
             f"layers are split over {degree} devices by the names of their weights, as the profile "
             "does not say how"
         )
-    whole = [
-        (entry.layer.name, own.reasons[0] if own.reasons else "no rule")
+    timed = [
+        (entry.layer.name, own)
         for entry, own in zip(profile.layers, find_split(profile, degree).layers, strict=True)
-        if own.compute_share == 1 and entry.forward.median_s + entry.backward.median_s > 0
+        if entry.forward.median_s + entry.backward.median_s > 0
     ]
-    if whole:
-        listed = ", ".join(f"{name} ({reason})" for name, reason in whole[:MOST_NAMED])
-        rest = f" and {len(whole) - MOST_NAMED} more" if len(whole) > MOST_NAMED else ""
+    total = len(profile.layers)
+    if whole := [
+        f"{name} ({own.reasons[0] if own.reasons else 'it has no product to divide'})"
+        for name, own in timed
+        if own.compute_share == 1
+    ]:
         yield (
-            f"{len(whole)} of {len(profile.layers)} layers are not split, and done by every "
-            f"device of a group: {listed}{rest}"
+            f"{len(whole)} of {total} layers are not split, and done by every device of a group: "
+            + list_some(whole, MOST_NAMED)
+        )
+    if partial := [
+        f"{name} ({own.compute_share:.2f}: "
+        + (own.reasons[0] if own.reasons else "what is around its products is not split")
+        + ")"
+        for name, own in timed
+        if MOSTLY_SPLIT / degree < own.compute_share < 1
+    ]:
+        yield (
+            f"{len(partial)} of {total} layers are split in part, and each device does more than "
+            f"{1 / degree:.2g} of their work: {list_some(partial, MOST_NAMED)}"
         )
 
 

@@ -92,6 +92,7 @@ TensorShares = dict[int, ModelShares]
 
 def find_shares(captured: Captured) -> TensorShares:
     """Return how the layers split over 2, 4 and 8 devices; none where nothing does."""
+    whole, captured = captured, captured.inside or captured
     both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
     traced = [(each.program, each.layers, each.cuts) for each in both]
     found = {}
@@ -100,7 +101,7 @@ def find_shares(captured: Captured) -> TensorShares:
         if split.weights:
             found[degree] = ModelShares(
                 _find_shares(captured, split),
-                _divided(captured, split),
+                _divided(whole, captured, split),
                 tuple(_reduced_by_loss(captured, split)),
             )
     return found
@@ -170,12 +171,12 @@ def _find_shares(captured: Captured, split: ModelSplit) -> tuple[LayerShare, ...
     )
 
 
-def _divided(captured: Captured, split: ModelSplit) -> tuple[str, ...]:
+def _divided(whole: Captured, captured: Captured, split: ModelSplit) -> tuple[str, ...]:
     names = {
         spec.name: None
-        for cut in captured.cuts
-        if cut.boundary.legal
-        for node, spec in zip(cut.nodes, cut.boundary.tensors, strict=True)
+        for cut, own in zip(captured.cuts, whole.cuts, strict=True)
+        if cut.boundary.legal and own.boundary.legal
+        for node, spec in zip(cut.nodes, own.boundary.tensors, strict=True)
         if is_local(node, split)
     }
     return tuple(names)

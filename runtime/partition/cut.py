@@ -15,6 +15,7 @@ from ...capture.capture import default_device, trace
 from ...capture.captured import Captured
 from ...capture.observation.nested_values import map_tensors
 from ...capture.program.segment import Segment, adopt_unused, get_references
+from ...capture.report import find_inside
 from ...capture.sample import CallStructure, check_module, dtype_name, synthetic_inputs
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ...core.graph.graph import Boundary, Parameter
@@ -217,6 +218,8 @@ def _capture(model: nn.Module, plan: Plan, sample: Any) -> Captured:
     if sample is None or plan.input_structure:
         structure = CallStructure.from_json(plan.input_structure)
         recipe = structure.recipe
+        if any(stage.tensor > 1 for stage in plan.stages):
+            recipe = find_inside(recipe)
         if sample is None:
             sample = structure.as_sample(synthetic_inputs(plan.inputs, default_device(model)))
     if plan.model and type(model).__name__ != plan.model:

@@ -222,6 +222,25 @@ def test_layers_that_are_not_split_are_named_with_the_reason():
     )
 
 
+def test_layers_that_are_split_in_part_are_named_with_the_reason():
+    mostly = HALF.model_copy(update={"compute_share": 0.54, "reasons": ("small",)})
+    some = HALF.model_copy(update={"compute_share": 0.59, "reasons": ("cumsum has no rule",)})
+    splits = (TensorSplit(degree=2, layers=(HALF, mostly, some)),)
+    found = planned(make_cluster(1), profile=make_profile(3, splits), tensor=2)
+    assert found.notes[-1] == (
+        "1 of 3 layers are split in part, and each device does more than 0.5 of their work: "
+        "layer.2 (0.59: cumsum has no rule)"
+    )
+
+
+def test_a_reason_is_never_empty():
+    whole, some = SplitLayer(parameter_bytes=4000), HALF.model_copy(update={"compute_share": 0.7})
+    splits = (TensorSplit(degree=2, layers=(HALF, whole, some)),)
+    found = planned(make_cluster(1), profile=make_profile(3, splits), tensor=2)
+    assert found.notes[-2].endswith("layer.1 (it has no product to divide)")
+    assert found.notes[-1].endswith("layer.2 (0.70: what is around its products is not split)")
+
+
 def test_transformers_are_split_by_the_names_of_their_weights():
     names = {
         0: ["embed_tokens"],

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stagewright.capture.capture import trace
+from stagewright.capture.report import find_inside
 from stagewright.capture.splitting.find_split import find_split, list_outputs
 from stagewright.capture.splitting.layout import Shard
 from stagewright.capture.splitting.product_rules import LookUp
@@ -397,3 +398,119 @@ def test_indices_outside_of_a_table_are_refused():
     rows = LookUp(4, 2, None)
     with pytest.raises(RuntimeError, match="none of 8 rows"):
         rows(torch.tensor([8]), torch.ones(4, 2))
+
+
+def grouped_attention(self, x, repeat):
+    query, key, value = (
+        each(x).view(*x.shape[:2], -1, 2).transpose(1, 2) for each in (self.q, self.k, self.v)
+    )
+    key, value = (repeat(each) for each in (key, value))
+    made = F.scaled_dot_product_attention(query, key, value)
+    return self.out(made.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        lambda x: x.repeat_interleave(2, 1),
+        lambda x: torch.repeat_interleave(x, repeats=2, dim=-3),
+        lambda x: x[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2),
+    ],
+)
+def test_heads_of_keys_and_values_are_repeated(tokens, repeat):
+    modules = {"q": nn.Linear(8, 8), "k": nn.Linear(8, 4), "v": nn.Linear(8, 4)}
+    block = Block(
+        lambda self, x: grouped_attention(self, x, repeat), **modules, out=nn.Linear(8, 8)
+    )
+    divided = check(Model(block), tokens, 2)
+    assert {f"blocks.0.{name}.weight" for name in ("q", "k", "v", "out")} <= divided
+
+
+def test_repetitions_along_what_is_not_divided(tokens):
+    block = Block(
+        lambda self, x: self.down(F.gelu(self.up(x)).repeat_interleave(2, 1)),
+        up=nn.Linear(8, 8), down=nn.Linear(8, 8),
+    )  # fmt: skip
+    assert {"blocks.0.up.weight", "blocks.0.down.weight"} <= check(Model(block), tokens, 2)
+
+
+def repeat_parts(self, x):
+    first, second = self.up(x).repeat_interleave(2, -1).chunk(2, -1)
+    return self.down(first * second)
+
+
+def repeat_by_tensor(self, x):
+    return self.down(self.up(x).repeat_interleave(torch.tensor([2] * 8), -1, output_size=16))
+
+
+@pytest.mark.parametrize("forward", [repeat_parts, repeat_by_tensor])
+def test_other_repetitions_are_not_split(tokens, forward):
+    width = 8 if forward is repeat_parts else 16
+    block = Block(forward, up=nn.Linear(8, 8), down=nn.Linear(width, 8))
+    assert "blocks.0.up.weight" not in check(Model(block), tokens, 2)
+
+
+def unbound_attention(self, x):
+    made = self.qkv(x).view(*x.shape[:2], 3, 4, 2).permute(2, 0, 3, 1, 4)
+    query, key, value = made.unbind(0)
+    out = F.scaled_dot_product_attention(query, key, value)
+    return self.out(out.transpose(1, 2).reshape(x.shape))
+
+
+def unflattened_attention(self, x):
+    query, key, value = self.qkv(x).unflatten(-1, (3, 4, 2)).unbind(dim=-3)
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    out = F.scaled_dot_product_attention(query, key, value)
+    return self.out(out.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("forward", [unbound_attention, unflattened_attention])
+def test_fused_queries_keys_and_values_are_unbound(tokens, forward, degree):
+    block = Block(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
+    divided = check(Model(block), tokens, degree)
+    assert {"blocks.0.qkv.weight", "blocks.0.qkv.bias", "blocks.0.out.weight"} <= divided
+
+
+def test_an_unbound_dimension_is_not_split(tokens):
+    def forward(self, x):
+        first, second = self.up(x).view(*x.shape[:2], 2, 4).unbind(2)
+        return self.down(first + second)
+
+    block = Block(forward, up=nn.Linear(8, 8), down=nn.Linear(4, 8))
+    check(Model(block), tokens, 2)
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(F.silu(self.up(x)))
+
+
+def test_what_children_of_a_sequential_do_inside_is_split(tokens):
+    """Children are called whole, and were not split, though the same blocks in a list were."""
+    model = nn.Sequential(Whole(), nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 16), nn.ReLU()))
+    captured = trace(model.double(), tokens)
+    assert captured.program.mode == "sequential"
+    assert captured.inside.program.mode == "export"
+    assert captured.inside.layers.names == captured.layers.names
+    split = split_of(captured.inside, 2)
+    divided = {n for n, weight in model.named_parameters() if id(weight) in split.weights}
+    assert {"0.up.weight", "0.down.weight", "1.weight", "2.0.weight"} <= divided
+    again = trace(model, tokens, check=False, recipe=find_inside(captured.structure.recipe))
+    assert (again.program.mode, again.inside) == ("export", None)
+    same = trace(model, tokens, check=False, recipe=captured.structure.recipe)
+    assert (same.program.mode, same.inside) == ("sequential", None)
+
+
+def test_children_that_are_called_whole_say_so(tokens):
+    class Branches(Whole):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x * self.up.weight.sum()
+
+    captured = trace(nn.Sequential(Branches(), nn.Linear(8, 8)).double(), tokens, check=False)
+    split = split_of(captured.inside or captured, 2)
+    assert set(split.reasons.values()) == {"Branches is called whole"}

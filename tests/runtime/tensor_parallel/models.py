@@ -135,6 +135,38 @@ def _resnext(dropout: float) -> tuple[Any, ...]:
     return ResNeXt(), {"images": images}, torch.tensor([1, 11]), F.cross_entropy
 
 
+class GroupedAttention(nn.Module):
+    """A block whose keys and values have half as many heads as the queries, and are repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.query, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.key, self.value = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        query, key, value = (
+            each(y).view(*y.shape[:2], -1, 2).transpose(1, 2)
+            for each in (self.query, self.key, self.value)
+        )
+        key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+        made = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return x + self.out(made.transpose(1, 2).reshape(y.shape))
+
+
+def _sequential(dropout: float) -> tuple[Any, ...]:
+    blocks = [GroupedAttention() for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, 16), *blocks, nn.Linear(16, VOCABULARY))
+    ids = torch.randint(0, VOCABULARY, (2, 6))
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    return model, {"input": ids}, torch.arange(12).reshape(2, 6), loss_fn
+
+
 MAKERS: dict[str, Callable[[float], tuple[Any, ...]]] = {
     "gpt2": _gpt2, "llama": _llama, "mixtral": _mixtral, "t5": _t5, "resnext": _resnext,
+    "sequential": _sequential,
 }  # fmt: skip

@@ -9,7 +9,9 @@ from tests.runtime.tensor_parallel.plans import MIXES
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
-FEW = {"gpt2": [3, 15], "llama": [], "mixtral": [1], "t5": [], "resnext": [5]}
+FEW = {
+    "gpt2": [3, 15], "llama": [], "mixtral": [1], "t5": [], "resnext": [5], "sequential": [0, 1],
+}  # fmt: skip
 WORKER = "tests.runtime.tensor_parallel.worker"
 EXACT = 1e-12
 
