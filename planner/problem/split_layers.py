@@ -47,9 +47,14 @@ def find_split(profile: Profile, degree: int) -> TensorSplit:
         if split.degree == degree:
             return split
     degrees = ", ".join(str(split.degree) for split in known)
+    remedy = (
+        "and no weight has a usual name; 'stagewright profile' finds out by measuring the model's "
+        "code or graph file; if it made this profile, nothing in the model can be split: leave "
+        "tensor at 1"
+    )
     raise InvalidInput(
-        f"the profile does not say how layers split over tensor={degree} devices; "
-        + (f"it knows {degrees}" if degrees else "capture the model again, or leave tensor at 1"),
+        f"the profile does not say how layers split over tensor={degree} devices"
+        + (f"; it knows {degrees}" if degrees else f", {remedy}"),
         field="/options/tensor",
     )
 

@@ -24,6 +24,7 @@ from ..layers.first_run import waiting_gradients
 from ..layers.layer_run import LayerRun, bytes_of, layer_runs
 from ..layers.memory_run import memory_run
 from ..layers.precision import as_in_training, forward_context
+from ..layers.tensor_shares import find_shares, list_splits
 from ..machine.clock import Clock
 from ..machine.conditions import busy_neighbours, threads, watched
 from ..machine.memory import ON_CUDA, free_memory_bytes
@@ -223,6 +224,7 @@ def _document(
         input_structure=graph.input_structure,
         layers=layers,
         storages=storage_table(runs, [entry.kept for entry in found], resident),
+        splits=list_splits(find_shares(rebuilt.captured), layers),
         provenance=provenance,
         notes=(*graph.notes, *notes),
     )

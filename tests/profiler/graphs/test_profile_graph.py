@@ -45,6 +45,7 @@ def test_everything_but_the_times_is_as_measured_with_the_code(build):
     assert ours.boundaries == theirs.boundaries
     assert ours.edges == theirs.edges
     assert ours.parameters == theirs.parameters
+    assert ours.splits == theirs.splits
     assert ours.inputs == theirs.inputs
     assert ours.input_structure == theirs.input_structure
     for found, expected in zip(ours.layers, theirs.layers, strict=True):
