@@ -16,6 +16,7 @@ from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time
+from ..schedules.traits import SPLIT_BACKWARD
 from .choose_options import rank_schedules
 from .dimensions import list_dimensions
 from .heuristics.comparisons import compare_rules
@@ -287,6 +288,10 @@ def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Ch
     if options.recompute == "never":
         allowed = options.model_copy(update={"recompute": "auto"})
         yield _Change("recomputation allowed", cluster, allowed)
+    divides = plan.schedule in SPLIT_BACKWARD or options.layer_order == "any"
+    if limited and options.recompute != "layers" and not divides:
+        allowed = options.model_copy(update={"recompute": "layers"})
+        yield _Change("recomputation layer by layer", cluster, allowed, keeps_plan=False)
     if options.max_replicas is not None:
         allowed = options.model_copy(update={"max_replicas": None})
         yield _Change("replicas allowed", cluster, allowed)

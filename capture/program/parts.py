@@ -34,6 +34,7 @@ class Part:
         writes: Numbers of those they give.
         drops: Numbers of values that nothing behind reads.
         is_checkpoint: Whether the part may keep only what it takes, and run again in the backward.
+        targets: Names of the modules it calls and of the tensors it reads.
     """
 
     code: PartCode
@@ -41,6 +42,7 @@ class Part:
     writes: tuple[int, ...]
     drops: tuple[int, ...]
     is_checkpoint: bool
+    targets: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ def split_into_parts(
                 tuple(slots[node] for node in writes),
                 tuple(slots[node] for node in reads[at] if last[node] == at),
                 is_checkpoint,
+                frozenset(
+                    str(node.target)
+                    for node in copied.nodes
+                    if node.op in ("get_attr", "call_module")
+                ),
             )
         )
     return PartedCode(tuple(parts))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Self
 from weakref import ref
@@ -168,6 +170,34 @@ def running_checkpoints(segment: Segment, run: RunCheckpoint) -> Iterator[None]:
 def has_checkpoints(segment: nn.Module) -> bool:
     """Return True if some of a segment's layers may run as checkpoints."""
     return isinstance(segment, Segment) and isinstance(segment._code, PartedCode)
+
+
+def list_repeated_weights(segment: Segment) -> list[nn.Parameter]:
+    """Return the weights that autograd adds to more than once in a backward of a segment.
+
+    A checkpoint's backward is one of its own, so that each part which reads a weight adds to it.
+    """
+    if not isinstance(segment._code, PartedCode):
+        return []
+    weights = [*segment.parameters()]
+    if segment._references:  # modules that read others' weights by themselves
+        return weights
+    counts: Counter[nn.Parameter] = Counter()
+    for part in segment._code.parts:
+        read = {
+            weight
+            for target in part.targets
+            for weight in _weights_of(attrgetter(target)(segment) if target else segment)
+        }
+        counts.update(read)
+    return [weight for weight in weights if counts[weight] > 1]
+
+
+def _weights_of(value: Any) -> Iterator[nn.Parameter]:
+    if isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, nn.Parameter):
+        yield value
 
 
 def get_segments(segment: Segment) -> tuple[Segment, ...]:

@@ -65,18 +65,20 @@ def count_saved(profile: Profile, layers: range) -> int:
 def checkpoint_costs(profile: Profile, checkpoints: Sequence[Span]) -> Profile:
     """Return the profile with these layers checkpointed.
 
-    Their backward includes the forward, what they saved becomes workspace, and each of their
-    inputs is kept once by all that read it.
+    Their backward includes the forward, what they saved becomes workspace, and their inputs are
+    kept: a tensor that crosses several boundaries once, if the profile knows who reads what, as
+    names then stand for tensors.
     """
     again = {layer: span for span in checkpoints for layer in range(*span)}
     layers = tuple(
         _checkpoint(profile, entry, again[at]) if at in again else entry
         for at, entry in enumerate(profile.layers)
     )
-    kept: dict[str, tuple[int, list[int]]] = {}
+    kept: dict[object, tuple[int, list[int]]] = {}
     for first, _ in checkpoints:
         for tensor in list_inputs(profile, first):
-            kept.setdefault(tensor.name, (tensor.size_bytes, []))[1].append(first)
+            key = tensor.name if profile.edges else (tensor.name, first)
+            kept.setdefault(key, (tensor.size_bytes, []))[1].append(first)
     storages = [SavedStorage(size_bytes=size, layers=tuple(at)) for size, at in kept.values()]
     for each in profile.storages or _list_own(profile):
         others = tuple(layer for layer in each.layers if layer not in again)

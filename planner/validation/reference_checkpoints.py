@@ -77,10 +77,14 @@ def _run_twice(profile: Profile, spans: list[tuple[int, int]]) -> Profile:
     layers = list(profile.layers)
     readers: dict[str, set[int]] = {}
     sizes: dict[str, int] = {}
+    apart: list[SavedStorage] = []
     inside: set[int] = set()
     for begin, end in spans:
         saved = _saved_between(profile, begin, end)
         for tensor in _entering(profile, begin):
+            if not profile.edges:  # names need not stand for tensors
+                apart.append(SavedStorage(size_bytes=tensor.size_bytes, layers=(begin,)))
+                continue
             readers.setdefault(tensor.name, set()).add(begin)
             sizes[tensor.name] = tensor.size_bytes
         for at in range(begin, end):
@@ -94,7 +98,7 @@ def _run_twice(profile: Profile, spans: list[tuple[int, int]]) -> Profile:
                 }
             )
             inside.add(at)
-    storages = [
+    storages = apart + [
         SavedStorage(size_bytes=sizes[name], layers=tuple(sorted(at)))
         for name, at in readers.items()
     ]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...capture.program.segment import Segment
+from ...capture.program.segment import Segment, list_repeated_weights
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ..batchnorm.fixed_buffers import FixedBuffers
@@ -158,7 +158,8 @@ def _connect_weights(
     weights = [w for w in placement.shared_weights(module) if not is_sharded(w.tensor)]
     summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
     together = {each: GroupCollective(group) for each, group in groups.items()}
-    gradient_sync = GradientSync(summed, together, stages) if summed else None
+    repeated = [weight for stage in stages.values() for weight in list_repeated_weights(stage)]
+    gradient_sync = GradientSync(summed, together, stages, repeated) if summed else None
     owned = {
         index: UpdateOwners(_own_weights(stage, placement.names_of(index)), groups[replicas])
         for index, stage in stages.items()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture.observation.preserve import copy_module
-from ...capture.program.segment import Segment, get_constants
+from ...capture.program.segment import Segment, get_constants, list_repeated_weights
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ..batchnorm.running_statistics import BatchStatistics
@@ -90,8 +90,9 @@ class EmulatedRanks:
             }
             runners = build_runners(pieces, stages, plan, schedule, statistics.get)
             weights = placement.shared_weights(module)
+            repeated = [each for stage in stages.values() for each in list_repeated_weights(stage)]
             replication = Replication(
-                GradientSync(weights, together, stages) if weights else None, {}
+                GradientSync(weights, together, stages, repeated) if weights else None, {}
             )
             transport = EmulatedTransport(self._messages)
             self.modules.append(module)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...capture.program.segment import Segment, running_checkpoints
@@ -41,6 +41,7 @@ class LayerCheckpoints:
         self._segment, self._watched = segment, watched
         # Each part has its own: a buffer that one changes may be left alone by the others.
         self._changed: dict[int, ChangedBuffers] = {}
+        self._trained: dict[tuple[object, ...], tuple[bool, ...]] = {}
 
     def active(
         self, again: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -61,13 +62,29 @@ class LayerCheckpoints:
             self._changed[number] = ChangedBuffers(self._segment)
         flat, structure = pytree.tree_flatten(values)
         made: list[pytree.TreeSpec] = []
+        key = number, self._segment.training, tuple(map(_needs_gradient, flat))
 
         def work(flat: Sequence[Any]) -> Values:
-            with again() if is_recomputing() else _without_conversions():
+            # Without a graph nobody knows which outputs lead back to a weight: one run tells.
+            learns = key not in self._trained
+            with (
+                again() if is_recomputing() else _without_conversions(),
+                torch.enable_grad() if learns else nullcontext(),
+            ):
                 outputs = function(pytree.tree_unflatten(list(flat), structure))
             leaves, spec = pytree.tree_flatten(outputs)
             made.append(spec)
+            if learns:
+                self._trained[key] = tuple(map(_needs_gradient, leaves))
             return tuple(leaves)
 
         outputs, _ = checkpoint(work, self._watched, self._changed[number], tuple(flat), None)
-        return tuple(pytree.tree_unflatten(list(outputs), made[0]))
+        leaves = [
+            value if is_trained or not isinstance(value, Tensor) else value.detach()
+            for value, is_trained in zip(outputs, self._trained[key], strict=True)
+        ]
+        return tuple(pytree.tree_unflatten(leaves, made[0]))
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad

@@ -104,7 +104,7 @@ class GradientSync:
     Weights may be frozen and unfrozen between steps, provided that all ranks that hold them do so.
 
     Weights of one set of ranks must be in the same order on all of them: buckets are matched by
-    their order.
+    their order. To those that are ``repeated`` one backward may add several times.
     """
 
     def __init__(
@@ -112,8 +112,9 @@ class GradientSync:
         weights: Sequence[SharedWeight],
         ranks: Mapping[tuple[int, ...], Collective],
         stages_here: Iterable[int],
+        repeated: Iterable[Tensor] = (),
     ) -> None:
-        here = set(stages_here)
+        here, self._repeated = set(stages_here), set(map(id, repeated))
         self._weights, self._ranks = list(weights), ranks
         self._stages = {id(weight.tensor): here.intersection(weight.stages) for weight in weights}
         self._trained: list[SharedWeight] = []
@@ -180,8 +181,10 @@ class GradientSync:
         """Send the bucket of a weight whose gradient is final, if it is complete.
 
         The gradient is final if the hook runs in the last backward of the only stage that can
-        still add to it.
+        still add to it, and that adds once.
         """
+        if id(tensor) in self._repeated:
+            return
         if self._at_last is None or self._waiting.get(id(tensor)) != {self._at_last}:
             return
         for bucket in self._buckets:

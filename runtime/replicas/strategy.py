@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...capture.program.segment import Segment, get_references, get_segments
+from ...capture.program.segment import Segment, get_references, get_segments, list_repeated_weights
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import BACKWARDS, Schedule, Work
@@ -165,7 +165,11 @@ def apply_strategies(
             names = select_shardable(stage, names)
             if names:
                 found[index] = _shard(stage, names, group, device, asked, others)
-        elif weights := [p for p in map(stage.get_parameter, names) if p.requires_grad]:
+            continue
+        # DistributedDataParallel takes a gradient as final when autograd first adds to it.
+        repeated = set(list_repeated_weights(stage))
+        weights = [weight for weight in map(stage.get_parameter, names) if weight.requires_grad]
+        if weights := [weight for weight in weights if weight not in repeated]:
             found[index] = DdpStage(weights, group)
     return found
 

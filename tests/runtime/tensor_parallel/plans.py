@@ -29,6 +29,8 @@ MIXES: list[list[Any]] = [
     [["z4"]],
     [["z2", "t2"]],
     [["t2z2"]],
+    [["t2", "t2"], "1f1b", "layers"],
+    [["t2f2"], "gpipe", "layers"],
 ]
 """Plans on four ranks, as arguments of `Mix`."""
 
@@ -70,7 +72,12 @@ def write_plan(captured: Any, mix: Mix, microbatches: int = 4) -> Plan:
         inputs=graph.inputs,
         input_structure=structure,
         layers=tuple(
-            LayerProfile(layer=layer, forward=Timing(median_s=1), backward=Timing(median_s=2))
+            LayerProfile(
+                layer=layer,
+                forward=Timing(median_s=1),
+                backward=Timing(median_s=2),
+                saved_activation_bytes=2**30 if mix.recompute == "layers" else 0,
+            )
             for layer in graph.layers
         ),
         boundaries=graph.boundaries,
