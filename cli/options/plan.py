@@ -165,8 +165,8 @@ Recompute = Annotated[
     str | None,
     _option(
         GOAL,
-        "Activation recomputation, which keeps only a stage's inputs: never, auto or always. "
-        "Default: never; auto with a model name.",
+        "Activation recomputation, which keeps only a stage's inputs: never, auto or always; or "
+        "layers, which keeps every layer's inputs. Default: never; auto with a model name.",
     ),
 ]
 Order = Annotated[
