@@ -51,12 +51,14 @@ def command(
     from ...core.plan.plan import Plan
     from ...core.text_table import format_table
     from ...core.units import count
+    from ..support.check_memory import check_training_memory
     from ..support.launch_ranks import check_trainable, train
     from ..support.run_report import HEADINGS, RunReport
 
     document = read_document(plan, Plan)
     own = OwnModel.of("run", document, model, sample, loss, target)
     check_trainable(document, own)
+    check_training_memory(document)
     say(f"training {count(document.num_stages, 'stage')} for {count(steps, 'step')}", quiet=as_json)
     records = trace is not None or svg is not None
     with nullcontext() if as_json else working("training"):

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...core.errors import InvalidInput, OutOfMemory
+from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.units import format_bytes
-from ...profiler.machine.memory import free_memory_bytes
 from ...profiler.models.families import build_loss, build_model, training_batch
 from ...runtime.ranks.process_groups import end_process, init_process_group
 from ...runtime.verify import DOUBLE, Verification, join_samples, seed_generators
 from ...runtime.verify_distributed import verify_distributed
 from ...schedules.plan_schedule import count_ranks
+from .check_memory import PROCESS_BYTES, check_memory
 from .child_process import end_with_owner
 from .launch_ranks import RankErrorRecord
 from .load_object import OwnModel
@@ -64,10 +63,6 @@ def verify_here(
     return found
 
 
-PROCESS_BYTES = 250 * 2**20
-"""Memory of a process of a group without a model: 207 MiB of its own were measured on Linux."""
-
-
 def check_machine(plan: Plan, own: OwnModel | None, *, is_single: bool) -> None:
     """Check that this machine can verify a plan on as many processes as the plan has devices.
 
@@ -80,20 +75,17 @@ def check_machine(plan: Plan, own: OwnModel | None, *, is_single: bool) -> None:
             "verifying layers that are split takes processes, which talk by gloo, and this build "
             "of torch has none; install another build, or plan with --tensor 1"
         )
-    available = free_memory_bytes()
     ranks, elements = count_ranks(plan), _count_elements(plan, own)
     size = 4 if is_single else 8
     # Each process builds the model and copies it; one has it unsplit as well, with gradients.
     required = ranks * (PROCESS_BYTES + (4 + size) * elements) + 2 * size * elements
-    if available is not None and required > available:
-        raise OutOfMemory(
-            f"verifying layers that are split takes {ranks} processes, each with a copy of "
-            f"{elements:,} parameters: about {format_bytes(required)}, and this machine has "
-            f"{format_bytes(available)} free; verify where there is more, or a plan of fewer "
-            "blocks on fewer devices, whose layers split alike",
-            required_bytes=required,
-            available_bytes=available,
-        )
+    check_memory(
+        required,
+        f"verifying layers that are split takes {ranks} processes, each with a copy of "
+        f"{elements:,} parameters",
+        "verify where there is more, or a plan of fewer blocks on fewer devices, whose layers "
+        "split alike",
+    )
 
 
 def _count_elements(plan: Plan, own: OwnModel | None) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from stagewright.cli.commands import demo as demo_requests
 from stagewright.cli.main import main
+from stagewright.cli.support import check_memory
 from stagewright.cli.support import launch_ranks as launch
 from stagewright.cli.support.run_report import RunReport
 from stagewright.core.cluster.cluster import Cluster
@@ -74,6 +75,26 @@ def test_a_model_of_ones_own_is_run_as_it_is_verified(run, tmp_path, monkeypatch
         assert found["loss_difference"] <= 1e-5
         assert len(set(found["split_losses"])) == 3
         assert (min(found["split_losses"]) > 90) == (words is not named)
+
+
+def test_a_machine_without_memory_for_the_processes_is_refused(run, tmp_path, monkeypatch):
+    """It trained until the system ended it."""
+    made = make_plan(make_case("unet"), 2)
+    needed = []
+    check = check_memory.check_memory
+    monkeypatch.setattr(
+        check_memory, "check_memory", lambda size, *told: needed.append(size) or check(size, *told)
+    )
+    check_memory.check_training_memory(made)
+    (required,) = needed
+    monkeypatch.setattr(check_memory, "free_memory_bytes", lambda: required)
+    check_memory.check_training_memory(made)
+    monkeypatch.setattr(check_memory, "free_memory_bytes", lambda: required - 1)
+    made.write(tmp_path / "plan.json")
+    refused = run("run", tmp_path / "plan.json")
+    assert refused.code == 3
+    assert "training takes 2 processes here, each with a copy of the model's" in refused.stderr
+    assert "run the plan where there is more" in refused.stderr
 
 
 OWN_NET = """
