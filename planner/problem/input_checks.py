@@ -26,7 +26,9 @@ from ..cost.device_classes import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S, Devices
 CHUNKED = tuple(name for name in SEVERAL_STAGES if name not in FOLDED)
 """Schedules whose number of stages per device can be chosen."""
 
-TRAINING_ONLY = ("schedule", "num_microbatches", "max_replicas", "recompute", "optimizer")
+TRAINING_ONLY = (
+    "schedule", "num_microbatches", "max_replicas", "strategies", "recompute", "optimizer"
+)  # fmt: skip
 """Options of a training step, without effect on ``latency``: one forward, no backward."""
 
 
@@ -190,13 +192,19 @@ def _check_stage_counts(options: PlanOptions) -> None:
 
 
 def option_notes(options: PlanOptions) -> list[str]:
-    """Return a note on options without effect on the objective."""
-    if options.objective != "latency":
-        return []
-    unused = [name for name in TRAINING_ONLY if not _is_default(options, name)]
-    if not unused:
-        return []
-    return [f"latency is of one micro-batch's forward, on which {_listed(unused)} no effect"]
+    """Return notes on options without effect: on the objective, or without replicas."""
+    if options.objective == "latency":
+        unused = [name for name in TRAINING_ONLY if not _is_default(options, name)]
+        if not unused:
+            return []
+        return [f"latency is of one micro-batch's forward, on which {_listed(unused)} no effect"]
+    if options.max_replicas == 1 and not _is_default(options, "strategies"):
+        named = ",".join(options.strategies)
+        return [
+            f"strategies={named} has no effect: no stage may have replicas; allow them with "
+            "max_replicas=None"
+        ]
+    return []
 
 
 def _check_chunks(options: PlanOptions) -> None:

@@ -72,3 +72,15 @@ def test_exactly_enough_memory_works_and_a_byte_less_does_not():
         made(("replicate",), memory_bytes=needed)
     with pytest.raises(Infeasible):
         made(("zero1",), memory_bytes=needed - 1)
+
+
+def test_strategies_of_replicas_that_no_stage_may_have_are_noted():
+    """Said nothing before, and the plan looked as if the optimizer's state were shared."""
+    profile, cluster = chain_profile([1.0, 1.0], parameter_bytes=WEIGHTS), Cluster.uniform(2)
+    wanted = (
+        "strategies=zero1 has no effect: no stage may have replicas; allow them with "
+        "max_replicas=None"
+    )
+    for max_replicas in (1, 2):
+        options = PlanOptions(strategies=("zero1",), max_replicas=max_replicas)
+        assert (wanted in plan(profile, cluster, options).notes) == (max_replicas == 1)
