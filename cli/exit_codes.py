@@ -69,17 +69,27 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.BUG
 
 
+OTHER_NAMES = {
+    "--tp": ("--tensor",), "--tensor-parallel": ("--tensor",),
+    "--tensor-parallel-size": ("--tensor",), "--pp": ("--stages",), "--dp": ("--max-replicas",),
+}  # fmt: skip
+"""Flags that are called otherwise elsewhere."""
+
+
 def format_error(error: BaseException) -> str:
     """Return the message for an error that no command handled."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "cancelled"
     if isinstance(error, UsageError):
         option = getattr(error, "option_name", None) or ""  # of flags that do not exist
-        near = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
+        command = getattr(getattr(error, "ctx", None), "command", None)
+        params = getattr(command, "params", ())
+        known = [name for entry in params for name in entry.opts]
+        near = [name for name in OTHER_NAMES.get(option, ()) if name in known]
+        near += get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
         if near:
             return f"no such option: {option}; did you mean {near[0]}?"
-        command = getattr(getattr(error, "ctx", None), "command", None)
-        if option and any(entry.name == "cut" for entry in getattr(command, "params", ())):
+        if option and any(entry.name == "cut" for entry in params):
             return f"no such option: {option}; a cut that begins with - goes last: -- '-ts 6,2'"
         # Typer's words for a number out of range.
         return str(error.format_message()).replace("Input should be", "it should be")

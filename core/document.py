@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .errors import InvalidInput
-from .validation_words import describe_violation
+from .validation_words import describe_violations
 
 T = TypeVar("T")
 
@@ -179,12 +179,9 @@ def is_same_id(first: str, second: str) -> bool:
 
 def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
     """Convert pydantic's error to one message that names every invalid field."""
-    lines = [
-        f"{json_pointer(item['loc']) or '(whole)'}: {describe_violation(item)}"
-        for item in error.errors()
-    ]
-    first = json_pointer(error.errors()[0]["loc"])
-    return InvalidInput(f"not a valid {what}:\n  " + "\n  ".join(lines), field=first)
+    found = [(json_pointer(place), told) for place, told in describe_violations(error.errors())]
+    lines = "\n  ".join(f"{pointer or '(whole)'}: {told}" for pointer, told in found)
+    return InvalidInput(f"not a valid {what}:\n  {lines}", field=found[0][0])
 
 
 def json_pointer(location: tuple[int | str, ...]) -> str:

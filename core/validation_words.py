@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,6 +19,14 @@ BOUNDS = {
 FORMS = {r"^(cpu|cuda(:\d{1,3})?)$": "cpu, cuda or cuda:N"}
 """Patterns of fields, and what they accept."""
 
+OTHER_NAMES = {
+    "zero3": "fully_shard", "fsdp": "fully_shard", "fsdp2": "fully_shard", "ddp": "replicate",
+}  # fmt: skip
+"""What is called otherwise elsewhere, by names that are not similar."""
+
+UNION_MEMBER = re.compile(r"constrained-\w+|literal\[.*\]")
+"""What pydantic adds to the location of an error for each alternative of a field's type."""
+
 KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -28,6 +37,21 @@ KINDS = {
     "dict": "an object",
     "model": "an object",
 }
+
+
+def describe_violations(
+    items: Sequence[Mapping[str, Any]],
+) -> list[tuple[tuple[int | str, ...], str]]:
+    """Describe all entries of ``ValidationError.errors()``, once for each location."""
+    found: dict[tuple[int | str, ...], str] = {}
+    for item in items:
+        location, told = tuple(item["loc"]), describe_violation(item)
+        if location and UNION_MEMBER.fullmatch(str(location[-1])):
+            location = location[:-1]
+            if location in found and item["type"] == "literal_error":
+                told = f"or {item['ctx']['expected']}"
+        found[location] = f"{found[location]}, {told}" if location in found else told
+    return list(found.items())
 
 
 def describe_violation(item: Mapping[str, Any]) -> str:
@@ -54,7 +78,10 @@ def describe_violation(item: Mapping[str, Any]) -> str:
 
 def _none_of(given: object, shown: str, expected: str) -> str:
     choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
-    near = get_close_matches(str(given), choices, n=1, cutoff=0.5)
+    other = OTHER_NAMES.get(str(given).lower())
+    near = (
+        [other] if other in choices else get_close_matches(str(given), choices, n=1, cutoff=0.5)
+    )
     nearest = f"; did you mean {near[0]!r}?" if near else ""
     return f"{shown} is none of {expected}{nearest}"
 

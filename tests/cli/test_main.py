@@ -65,6 +65,12 @@ def test_a_flag_that_is_no_flag_leads_to_the_nearest(run):
     assert "no such option: --device; did you mean --devices?" in ran.stderr
 
 
+def test_flags_of_other_names_are_known(run):
+    told = run("plan", "p.json", "-d", "4xcpu", "--tp", 2).stderr
+    assert "no such option: --tp; did you mean --tensor?" in told
+    assert "--tensor" not in run("show", "p.json", "--tp", 2).stderr
+
+
 def test_commands_are_the_registry():
     app = build_app()
     assert isinstance(app, typer.Typer)

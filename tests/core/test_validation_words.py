@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from stagewright.core.document import Record, to_invalid_input
 from stagewright.core.errors import InvalidInput
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.requests.requests import ProfilingOptions
 
 
@@ -33,6 +34,11 @@ class Needy(Record):
         (Thing, {"names": 3}, "/names: 3 is not a list"),
         (Thing, {"names": [3]}, "/names/0: 3 is not a text"),
         (Thing, {"colour": "gren"}, "'gren' is none of 'red', 'green' or 'blue'; did you mean"),
+        (PlanOptions, {"tensor": 0}, "/tensor: 0 is too small: at least 1, or 'auto'"),
+        (PlanOptions, {"tensor": "x"}, "/tensor: 'x' is not a whole number, or 'auto'"),
+        (PlanOptions, {"strategies": ["zero3"]}, "did you mean 'fully_shard'?"),
+        (PlanOptions, {"strategies": ["fsdp"]}, "did you mean 'fully_shard'?"),
+        (Thing, {"colour": "fsdp"}, "'fsdp' is none of 'red', 'green' or 'blue'"),
         (Thing, {"sise": 1}, "/sise: is not known here"),
         (Needy, {}, "/size: is missing"),
         (ProfilingOptions, {"device": "gpu"}, "/device: 'gpu' is none of cpu, cuda or cuda:N"),
@@ -45,3 +51,6 @@ def test_a_violation_is_said_plainly(kind, given, words):
     assert isinstance(found, InvalidInput)
     assert words in str(found)
     assert "Input should" not in str(found)
+    assert "constrained" not in str(found)
+    assert "literal" not in str(found)
+    assert found.field == words.partition(":")[0] or not words.startswith("/")
