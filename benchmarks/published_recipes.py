@@ -8,8 +8,8 @@ throughput, the plan's, and the rank correlation of the first two, whatever it i
 plan is slower than the recipe.
 
 The tables are quoted from memory of their sources. Left open by them and assumed here: the
-micro-batch size, equal numbers of blocks a stage, recomputation of every block, and 1F1B. Rows whose width is beyond the
-family's limit are left out (530 and 1,008 billion parameters).
+micro-batch size, equal numbers of blocks a stage, recomputation of every block, and 1F1B. Rows
+whose width is beyond the family's limit are left out (530 and 1,008 billion parameters).
 """
 
 from __future__ import annotations

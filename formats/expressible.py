@@ -146,7 +146,7 @@ def _check_recompute(plan: Plan, target: Target) -> Iterator[Rejection]:
         yield Rejection(
             "recomputation",
             f"stages {list_some(list(map(str, stages)), MOST_SHOWN)} recompute their activations "
-            f"as a whole, which {title} cannot be told",
+            f"{'by layer' if 'layers' in modes else 'as a whole'}, which {title} cannot be told",
             "--recompute never",
         )
 

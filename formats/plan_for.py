@@ -247,6 +247,8 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("max_extra_in_flight", "has 1f1b's own warm-up; set max_extra_in_flight=0")
     if options.recompute == "always" and not rules.recompute:
         raise refuse("recompute", "cannot recompute whole stages; set recompute='never'")
+    if options.recompute == "layers":
+        raise refuse("recompute", "is not told which layers recompute; set recompute='never'")
     update: dict[str, object] = {}
     if options.recompute == "auto" and not rules.recompute:
         update["recompute"] = "never"

@@ -16,7 +16,6 @@ from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time
-from ..schedules.traits import SPLIT_BACKWARD
 from .choose_options import rank_schedules
 from .dimensions import list_dimensions
 from .heuristics.comparisons import compare_rules
@@ -28,6 +27,7 @@ from .problem.input_checks import (
     require_profile,
     scale_to_plan,
 )
+from .problem.layer_checkpoints import may_checkpoint
 from .remedies import with_devices
 from .search.branch_and_bound import ROUNDING
 from .simulator.plan_timeline import times_of
@@ -288,8 +288,7 @@ def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Ch
     if options.recompute == "never":
         allowed = options.model_copy(update={"recompute": "auto"})
         yield _Change("recomputation allowed", cluster, allowed)
-    divides = plan.schedule in SPLIT_BACKWARD or options.layer_order == "any"
-    if limited and options.recompute != "layers" and not divides:
+    if limited and may_checkpoint(options):
         allowed = options.model_copy(update={"recompute": "layers"})
         yield _Change("recomputation layer by layer", cluster, allowed, keeps_plan=False)
     if options.max_replicas is not None:

@@ -181,6 +181,11 @@ class Planner:
         size: int | None = None,
     ) -> Plan:
         """Plan until a deadline on the clock of `time.monotonic`, without looking for remedies."""
+        if options.recompute == "layers":
+            problem = DegreeProblem.of(self.profiles, cluster, options, 1)
+            planner = Planner(problem.profiles)
+            made = planner._plan(cluster, problem.options, deadline, progress, size=size)
+            return problem.expand(made, cluster, self._profile_id)
         if options.batch_size is not None:
             return plan_batch(
                 self.profiles, cluster, options, size=size, deadline=deadline, progress=progress

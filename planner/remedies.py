@@ -25,6 +25,7 @@ from ..schedules.traits import CLOSED_FORM
 from .cost.chain import ChainCosts, chain_costs
 from .microbatch_size import list_candidates, make_request, may_fit, only_planning_tells
 from .problem.constraints import allowed_positions
+from .problem.layer_checkpoints import checkpoint_costs, list_checkpoints, may_checkpoint
 from .problem.problem import PlanningRequest
 
 BUDGET_S = 2.0
@@ -246,6 +247,10 @@ class _Search:
             return None
 
     def _fits(self, change: Change) -> bool:
+        if change.options.recompute == "layers":
+            found = checkpoint_costs(self.profile, list_checkpoints(self.profile))
+            options = _with(change.options, recompute="never", batch_size=None)
+            return may_fit(PlanningRequest(found, change.cluster, options, deadline=self.deadline))
         if change.options.batch_size is None:
             asked = (self.profile, change.cluster, change.options, self._table_of)
             return may_fit(PlanningRequest(*asked, deadline=self.deadline))
@@ -271,6 +276,7 @@ def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Ite
     ]
     for name, value, is_changed in (
         ("recompute", "auto", options.recompute != "auto"),
+        ("recompute", "layers", may_checkpoint(options)),
         ("max_replicas", None, options.max_replicas is not None),
         ("optimizer", "sgd", options.optimizer in ("momentum", "adam")),
         ("memory_fraction", 1.0, options.memory_fraction < 1),

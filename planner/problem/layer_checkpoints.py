@@ -37,6 +37,12 @@ def check_checkpoints(options: PlanOptions) -> None:
         )
 
 
+def may_checkpoint(options: PlanOptions) -> bool:
+    """Return True if checkpoints of layers are something else than asked for, and possible."""
+    divides = options.schedule in SPLIT_BACKWARD or options.layer_order == "any"
+    return not divides and options.recompute != "layers" and options.objective != "latency"
+
+
 def list_checkpoints(profile: Profile) -> tuple[Span, ...]:
     """Return the layers to be checkpointed; those that keep state from call to call never are."""
     found = []

@@ -33,8 +33,9 @@ def test_a_stage_keeps_inputs_of_layers_and_one_layer_at_work():
 def test_layers_fit_where_neither_whole_stages_nor_none_recomputed_fit():
     one = {"num_microbatches": 2, "num_stages": 1}
     for recompute in ("never", "auto", "always"):
-        with pytest.raises(Infeasible):
+        with pytest.raises(Infeasible, match="recompute='layers'") as error:
             plan(DEEP, "1x80MB", PlanOptions(**one, recompute=recompute))
+        assert "layers" in [remedy.options.recompute for remedy in error.value.remedies]
     made = plan(DEEP, "1x80MB", PlanOptions(**one, recompute="layers"))
     validate(made, DEEP, "1x80MB")
 
