@@ -79,9 +79,7 @@ def describe_violation(item: Mapping[str, Any]) -> str:
 def _none_of(given: object, shown: str, expected: str) -> str:
     choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
     other = OTHER_NAMES.get(str(given).lower())
-    near = (
-        [other] if other in choices else get_close_matches(str(given), choices, n=1, cutoff=0.5)
-    )
+    near = [other] if other in choices else get_close_matches(str(given), choices, n=1, cutoff=0.5)
     nearest = f"; did you mean {near[0]!r}?" if near else ""
     return f"{shown} is none of {expected}{nearest}"
 
