@@ -8,7 +8,7 @@ code  meaning, and what the caller does next
 2     the request must change: usage, a file, an option, a model that cannot be captured or
       measured, a plan made for another model
 3     infeasible within the limits given, or out of memory
-4     refused: not permitted
+4     refused; the message says what would permit it
 5     unreachable: a process, a machine or a service did not answer
 6     deadline exceeded, or cancelled
 ====  =========================================================================================
