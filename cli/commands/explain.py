@@ -76,9 +76,14 @@ def _find_source(plan: Plan, file: Path, profile: Path | None, devices: str | No
         return PlanSource(read_document(profile, Profile), read_devices(devices), words)
     found = recall_source(plan)
     if found is None:
+        why = (
+            f"the estimate that {file} was made from is not in the cache"
+            if plan.estimated
+            else f"{file} was made from a profile of its own, which a plan does not hold"
+        )
         raise InvalidInput(
-            f"the estimate that {file} was made from is not in the cache; give the plan's profile "
-            f"and devices: stagewright explain {file} PROFILE --devices 4x24GB"
+            f"{why}; give the plan's profile and devices: stagewright explain {file} PROFILE "
+            "--devices 4x24GB"
         )
     if devices is not None:
         found = replace(found, cluster=read_devices(devices))

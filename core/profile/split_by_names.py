@@ -86,7 +86,9 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
     if not split:
         if in_parts and entry.layer.module_type.endswith(("Norm", "Dropout")):
             return _split_rows(entry, others, degree)
-        return _whole(entry, "its weights have no usual names" if others else "it has no weights")
+        has_weights = any(parameter.kind == "parameter" for parameter in others)
+        reason = "its weights have no usual names" if has_weights else "it has no weights"
+        return _whole(entry, reason)
     saved = sum(parameter.size_bytes for parameter in split)
     held = entry.layer.parameter_bytes - saved + saved // degree
     if rows and in_parts:

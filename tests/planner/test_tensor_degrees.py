@@ -317,3 +317,18 @@ def test_what_is_between_products_is_split_along_the_sequence():
     assert four.layers[2].compute_share == 1
     grouped = split_costs(profile, two, Cluster.uniform(2))
     assert grouped.boundaries[0].forward_bytes == size // 2
+
+
+def test_a_layer_of_buffers_alone_has_no_weights():
+    """A rotary embedding was said to have weights without usual names."""
+    parameters = (
+        Parameter(names=("m.embed_tokens.weight",), size_bytes=400, numel=100, layers=(0,)),
+        Parameter(names=("m.rotary.inv_freq",), size_bytes=40, layers=(1,), kind="buffer"),
+        Parameter(names=("m.odd.weight",), size_bytes=400, numel=100, layers=(2,)),
+    )
+    profile = chain_profile([1.0] * 3).model_copy(update={"parameters": parameters})
+    split, *_ = split_by_names(profile)
+    assert [own.reasons for own in split.layers[1:]] == [
+        ("it has no weights",),
+        ("its weights have no usual names",),
+    ]

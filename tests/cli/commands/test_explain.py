@@ -53,3 +53,11 @@ def test_arguments_in_the_wrong_order_are_named(run, plan_file, profile_file):
     ran = run("explain", profile_file, plan_file, "-d", "2x1GiB")
     assert ran.code == 2
     assert "expected stagewright.plan/1" in ran.stderr
+
+
+def test_a_plan_of_a_measured_profile_needs_that_profile(run, plan_file):
+    """The message spoke of an estimate in the cache, which there never was."""
+    ran = run("explain", plan_file)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "was made from a profile of its own" in ran.stderr
+    assert "estimate" not in ran.stderr
