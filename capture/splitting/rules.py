@@ -39,6 +39,7 @@ from .product_rules import (
     split_matmul,
 )
 from .shape_rules import (
+    split_complex_view,
     split_expand,
     split_getitem,
     split_parts,
@@ -84,6 +85,7 @@ FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(("slice", "select"), split_slice),
     **dict.fromkeys(("split", "chunk", "split_with_sizes"), split_parts),
     "unbind": split_unbind,
+    **dict.fromkeys(("view_as_complex", "view_as_real"), split_complex_view),
     "getitem": split_getitem,
     "repeat_interleave": split_repeat_interleave,
     **dict.fromkeys(("cat", "concat"), split_concatenation),

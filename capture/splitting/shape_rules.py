@@ -202,6 +202,16 @@ def split_repeat_interleave(call: NodeCall) -> NodeSplit:
     return NodeSplit(layout)
 
 
+def split_complex_view(call: NodeCall) -> NodeSplit:
+    """Split a view of pairs of numbers as complex ones, or back, as of rotary embeddings."""
+    x = call.argument(0)
+    layout = call.layout(x)
+    assert layout is not None
+    if base_name(call.node) == "view_as_complex" and layout.dim == len(shape(x)) - 1:
+        raise Unsplittable("takes real and imaginary parts from a divided dimension")
+    return NodeSplit(layout)
+
+
 def split_getitem(call: NodeCall) -> NodeSplit:
     layouts: Any = call.layout(call.argument(0))
     index = call.argument(1)

@@ -514,3 +514,38 @@ def test_children_that_are_called_whole_say_so(tokens):
     captured = trace(nn.Sequential(Branches(), nn.Linear(8, 8)).double(), tokens, check=False)
     split = split_of(captured.inside or captured, 2)
     assert set(split.reasons.values()) == {"Branches is called whole"}
+
+
+class Rotated(Block):
+    """Attention with rotary embeddings as products of complex numbers, as Llama was published."""
+
+    def __init__(self):
+        super().__init__(rotated_attention, qkv=nn.Linear(8, 48), out=nn.Linear(16, 8))
+        turns = torch.outer(torch.arange(4.0), torch.tensor([1.0, 0.1]))
+        self.register_buffer("turns", torch.polar(torch.ones(4, 2), turns))
+
+
+def rotated_attention(self, x):
+    query, key, value = (each.view(*x.shape[:2], 4, 4) for each in self.qkv(x).chunk(3, -1))
+    query, key = (
+        torch.view_as_real(
+            torch.view_as_complex(each.reshape(*each.shape[:-1], -1, 2)) * self.turns[:, None]
+        ).flatten(3)
+        for each in (query, key)
+    )
+    made = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (query, key, value)))
+    return self.out(made.transpose(1, 2).reshape(*x.shape[:2], 16))
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_heads_are_turned_as_complex_numbers(even_tokens, degree):
+    divided = check(Model(Rotated()), even_tokens, degree)
+    assert {"blocks.0.qkv.weight", "blocks.0.out.weight"} <= divided
+
+
+def test_real_and_imaginary_parts_are_not_divided(even_tokens):
+    def forward(self, x):
+        made = torch.view_as_complex(self.up(x)) * 1j
+        return self.down(torch.view_as_real(made))
+
+    check(Model(Block(forward, up=nn.Linear(8, 2), down=nn.Linear(2, 8))), even_tokens, 2)
