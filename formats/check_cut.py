@@ -299,7 +299,7 @@ def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> P
     if cut.num_microbatches is not None:
         update["num_microbatches"] = cut.num_microbatches
     if cut.recompute is not None:
-        update["recompute"] = "never" if cut.recompute == "never" else "always"
+        update["recompute"] = "always" if cut.recompute == "except_last" else cut.recompute
     return PlanOptions.model_validate(options.model_copy(update=update).model_dump())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
@@ -134,6 +134,15 @@ def _check_recompute(plan: Plan, target: Target) -> Iterator[Rejection]:
     rules, title = target.rules, target.title
     modes = [stage.recompute for stage in plan.stages]
     if set(modes) == {"never"}:
+        return
+    if "layers" in modes and "layers" in rules.recompute:
+        spans = [span for stage in plan.stages for span in stage.checkpoints]
+        if spans != list(pairwise(ModelLayers.of(plan).stack.cuts)):
+            yield Rejection(
+                "recomputation of some layers",
+                f"other layers than each of the blocks recompute, and {title} is told of blocks",
+                "--recompute never",
+            )
         return
     if len(set(modes)) > 1 and rules.recompute:
         yield Rejection(

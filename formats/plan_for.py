@@ -16,6 +16,7 @@ from ..planner.choose_options import ChosenOptions, choose_options
 from ..planner.heuristics.candidates import FORBIDDEN
 from ..planner.plan import plan
 from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
+from ..planner.problem.layer_checkpoints import may_checkpoint
 from ..planner.remedies import keep_remedies
 from ..schedules.traits import FOLDED
 from .expressible import (
@@ -116,7 +117,7 @@ def _search_within(
 ) -> Plan:
     found: list[Plan] = []
     failures: list[Infeasible] = []
-    for candidate in _uniform_recompute(apply_rules(target, profile, options)):
+    for candidate in _uniform_recompute(apply_rules(target, profile, options), target.rules):
         try:
             found.append(search(profile, cluster, candidate))
         except Infeasible as error:
@@ -245,9 +246,9 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("skips", "only sends to the next stage; set skips='relay'")
     if options.max_extra_in_flight and not rules.own_depths:
         raise refuse("max_extra_in_flight", "has 1f1b's own warm-up; set max_extra_in_flight=0")
-    if options.recompute == "always" and not rules.recompute:
+    if options.recompute == "always" and "always" not in rules.recompute:
         raise refuse("recompute", "cannot recompute whole stages; set recompute='never'")
-    if options.recompute == "layers":
+    if options.recompute == "layers" and "layers" not in rules.recompute:
         raise refuse("recompute", "is not told which layers recompute; set recompute='never'")
     update: dict[str, object] = {}
     if options.recompute == "auto" and not rules.recompute:
@@ -289,10 +290,13 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
             yield names[cut - 1]
 
 
-def _uniform_recompute(options: PlanOptions) -> Iterator[PlanOptions]:
+def _uniform_recompute(options: PlanOptions, rules: TargetRules) -> Iterator[PlanOptions]:
     """Yield the options with one way to recompute for all stages."""
     if options.recompute != "auto":
         yield options
         return
-    for mode in ("never", "always"):
-        yield options.model_copy(update={"recompute": mode})
+    yield options.model_copy(update={"recompute": "never"})
+    if "always" in rules.recompute:
+        yield options.model_copy(update={"recompute": "always"})
+    if "layers" in rules.recompute and may_checkpoint(options):
+        yield options.model_copy(update={"recompute": "layers"})

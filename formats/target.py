@@ -33,7 +33,7 @@ PHASE = (
 WITHOUT_BLOCKS = ("torch", "deepspeed", "torchgpipe", "pipedream")
 """Targets that cut between modules or layers."""
 
-RecomputeMode = Literal["never", "except_last", "always"]
+RecomputeMode = Literal["never", "except_last", "always", "layers"]
 """Values of `core.plan.plan.Stage.recompute`."""
 
 
@@ -53,7 +53,8 @@ class TargetRules:
             Sequential, in front of any of them.
         chain: Whether its form is a list of modules, each called with what the one before returned.
         replicas: None, equally many a stage (data parallelism), or any number.
-        recompute: Ways in which all of its stages may recompute as a whole.
+        recompute: Ways in which all of its stages may recompute: as a whole, or with ``layers``
+            every block by itself.
         equal_blocks: Whether every stage must have equally many blocks.
         direct_sends: Whether values may skip the stages that do not use them.
         own_depths: Whether 1f1b may run further ahead than its default.

@@ -67,6 +67,16 @@ def write(plan: Plan) -> Export:
         f"--pipeline-model-parallel-size {places}",
         f"--pipeline-model-parallel-layout '{layout}'",
     ]
+    recompute = ""
+    if any(stage.recompute == "layers" for stage in plan.stages):
+        flags += [
+            "--recompute-granularity full",
+            "--recompute-method uniform",
+            "--recompute-num-layers 1",
+        ]
+        recompute = (
+            ', recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1'
+        )
     chunks = f", virtual_pipeline_model_parallel_size={plan.chunks}" if plan.chunks > 1 else ""
     size = plan.microbatch_size
     if size:
@@ -82,7 +92,7 @@ def write(plan: Plan) -> Export:
         "layout.",
         "In NeMo and Megatron-Bridge: "
         f"cfg.model.pipeline_model_parallel_size={places}, "
-        f'cfg.model.pipeline_model_parallel_layout="{layout}"{chunks}',
+        f'cfg.model.pipeline_model_parallel_layout="{layout}"{chunks}{recompute}',
         "E is what precedes the blocks, L what follows them.",
         f"{list_devices(plan)}.",
     )
@@ -206,6 +216,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
             *(PREDICTION_NOTE,) * ("m" in flat),
         ),
         microbatch_size=settings.get("micro-batch-size"),
+        recompute="layers" if _recomputes_blocks(content) else None,
         check=partial(check_interleaving, group=settings.get(GROUP)),
     )
 
@@ -241,9 +252,18 @@ def _count_microbatches(settings: Mapping[str, int]) -> int | None:
 def _list_ignored(content: str) -> Iterator[str]:
     """Yield a note on the flags that change the answer and that a cut does not hold."""
     found = re.findall(rf"--((?:{'|'.join(IGNORED)})[\w-]*)(?:[\s=]+([^\s\\-]\S*))?", content)
+    if _recomputes_blocks(content):
+        found = [each for each in found if not each[0].startswith("recompute-")]
     listed = ", ".join(f"--{name} {value}".rstrip() for name, value in found if value != "1")
     if listed:
         yield f"not read, though the answer depends on it: {listed}"
+
+
+def _recomputes_blocks(content: str) -> bool:
+    """Return True if every block is recomputed by itself, the only way that plans have, too."""
+    plain = re.sub(r"[_\s=]+", "-", content.replace('"', ""))
+    wanted = ("granularity-full", "method-uniform", "num-layers-1")
+    return all(re.search(rf"recompute-{each}\b", plain) for each in wanted)
 
 
 def _drop_comments(text: str) -> str:
@@ -267,6 +287,7 @@ TARGET = Target(
         schedules=("1f1b", "interleaved_1f1b"),
         cuts_around_blocks=True,
         replicas="equal",
+        recompute=("layers",),
         tied_weights=True,
     ),
     write=write,

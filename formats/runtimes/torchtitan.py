@@ -29,6 +29,8 @@ TITLE = "torchtitan"
 CHECKED = "torchtitan 0.3.0, its own _split_module"
 CSV_NAME = "schedule.csv"
 
+_FULL_CHECKPOINTS = re.compile(r"activation_checkpoint(?:\]\s*|\.)mode[\s=]+\"?full\b")
+
 FIRST_NAMES = ("tok_embeddings",)
 LAST_NAMES = ("norm", "lm_head")
 """torchtitan's own names of what precedes and follows ``layers.N``."""
@@ -59,6 +61,8 @@ def write(plan: Plan) -> Export:
         *(f"    {json.dumps(part)}," for part in parts),
         "]",
     ]
+    if any(stage.recompute == "layers" for stage in plan.stages):
+        lines += ["", "[activation_checkpoint]", 'mode = "full"']
     return Export(header + "\n".join(lines) + "\n", {CSV_NAME: write_compute_csv(plan)})
 
 
@@ -135,6 +139,7 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         chunks=len(parts) // places,
         ranks_setting="" if "pipeline_parallel_degree" in settings else "pipeline_parallel_degree",
         num_microbatches=count,
+        recompute="layers" if _FULL_CHECKPOINTS.search(text) else None,
         excess=f"{beyond[0]!r} is listed, but the model has {stack.num_blocks} blocks"
         if beyond
         else "",
@@ -204,6 +209,7 @@ TARGET = Target(
         unit="block",
         cuts_around_blocks=True,
         own_depths=True,
+        recompute=("layers",),
     ),
     write=write,
     read=read,
