@@ -499,8 +499,8 @@ def _check_split(split: SplitModel | None, plan: Plan) -> None:
     why = f" ({list_some(reasons, 3)})" if reasons else ""
     raise PlanMismatch(
         f"the plan splits layers over {width} ranks, but no operation of this model can be split"
-        f"{why}; plan with --tensor 1. Modules in an nn.Sequential are called whole: call them "
-        "in the forward of a module of your own to have their operations split"
+        f"{why}; plan with --tensor 1. Modules in an nn.Sequential are called whole where their "
+        "forward cannot be traced, or if the profile is older: profile again"
     )
 
 
