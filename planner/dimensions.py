@@ -14,6 +14,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.plan.explanation import Dimension, Shares
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
+from ..core.units import count
 from .problem.split_layers import collectives_s, find_split, list_splits
 
 Replan = Callable[[PlanOptions], Plan | None]
@@ -94,9 +95,9 @@ def _describe_other(plan: Plan, other: Plan) -> str:
     used = [
         len({name for stage in each.stages for name in stage.devices}) for each in (plan, other)
     ]
-    found = [f"{other.num_stages} stages"] * (other.num_stages != plan.num_stages)
+    found = [count(other.num_stages, "stage")] * (other.num_stages != plan.num_stages)
     found += [other.schedule] * (other.schedule != plan.schedule)
-    found += [f"{used[1]} devices"] * (used[1] != used[0])
+    found += [count(used[1], "device")] * (used[1] != used[0])
     return f" (then {', '.join(found)})" if found else ""
 
 

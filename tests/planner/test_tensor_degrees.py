@@ -171,7 +171,7 @@ def test_explain_says_what_splitting_layers_buys():
     found = planned(cluster, profile=profile, tensor=2)
     study = explain(found, profile, cluster)
     (row,) = study.dimensions
-    assert row.text == "tensor 2 instead of 1"
+    assert row.text == "tensor 2 instead of 1 (then 1 device)"
     alone = planned(cluster, profile=profile, tensor=1)
     assert row.step_time_s == alone.step_time_s
     # Four micro-batches of one layer: collectives by hand, as in the first test.
@@ -179,7 +179,7 @@ def test_explain_says_what_splitting_layers_buys():
     parts = row.compute_s + row.all_reduce_s + row.waiting_s + row.messages_s + row.gradients_s
     assert math.isclose(parts, found.step_time_s - alone.step_time_s)
     assert row.memory_bytes < 0
-    assert "tensor 2 instead of 1: +52 ms of all-reduce, −5.85 s of compute" in str(study)
+    assert "tensor 2 instead of 1 (then 1 device): +52 ms of all-reduce, −5.85 s of compute" in str(study)
     assert any(entry.text == "2 more devices" for entry in study.alternatives)
 
 
@@ -192,7 +192,7 @@ def test_explain_compares_each_dimension_that_a_plan_has():
     assert {stage.replicas for stage in found.stages} == {2}
     rows = {entry.text: entry for entry in explain(found, profile, cluster).dimensions}
     assert list(rows) == [
-        "tensor 2 instead of 1",
+        "tensor 2 instead of 1 (then 4 stages, zero_bubble)",
         "up to 2 replicas instead of 1",
         "zero1 instead of replicate",
     ]
