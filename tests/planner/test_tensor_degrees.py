@@ -193,7 +193,7 @@ def test_explain_compares_each_dimension_that_a_plan_has():
     rows = {entry.text: entry for entry in explain(found, profile, cluster).dimensions}
     assert list(rows) == [
         "tensor 2 instead of 1 (then 4 stages, zero_bubble)",
-        "up to 2 replicas instead of 1",
+        "up to 2 replicas instead of 1 (then 4 devices)",
         "zero1 instead of replicate",
     ]
     shared = rows["zero1 instead of replicate"]
