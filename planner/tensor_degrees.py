@@ -1,25 +1,27 @@
-"""Number of devices that split the layers of each replica: planned apart for each number.
+"""Plans of each number of devices that split layers, and of layers that are recomputed.
 
 With tensor parallelism of degree t, groups of t devices stand for devices, and a layer costs what
 it costs one device of a group (`problem.split_layers`). So the search for one degree is the search
 for stages and replicas on the groups; a plan for ``auto`` is the best of all degrees, and its bound
-the least of theirs.
+the least of theirs. Layers that are activation checkpoints are costs of the profile, too
+(`problem.layer_checkpoints`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, PlanOptions, Proof
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
-from ..core.units import format_time
+from ..core.units import count, format_time, list_some
 from ..schedules.traits import SPLIT_BACKWARD
 from .microbatch_size import rank_plan
 from .problem.layer_checkpoints import (
@@ -35,6 +37,9 @@ from .problem.split_layers import (
     list_splits,
     split_costs,
 )
+
+MOST_LEFT = 3
+"""Devices left idle that a note names."""
 
 PlanDegree = Callable[["DegreeProblem", float], Plan]
 """Plans one degree until a deadline on the clock of `time.monotonic`."""
@@ -92,7 +97,11 @@ class DegreeProblem:
         split = tuple(
             split_costs(profile, find_split(profile, degree), cluster) for profile in profiles
         )
-        notes = tuple(describe_split(profiles[0], degree))
+        notes = (*describe_split(profiles[0], degree), *_describe_groups(cluster, members, degree))
+        if (
+            len(grouped.devices) == 1
+        ):  # then it has no links, on which collectives rest all the same
+            notes += tuple(list_assumptions(profiles[0], cluster))
         return cls(degree, split, grouped, options, members, notes)
 
     @property
@@ -165,6 +174,19 @@ class DegreeProblem:
                     for stage in plan.stages
                 )
             }
+        )
+
+
+def _describe_groups(
+    cluster: Cluster, members: Mapping[str, Sequence[str]], degree: int
+) -> Iterator[str]:
+    """Yield a note on the devices that are left over when others form groups."""
+    grouped = {name for names in members.values() for name in names}
+    left = [device.name for device in cluster.devices if device.name not in grouped]
+    if left:
+        yield (
+            f"{count(len(left), 'device')} left idle, in no group of {degree} equal neighbours: "
+            f"{list_some(left, MOST_LEFT)}"
         )
 
 

@@ -179,7 +179,9 @@ def test_explain_says_what_splitting_layers_buys():
     parts = row.compute_s + row.all_reduce_s + row.waiting_s + row.messages_s + row.gradients_s
     assert math.isclose(parts, found.step_time_s - alone.step_time_s)
     assert row.memory_bytes < 0
-    assert "tensor 2 instead of 1 (then 1 device): +52 ms of all-reduce, −5.85 s of compute" in str(study)
+    assert "tensor 2 instead of 1 (then 1 device): +52 ms of all-reduce, −5.85 s of compute" in str(
+        study
+    )
     assert any(entry.text == "2 more devices" for entry in study.alternatives)
 
 
@@ -332,3 +334,13 @@ def test_a_layer_of_buffers_alone_has_no_weights():
         ("it has no weights",),
         ("its weights have no usual names",),
     ]
+
+
+def test_devices_in_no_group_and_links_of_one_group_are_noted():
+    profile = make_profile(4)
+    made = plan(profile, Cluster.parse("5xcpu"), PlanOptions(num_microbatches=4, tensor=2))
+    assert "1 device left idle, in no group of 2 equal neighbours: cpu:4" in made.notes
+    links = [note for note in made.notes if "links" in note or "link" in note]
+    assert len(links) == 1
+    one = plan(profile, Cluster.parse("2xcpu"), PlanOptions(num_microbatches=4, tensor=2))
+    assert [note for note in one.notes if "link" in note] == links
