@@ -113,14 +113,15 @@ class Captured:
         sent: Sequence[int] | None = None,
         checkpoints: Sequence[tuple[int, int]] = (),
         enter_checkpoint: Callable[[Any], Any] | None = None,
+        copy_changed: Callable[[Any], Any] | None = None,
     ) -> Segment:
         """Build a module of the layers from ``first`` up to, not including, ``last``.
 
         The first segment takes the model's flat inputs, any other the values live before it; the
         last one returns the model's flat outputs, any other the values live after it. ``received``
         and ``sent`` select among the live values by position. ``enter`` is applied to every input,
-        ``leave`` to every output that crosses a cut. ``checkpoints`` and ``enter_checkpoint`` are
-        those of `SegmentSpec`.
+        ``leave`` to every output that crosses a cut. ``checkpoints``, ``enter_checkpoint`` and
+        ``copy_changed`` are those of `SegmentSpec`.
         """
         end = last == len(self.layers)
         inputs = self.program.inputs if first == 0 else self._live(first, received)
@@ -139,6 +140,7 @@ class Captured:
             cuts,
             checkpoints,
             enter_checkpoint,
+            copy_changed,
         ).build()
         if self.evaluation is not None:
             made.set_evaluation(

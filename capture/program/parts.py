@@ -2,6 +2,9 @@
 
 A part is a run of operations in the program's order. Only values that later parts read pass from
 one part to another, so that whoever runs a part knows everything it takes and gives.
+
+A part that writes in place to a value of another part does so on a copy, which takes the value's
+place for all later parts: what a checkpoint keeps must stay as it was.
 """
 
 from __future__ import annotations
@@ -22,6 +25,21 @@ RunCheckpoint = Callable[[int, Callable[[Values], Values], Values], Values]
 
 NO_SPAN = -1
 """Span of operations outside of all checkpoints."""
+
+
+@dataclass
+class Memory:
+    """What values and operations of a graph do with memory, as keys of storages.
+
+    Attributes:
+        held: Storages of each value.
+        changed: Storages that each operation may change in place.
+        lasting: Storages of parameters, buffers and constants.
+    """
+
+    held: dict[fx.Node, set[int]] = field(default_factory=dict)
+    changed: dict[fx.Node, set[int]] = field(default_factory=dict)
+    lasting: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,8 @@ class _Run:
 
     span: int
     nodes: list[fx.Node] = field(default_factory=list)
+    changes: list[fx.Node] = field(default_factory=list)
+    """Values of other runs that it changes in place."""
 
 
 def split_into_parts(
@@ -88,6 +108,8 @@ def split_into_parts(
     spans: Mapping[fx.Node, int],
     compile_graph: Callable[[fx.Graph], PartCode],
     enter: Callable[[Any], Any] | None = None,
+    copy: Callable[[Any], Any] | None = None,
+    memory: Memory | None = None,
 ) -> PartedCode:
     """Split a graph into parts; every run of operations of one span is a checkpoint.
 
@@ -97,19 +119,24 @@ def split_into_parts(
             constants that follow from attributes alone, have none.
         compile_graph: Returns the function of a part's graph.
         enter: Applied to whatever a checkpoint takes.
+        copy: Applied instead to what a part changes in place.
+        memory: What tells that.
     """
-    free = _find_free(graph, spans)
-    runs = _list_runs(graph, spans, free)
+    free, runs = _find_runs(graph, dict(spans), memory or Memory())
     slots = {node: at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
     reads = [list(_list_reads(run, free)) for run in runs]
     last = {node: at for at, nodes in enumerate(reads) for node in nodes}
     parts = []
     for at, run in enumerate(runs):
-        writes = [node for node in run.nodes if last.get(node, -1) > at]
+        writes = [node for node in (*run.nodes, *run.changes) if last.get(node, -1) > at]
         for node in writes:
-            slots[node] = len(slots)
+            slots.setdefault(node, len(slots))
         is_checkpoint = run.span != NO_SPAN
-        copied = _copy_run(run, reads[at], writes, free, enter if is_checkpoint else None)
+        entered = {
+            node: copy if node in run.changes else (enter if is_checkpoint else None)
+            for node in reads[at]
+        }
+        copied = _copy_run(run, entered, writes, free)
         parts.append(
             Part(
                 compile_graph(copied),
@@ -125,6 +152,49 @@ def split_into_parts(
             )
         )
     return PartedCode(tuple(parts))
+
+
+def _find_runs(
+    graph: fx.Graph, spans: dict[fx.Node, int], memory: Memory
+) -> tuple[set[fx.Node], list[_Run]]:
+    """Return the constants and the runs, each with what it changes of others' values.
+
+    Spans with a change that several values would show are no checkpoints.
+    """
+    while True:
+        free = _find_free(graph, spans)
+        runs = _list_runs(graph, spans, free)
+        mixed = _find_changes(graph, runs, free, memory) - {NO_SPAN}
+        if not mixed:
+            return free, runs
+        spans.update({node: NO_SPAN for node, span in spans.items() if span in mixed})
+
+
+def _find_changes(
+    graph: fx.Graph, runs: Sequence[_Run], free: set[fx.Node], memory: Memory
+) -> set[int]:
+    """Set the values of others that each run changes; return the spans where copies do not do."""
+    made = {node: at for at, run in enumerate(runs) for node in run.nodes}
+    made |= dict.fromkeys(graph.find_nodes(op="placeholder"), -1)
+    last: dict[fx.Node, int] = {}
+    for at, run in enumerate(runs):
+        last.update(dict.fromkeys(_list_reads(run, free), at))
+    mixed: set[int] = set()
+    for at, run in enumerate(runs):
+        keys = set[int]().union(*(memory.changed.get(node, ()) for node in run.nodes))
+        reads = set(_list_reads(run, free))
+        for key in keys:
+            sharing = [
+                node
+                for node, where in made.items()
+                if where < at <= last.get(node, -1) and key in memory.held.get(node, ())
+            ]
+            if len(sharing) == 1 and sharing[0] in reads and key not in memory.lasting:
+                run.changes.append(sharing[0])
+            elif sharing:
+                mixed.add(run.span)
+                mixed.update(runs[made[node]].span for node in sharing if made[node] >= 0)
+    return mixed
 
 
 def _find_free(graph: fx.Graph, spans: Mapping[fx.Node, int]) -> set[fx.Node]:
@@ -186,16 +256,16 @@ def _list_reads(run: _Run, free: set[fx.Node]) -> Iterator[fx.Node]:
 
 def _copy_run(
     run: _Run,
-    reads: Sequence[fx.Node],
+    entered: Mapping[fx.Node, Callable[[Any], Any] | None],
     writes: Sequence[fx.Node],
     free: set[fx.Node],
-    enter: Callable[[Any], Any] | None,
 ) -> fx.Graph:
-    """Return a graph of one run's operations."""
+    """Return a graph of one run's operations, with what is applied to each value it takes."""
     graph = fx.Graph()
-    copies = {node: graph.placeholder(f"value_{at}") for at, node in enumerate(reads)}
-    if enter is not None:
-        copies = {node: graph.call_function(enter, (copy,)) for node, copy in copies.items()}
+    copies = {node: graph.placeholder(f"value_{at}") for at, node in enumerate(entered)}
+    for node, enter in entered.items():
+        if enter is not None:
+            copies[node] = graph.call_function(enter, (copies[node],))
     own = set(_list_free_sources(run, free)) | set(run.nodes)
     for node in run.nodes[0].graph.nodes:
         if node in own:

@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
-from .mutation import mutated_inputs
-from .parts import NO_SPAN, PartedCode, RunCheckpoint, split_into_parts
-from .program import WHOLE, Program, find_module, path_of, references_of, storages_of
+from .mutation import changed_storages, mutated_inputs
+from .parts import NO_SPAN, Memory, PartedCode, RunCheckpoint, split_into_parts
+from .program import WHOLE, Program, find_module, path_of, references_of, storage_key, storages_of
 
 Code = Callable[..., tuple[Any, ...]]
 
@@ -238,8 +238,8 @@ class SegmentSpec:
     It receives the values of ``inputs`` and returns those of ``outputs`` (nodes or constants), in
     order; ``enter`` is applied to every input, ``leave`` to every output. ``cuts`` are the
     positions of legal cuts, ascending; see `Segment.keyed`. ``checkpoints`` are spans of layers
-    (first, behind the last) between legal cuts that may keep only what they take; ``enter`` is
-    applied to that too.
+    (first, behind the last) between legal cuts that may keep only what they take;
+    ``enter_checkpoint`` is applied to that, or ``copy_changed`` to what is changed in place.
     """
 
     program: Program
@@ -253,14 +253,15 @@ class SegmentSpec:
     cuts: Sequence[int] = ()
     checkpoints: Sequence[tuple[int, int]] = ()
     enter_checkpoint: Callable[[Any], Any] | None = None
+    copy_changed: Callable[[Any], Any] | None = None
 
     def build(self) -> Segment:
         program = self.program
         segment = Segment(program.fixed_mode, program.training)
-        graph, attributes, spans = self.copied(fx.Graph())
+        graph, attributes, spans, memory = self.copied(fx.Graph())
         for target, value in attributes.items():
             attach(segment, program.model, target, value)
-        segment._code = self._compile(segment, graph, spans)
+        segment._code = self._compile(segment, graph, spans, memory)
         segment._references = frozenset(self.references)
         if any(WHOLE in node.meta for node in graph.nodes):
             # An opaque model is called as a whole; its tables are shared.
@@ -275,17 +276,20 @@ class SegmentSpec:
         def get_keyed_code() -> Code:
             graph = fx.Graph()
             keyed = KeyedNodeCopier(program, self.layers, self.cuts, graph)
-            graph, _, spans = self.copied(graph, keyed.copy)
-            return self._compile(segment, graph, spans)
+            graph, _, spans, memory = self.copied(graph, keyed.copy)
+            return self._compile(segment, graph, spans, memory)
 
         segment._get_keyed_code = get_keyed_code
         return segment
 
-    def _compile(self, segment: Segment, graph: fx.Graph, spans: Mapping[fx.Node, int]) -> Code:
+    def _compile(
+        self, segment: Segment, graph: fx.Graph, spans: Mapping[fx.Node, int], memory: Memory
+    ) -> Code:
         if not self.checkpoints:
             return _code(segment, graph)
+        compile_graph = functools.partial(_code, segment)
         return split_into_parts(
-            graph, spans, functools.partial(_code, segment), self.enter_checkpoint
+            graph, spans, compile_graph, self.enter_checkpoint, self.copy_changed, memory
         )
 
     def _span_of(self, layer: int) -> int:
@@ -310,19 +314,20 @@ class SegmentSpec:
         self,
         graph: fx.Graph,
         copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
-    ) -> tuple[fx.Graph, dict[str, Any], dict[fx.Node, int]]:
+    ) -> tuple[fx.Graph, dict[str, Any], dict[fx.Node, int], Memory]:
         """Copy the operations to a graph.
 
         Returned are the graph, the attributes that its operations read, by name, and the span of
-        each operation; see `split_into_parts`.
+        each operation and its memory; see `split_into_parts`.
         """
-        program, wanted = self.program, self.nodes
+        program, wanted, memory = self.program, self.nodes, Memory()
         copies = {
             node: graph.placeholder(f"input_{position}")
             for position, node in enumerate(self.inputs)
         }
         if self.enter:
             copies = {node: graph.call_function(self.enter, (c,)) for node, c in copies.items()}
+        memory.held.update((copy, storages_of([node])) for node, copy in copies.items())
         needed = _with_constants(wanted, self.outputs, copies, self.layers)
         attributes: dict[str, Any] = {}
         spans: dict[fx.Node, int] = {}
@@ -343,13 +348,20 @@ class SegmentSpec:
                     target = _own_name(program, node, wanted)
                     copy.target = target
                 attributes[target] = program.attribute(target)
+                if isinstance(attributes[target], Tensor):
+                    memory.lasting.add(storage_key(attributes[target]))
             copies[node] = copy
+            memory.changed[copy] = changed_storages(node, program)
+            memory.held[copy] = storages_of([node])
             if node in layer_of:
                 # A keyed copy is preceded by operations of its own.
                 for made in reversed(graph.nodes):
                     if made is before:
                         break
                     spans[made] = self._span_of(layer_of[node])
+                    if made is not copy:  # may pass on what it reads
+                        shared = [memory.held.get(each, set()) for each in made.all_input_nodes]
+                        memory.held[made] = set().union(*shared)
         # Modules read these by themselves; held, they are saved, tied and summed like any other.
         attributes.update((name, program.attribute(name)) for name in self.references)
         results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
@@ -360,7 +372,7 @@ class SegmentSpec:
             ]
         graph.output(tuple(results))
         graph.lint()
-        return graph, attributes, spans
+        return graph, attributes, spans, memory
 
 
 def _with_constants(

@@ -47,11 +47,17 @@ class LayerCheckpoints:
         self, again: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> AbstractContextManager[None]:
         """Return a context for forwards with checkpoints; ``again`` is that of the second run."""
-        return running_checkpoints(self._segment, partial(self._run, again))
+        # What may change between steps, and with it which outputs lead back to a weight.
+        state = (
+            tuple(weight.requires_grad for weight in self._segment.parameters()),
+            tuple(module.training for module in self._segment.modules()),
+        )
+        return running_checkpoints(self._segment, partial(self._run, again, state))
 
     def _run(
         self,
         again: Callable[[], AbstractContextManager[Any]],
+        state: tuple[object, ...],
         number: int,
         function: Callable[[Values], Values],
         values: Values,
@@ -62,7 +68,7 @@ class LayerCheckpoints:
             self._changed[number] = ChangedBuffers(self._segment)
         flat, structure = pytree.tree_flatten(values)
         made: list[pytree.TreeSpec] = []
-        key = number, self._segment.training, tuple(map(_needs_gradient, flat))
+        key = number, state, tuple(map(_needs_gradient, flat))
 
         def work(flat: Sequence[Any]) -> Values:
             # Without a graph nobody knows which outputs lead back to a weight: one run tells.

@@ -109,7 +109,8 @@ def cut(
             received=[there for route in routes.into(stage) for _, there in route.positions],
             sent=[here for route in routes.out_of(stage) for here, _ in route.positions],
             checkpoints=[span for span in checkpoints if first <= span[0] < last],
-            enter_checkpoint=enter_copy if captured.mutates_inputs(first, last) else enter,
+            enter_checkpoint=enter,
+            copy_changed=enter_copy,
         )
         for stage, (first, last) in enumerate(pairwise(edges))
     )

@@ -200,3 +200,100 @@ def test_tied_weights_on_several_devices_of_one_process_are_refused(case):
     run(tied, plan, ids)
     with pytest.raises(PlanMismatch, match="which one process cannot do on several devices"):
         Pipeline(tied, plan, devices=["cpu", "cpu"])
+
+
+class Writer(nn.Module):
+    """Writes to its second argument; what it decides by values keeps it from being traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        if bool(total.isfinite().all()):
+            total.mul_(1.5)
+        return self.linear(x).sin()
+
+
+class ReadsWhatOthersWrote(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.writers = nn.ModuleList(Writer() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third, head = self.layers
+        x = first(x).sin()
+        total = second(x)
+        for writer in self.writers:
+            x = writer(x, total)
+        return head(third(x).sin() + total)
+
+
+class WritesInPlace(nn.Module):
+    """Values of one layer are changed in place by the next ones, also through views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, *others, head = self.layers
+        x = self.relu(first(x))
+        total = others[0](x)
+        for layer in others[1:]:
+            x = layer(x).sin()
+            total.mul_(x.detach())
+            part = total[:, :2]
+            scaled = x * 0.5
+            part.add_(scaled[:, 2:4])
+        return head(total + x)
+
+
+def profile_of_large_layers(model, sample):
+    """Return a profile by which every layer is worth a checkpoint."""
+    measured = profile(model, sample, loss_fn=nn.functional.mse_loss, target=sample)
+    layers = [one.model_copy(update={"saved_activation_bytes": 2**30}) for one in measured.layers]
+    return measured.model_copy(update={"layers": tuple(layers), "storages": ()})
+
+
+@pytest.mark.parametrize("make", [
+    WritesInPlace,
+    ReadsWhatOthersWrote,
+    lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH), nn.Tanh()
+    ),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [None, 1])
+def test_layers_change_what_others_made_in_place(make, first):
+    """In a first stage this failed; in others later layers read the value before the change."""
+    torch.manual_seed(0)
+    model, batch = make().double(), torch.randn(2 * MICROBATCHES, WIDTH, dtype=torch.float64)
+    measured = profile_of_large_layers(model, batch[:2])
+    count = len(measured.layers)
+    balance = [count] if first is None else [first, count - first]
+    options = LAYERS.model_copy(update={"num_stages": len(balance)})
+    plan = plan_from_balance(measured, f"{len(balance)}xcpu", options, balance)
+    assert sum(len(stage.checkpoints) for stage in plan.stages) > 2
+    found = verify(model, plan, batch, batch.cos(), nn.functional.mse_loss)
+    assert found.equal(1e-12), str(found)
+
+
+def test_layers_unfrozen_after_the_first_step_are_trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)]).double()
+    batch = torch.randn(2 * MICROBATCHES, WIDTH, dtype=torch.float64)
+    model[:2].requires_grad_(False)
+    measured = profile_of_large_layers(model, batch[:2])
+    options = LAYERS.model_copy(update={"num_stages": 1})
+    plan = plan_from_balance(measured, "1xcpu", options, [4])
+    pipeline = Pipeline(model, plan)
+    pipeline(batch).square().mean().backward()
+    model.requires_grad_(True)
+    model.zero_grad()
+    pipeline(batch).square().mean().backward()
+    found = [weight.grad for weight in model.parameters()]
+    model.zero_grad()
+    model(batch).square().mean().backward()
+    torch.testing.assert_close(found, [weight.grad for weight in model.parameters()])
