@@ -4,7 +4,8 @@ A scaled-down language model (8 blocks 1024 wide, 59 M parameters, of which tabl
 share of Llama-3 8B's, 7 % each) in float32 with Adam, planned by the planner from an estimate and
 trained on four gloo ranks; measured are a rank's resident bytes in its third step until the update,
 above those that it had when the same had been done for a model 64 wide. Exits 1 if a prediction is
-more than 5 % off.
+more than 5 % off; those of zero1 may be as much higher as dealing out whole weights leaves open.
+The planner's choice for 8B on 8 GPUs of 80 GB is two stages of replicas with zero1.
 
     python benchmarks/parallel_memory.py --write docs/evidence/split-layers.md
 """
@@ -35,6 +36,9 @@ from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.meta_init.weights import Weights
 
 RANKS, MICROBATCHES, ALLOWED = 4, 4, 0.05
+DEALT = 0.1
+"""Likewise of zero1, whose plans count the most that dealing out whole weights leaves a replica."""
+
 VOCABULARY, WIDTH, BLOCKS, SAMPLES, LENGTH = 4096, 1024, 8, 1, 64
 SMALL, MIB = 64, 2**20
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,6 +46,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "layers over 2, 2 stages": {"tensor": 2, "num_stages": 2},
     "layers over 2, 2 replicas, zero1": {
         "tensor": 2, "num_stages": 1, "max_replicas": 2, "strategies": ("zero1",),
+    },
+    "2 stages of 2 replicas, zero1": {
+        "num_stages": 2, "max_replicas": 2, "strategies": ("zero1",),
     },
     "4 replicas": {"num_stages": 1, "max_replicas": 4},
     "4 replicas, zero1": {"num_stages": 1, "max_replicas": 4, "strategies": ("zero1",)},
@@ -153,14 +160,18 @@ def main() -> int:
     torch.set_num_threads(1)
     for setting in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
         ctypes.CDLL("libc.so.6").mallopt(setting, 64 * 2**10)
-    rows, worst = [], 0.0
+    rows, is_off = [], False
     for name in given.way or WAYS:
         plan = make_plan(WAYS[name])
         measured = run(plan, make_plan(WAYS[name], SMALL))
-        predicted = [stage.memory.total_bytes for stage in plan.stages for _ in stage.devices]
+        predicted = [stage.memory.total_bytes for stage in plan.stages]
+        # Plans state what the fullest of a stage's devices holds.
+        ranks = iter(measured)
+        measured = [max(next(ranks) for _ in stage.devices) for stage in plan.stages]
         pairs = zip(predicted, measured, strict=True)
         largest = max(((ours - theirs) / theirs for ours, theirs in pairs), key=abs)
-        worst = max(worst, abs(largest))
+        most = DEALT if "zero1" in WAYS[name].get("strategies", ()) else ALLOWED
+        is_off |= not -ALLOWED <= largest <= most
         sizes = [f"{max(each) / MIB:.0f}" for each in (predicted, measured)]
         rows.append((name, *sizes, f"{largest:+.1%}"))
         print(*rows[-1], flush=True)
@@ -168,7 +179,7 @@ def main() -> int:
     text = markdown_table(head, rows, left=1)
     if given.write:
         write_between_marks(given.write, "parallel_memory.py", text)
-    return int(worst > ALLOWED)
+    return int(is_off)
 
 
 if __name__ == "__main__":
