@@ -64,14 +64,13 @@ MODELS = {"gpt2": gpt2, "llama": llama}
 STAGES = 3
 MICROBATCHES = (4, 32, 128, 512)
 SCHEDULES: tuple[TrainingSchedule, ...] = ("gpipe", "1f1b")
-RECOMPUTED: dict[Literal["never", "always", "layers"], tuple[int, ...]] = {
+RECOMPUTED: dict[Literal["never", "layers"], tuple[int, ...]] = {
     "never": MICROBATCHES,
-    "always": (32,),
-    "layers": (32, 512),
+    "layers": (4, 32),
 }
 """Numbers of micro-batches, by what is recomputed."""
 
-LENGTHS = {"never": 16, "always": MOST_TOKENS, "layers": MOST_TOKENS}
+LENGTHS = {"never": 16, "layers": MOST_TOKENS}
 """Tokens of a sample: more where each recomputation keeps 5 kB of random state beside them."""
 
 RECIPES_MEASURED: tuple[Recipe, ...] = ("fp32", "bf16_mixed", "bf16_autocast")
