@@ -142,11 +142,7 @@ class Pipeline(nn.Module):
                 pieces.stages, find_aux_losses(pieces, aux_losses), strict=True
             )
         ]
-        self._layers = {
-            index: LayerCheckpoints(stage, stage)
-            for index, stage in enumerate(pieces.stages)
-            if self._checkpoint[index] == "layers"
-        }
+        self._layers = _make_checkpoints(pieces, self._checkpoint)
         self.aux_loss = torch.zeros(())
         self.steps = 0
         self._devices = _place_stages(pieces, devices, model)
@@ -423,6 +419,14 @@ def _run_on_copies(
     if is_checkpointing() or is_recomputing():
         inputs = tuple(v.clone() if isinstance(v, Tensor) else v for v in inputs)
     return function(microbatch, inputs)
+
+
+def _make_checkpoints(pieces: CutModel, modes: Sequence[StageMode]) -> dict[int, LayerCheckpoints]:
+    return {
+        index: LayerCheckpoints(stage, stage)
+        for index, (stage, mode) in enumerate(zip(pieces.stages, modes, strict=True))
+        if mode == "layers"
+    }
 
 
 def _check_checkpoints(pieces: CutModel, modes: Sequence[StageMode]) -> None:

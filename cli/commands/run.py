@@ -51,8 +51,7 @@ def command(
     from ...core.plan.plan import Plan
     from ...core.text_table import format_table
     from ...core.units import count
-    from ..support.check_memory import check_training_memory
-    from ..support.launch_ranks import check_trainable, train
+    from ..support.launch_ranks import check_trainable, check_training_memory, train
     from ..support.run_report import HEADINGS, RunReport
 
     document = read_document(plan, Plan)

@@ -20,9 +20,8 @@ from ...runtime.ranks.process_groups import end_process, init_process_group
 from ...runtime.verify import DOUBLE, Verification, join_samples, seed_generators
 from ...runtime.verify_distributed import verify_distributed
 from ...schedules.plan_schedule import count_ranks
-from .check_memory import PROCESS_BYTES, check_memory
 from .child_process import end_with_owner
-from .launch_ranks import RankErrorRecord
+from .launch_ranks import PROCESS_BYTES, RankErrorRecord, check_memory
 from .load_object import OwnModel
 
 

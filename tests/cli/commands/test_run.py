@@ -7,7 +7,7 @@ import pytest
 
 from stagewright.cli.commands import demo as demo_requests
 from stagewright.cli.main import main
-from stagewright.cli.support import check_memory
+from stagewright.cli.support import launch_ranks
 from stagewright.cli.support import launch_ranks as launch
 from stagewright.cli.support.run_report import RunReport
 from stagewright.core.cluster.cluster import Cluster
@@ -81,15 +81,15 @@ def test_a_machine_without_memory_for_the_processes_is_refused(run, tmp_path, mo
     """It trained until the system ended it."""
     made = make_plan(make_case("unet"), 2)
     needed = []
-    check = check_memory.check_memory
+    check = launch_ranks.check_memory
     monkeypatch.setattr(
-        check_memory, "check_memory", lambda size, *told: needed.append(size) or check(size, *told)
+        launch_ranks, "check_memory", lambda size, *told: needed.append(size) or check(size, *told)
     )
-    check_memory.check_training_memory(made)
+    launch_ranks.check_training_memory(made)
     (required,) = needed
-    monkeypatch.setattr(check_memory, "free_memory_bytes", lambda: required)
-    check_memory.check_training_memory(made)
-    monkeypatch.setattr(check_memory, "free_memory_bytes", lambda: required - 1)
+    monkeypatch.setattr(launch_ranks, "free_memory_bytes", lambda: required)
+    launch_ranks.check_training_memory(made)
+    monkeypatch.setattr(launch_ranks, "free_memory_bytes", lambda: required - 1)
     made.write(tmp_path / "plan.json")
     refused = run("run", tmp_path / "plan.json")
     assert refused.code == 3

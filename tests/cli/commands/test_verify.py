@@ -7,7 +7,7 @@ import pytest
 
 from stagewright.capture.capture import trace
 from stagewright.cli.main import main
-from stagewright.cli.support import check_memory
+from stagewright.cli.support import launch_ranks
 from stagewright.runtime.partition import boundary
 from tests.runtime.tensor_parallel.plans import Mix, write_plan
 from tests.torch_models import make_case, make_plan
@@ -116,7 +116,7 @@ def test_split_layers_are_verified_by_processes(split_plan, capsys, forked_pytho
 
 
 def test_a_machine_without_memory_for_the_processes_is_refused(split_plan, capsys, monkeypatch):
-    monkeypatch.setattr(check_memory, "free_memory_bytes", lambda: 2**29)
+    monkeypatch.setattr(launch_ranks, "free_memory_bytes", lambda: 2**29)
     assert main(["verify", *split_plan]) == 3
     told = capsys.readouterr().err
     assert "takes 3 processes" in told
