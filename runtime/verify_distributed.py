@@ -80,8 +80,7 @@ def verify_distributed(
         The differences over all ranks, on every rank.
 
     Raises:
-        InvalidInput: The batch is not the plan's, there is no process group, or split attention
-            heads have dropout, which is drawn otherwise than unsplit.
+        InvalidInput: The batch is not the plan's, there is no group, or split heads have dropout.
         PlanMismatch: The plan is for another model or other ranks, or its step fails alone.
         RankFailed: A rank died; the message names it.
     """
@@ -95,8 +94,7 @@ def verify_distributed(
             parts, plan, loss_fn=loss_fn, group=group, keyed_dropout=SEED
         ) as pipeline,
     ):
-        if trains:
-            _check_masks(pipeline)
+        _check_masks(pipeline, trains=trains)
         structure = CallStructure.from_json(plan.input_structure)
         args, kwargs = structure.split_call(batch)
         inputs = BatchInputs(plan, structure, pipeline.device).microbatches(args, kwargs)
@@ -109,12 +107,11 @@ def verify_distributed(
         loss = _run_ranks(pipeline, args, kwargs, target, trains=trains)
         # Other ranks wait while one gathers and compares.
         with pipeline.during("the comparison with the unsplit model", patience=PATIENCE):
-            held = None if whole is None else whole.model
-            return _compare(pipeline, held, unsplit_loss, loss)
+            return _compare(pipeline, whole.model if whole else None, unsplit_loss, loss)
 
 
-def _check_masks(pipeline: DistributedPipeline) -> None:
-    if pipeline.split is not None and pipeline.split.draws_apart:
+def _check_masks(pipeline: DistributedPipeline, *, trains: bool) -> None:
+    if trains and pipeline.split is not None and pipeline.split.draws_apart:
         raise InvalidInput(
             "ranks that split attention heads each draw the dropout of their own, and no step of "
             "the unsplit model has these masks; verify a plan of the model without attention "
