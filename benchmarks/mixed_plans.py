@@ -1,6 +1,6 @@
 """Plans that mix pipelines, split layers, replicas and shards against the unsplit model.
 
-Five models in double precision under 18 plans each, on up to four gloo ranks: three steps with
+Five models in double precision under 20 plans each, on up to four gloo ranks: three steps with
 clipping, and the third again from a checkpoint that another plan saved. Prints the largest
 differences of losses, norms and weights; exits 1 if any is above 1e-12.
 
