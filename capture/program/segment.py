@@ -364,6 +364,10 @@ class SegmentSpec:
                         memory.held[made] = set().union(*shared)
         # Modules read these by themselves; held, they are saved, tied and summed like any other.
         attributes.update((name, program.attribute(name)) for name in self.references)
+        self._add_output(graph, copies)
+        return graph, attributes, spans, memory
+
+    def _add_output(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> None:
         results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
         if self.leave:
             results = [
@@ -372,7 +376,6 @@ class SegmentSpec:
             ]
         graph.output(tuple(results))
         graph.lint()
-        return graph, attributes, spans, memory
 
 
 def _with_constants(
