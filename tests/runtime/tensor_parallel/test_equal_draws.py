@@ -100,7 +100,7 @@ def test_dropout_of_split_heads_is_known_to_differ_from_the_unsplit_model(dropou
     assert set(split.divided) >= {"query.weight", "key.weight", "value.weight"}
     assert split.draws_apart == bool(dropout_p)
     with pytest.raises(InvalidInput, match="attn_pdrop=0") if dropout_p else nullcontext():
-        _check_masks(SimpleNamespace(split=split))
+        _check_masks(SimpleNamespace(split=split), trains=True)
 
 
 def test_a_plan_that_splits_nothing_is_refused():
