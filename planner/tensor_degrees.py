@@ -98,9 +98,7 @@ class DegreeProblem:
             split_costs(profile, find_split(profile, degree), cluster) for profile in profiles
         )
         notes = (*describe_split(profiles[0], degree), *_describe_groups(cluster, members, degree))
-        if (
-            len(grouped.devices) == 1
-        ):  # then it has no links, on which collectives rest all the same
+        if len(grouped.devices) == 1:  # it has no links then, and collectives rest on links
             notes += tuple(list_assumptions(profiles[0], cluster))
         return cls(degree, split, grouped, options, members, notes)
 

@@ -29,7 +29,7 @@ NO_SPAN = -1
 
 @dataclass
 class Memory:
-    """What values and operations of a graph do with memory, as keys of storages.
+    """Storages that values of a graph hold and operations change, as keys.
 
     Attributes:
         held: Storages of each value.
