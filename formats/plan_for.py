@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
@@ -16,7 +17,7 @@ from ..planner.choose_options import ChosenOptions, choose_options
 from ..planner.heuristics.candidates import FORBIDDEN
 from ..planner.plan import plan
 from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
-from ..planner.problem.layer_checkpoints import may_checkpoint
+from ..planner.problem.layer_checkpoints import list_checkpoints, may_checkpoint
 from ..planner.remedies import keep_remedies
 from ..schedules.traits import FOLDED
 from .expressible import (
@@ -117,7 +118,7 @@ def _search_within(
 ) -> Plan:
     found: list[Plan] = []
     failures: list[Infeasible] = []
-    for candidate in _uniform_recompute(apply_rules(target, profile, options), target.rules):
+    for candidate in _uniform_recompute(target, profile, options):
         try:
             found.append(search(profile, cluster, candidate))
         except Infeasible as error:
@@ -132,6 +133,8 @@ def _keeps_rules(target: Target, profile: Profile, asked: PlanOptions, remedy: R
     """Return whether the target allows what a remedy changes."""
     if target.rules.inference and remedy.options.schedule != asked.schedule:
         return False
+    if remedy.options.recompute == "auto" and "always" not in target.rules.recompute:
+        return False  # what fits is a plan whose stages recompute as a whole
     try:
         return apply_rules(target, profile, remedy.options) == remedy.options
     except InvalidInput:
@@ -250,6 +253,9 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("recompute", "cannot recompute whole stages; set recompute='never'")
     if options.recompute == "layers" and "layers" not in rules.recompute:
         raise refuse("recompute", "is not told which layers recompute; set recompute='never'")
+    if options.recompute == "layers" and not recomputes_blocks(profile):
+        what = "recomputes whole blocks, and here other layers would; set recompute='never'"
+        raise refuse("recompute", what)
     update: dict[str, object] = {}
     if options.recompute == "auto" and not rules.recompute:
         update["recompute"] = "never"
@@ -290,13 +296,22 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
             yield names[cut - 1]
 
 
-def _uniform_recompute(options: PlanOptions, rules: TargetRules) -> Iterator[PlanOptions]:
-    """Yield the options with one way to recompute for all stages."""
+def recomputes_blocks(profile: Profile) -> bool:
+    """Return True if the layers that would be activation checkpoints are the model's blocks."""
+    layers = ModelLayers.of(profile)
+    return layers.has_blocks and list_checkpoints(profile) == tuple(pairwise(layers.stack.cuts))
+
+
+def _uniform_recompute(
+    target: Target, profile: Profile, options: PlanOptions
+) -> Iterator[PlanOptions]:
+    """Yield the options under the target's rules, with one way to recompute for all stages."""
+    rules, options = target.rules, apply_rules(target, profile, options)
     if options.recompute != "auto":
         yield options
         return
     yield options.model_copy(update={"recompute": "never"})
     if "always" in rules.recompute:
         yield options.model_copy(update={"recompute": "always"})
-    if "layers" in rules.recompute and may_checkpoint(options):
+    if "layers" in rules.recompute and may_checkpoint(options) and recomputes_blocks(profile):
         yield options.model_copy(update={"recompute": "layers"})

@@ -146,7 +146,7 @@ def _layers(parts: Skeleton, program: Program, graph: Graph) -> Layers:
 
 
 def _check_against(graph: Graph, captured: Captured) -> None:
-    """Layers run forwards, and boundaries and parameters are what the operations make of them."""
+    """Layers run forwards; boundaries, parameters and their bytes are what operations make them."""
     layer_of = captured.layers.layer_of
     for node, layer in layer_of.items():
         # Inputs and constants are of no layer; every layer may read them.
@@ -168,6 +168,14 @@ def _check_against(graph: Graph, captured: Captured) -> None:
             "parameters differ from the state that the operations read; capture it again",
             field="/parameters",
         )
+    for index, layer in enumerate(graph.layers):
+        owned = [each for each in records if index in each.layers and each.kind == "parameter"]
+        if layer.parameter_bytes != sum(each.size_bytes for each in owned):
+            raise InvalidInput(
+                f"layer {layer.name!r} says {layer.parameter_bytes} bytes of parameters, and its "
+                "operations read others; capture it again",
+                field=f"/layers/{index}/parameter_bytes",
+            )
 
 
 def _crossing(boundary: Boundary) -> list[tuple[object, ...]]:

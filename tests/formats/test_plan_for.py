@@ -265,6 +265,31 @@ def test_remedies_are_what_the_target_allows():
         assert export(made, "megatron").text
 
 
+def test_layers_recompute_only_where_they_are_the_blocks():
+    """A runtime that recomputes blocks got plans whose heads recompute, too, and refused them."""
+    saved = {"saved_bytes": 3000, "forward_bytes": 100}
+    names = ["embed", *(f"layers.{index}" for index in range(8))]
+    blocks = rename(chain_profile([1e-3] * 9, **saved), names)
+    headed = rename(chain_profile([1e-3] * 10, **saved), [*names, "head"])
+    asked = PlanOptions(num_microbatches=8, recompute="layers")
+    for name in ("megatron", "torchtitan"):
+        made = plan_for(name, blocks, "2xcpu", asked).plan
+        assert made.stages[-1].recompute == "layers"
+        assert export(made, name).text
+        with pytest.raises(InvalidInput, match="recomputes whole blocks, and here other layers"):
+            plan_for(name, headed, "2xcpu", asked)
+        auto = plan_for(name, headed, "2xcpu", asked.model_copy(update={"recompute": "auto"}))
+        assert {stage.recompute for stage in auto.plan.stages} == {"never"}
+
+
+def rename(profile, names):
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
+        for entry, name in zip(profile.layers, names, strict=True)
+    )
+    return profile.model_copy(update={"layers": layers})
+
+
 def test_no_remedies_are_named_that_the_target_cannot_do():
     """Recomputation and other schedules were among the "changes tried", also for vLLM."""
     profile = chain_profile([1e-3] * 4, parameter_bytes=1000, saved_bytes=3000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 
 from stagewright.core.graph.tensors import TensorSpec
@@ -62,7 +63,27 @@ def draw_plan(draw: random.Random, rules: TargetRules) -> Plan:
         if num_stages - 1 > len(legal):
             num_stages, chunks, schedule = 1, 1, (rules.schedules or ("1f1b",))[0]
         cuts = sorted(draw.sample(legal, num_stages - 1))
-    return build_plan(names, [0, *cuts, len(names)], schedule, chunks, draw, rules)
+    recompute = draw.choice(["never", *rules.recompute])
+    return build_plan(names, [0, *cuts, len(names)], schedule, chunks, draw, rules, recompute)
+
+
+def find_blocks(names: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Return where each numbered module begins and ends."""
+    found = re.findall
+    numbers = [(found(r"^(?:.*?\.)?(\d+)(?:\.|$)", name) or [None])[0] for name in names]
+    edges = [at for at in range(len(names) + 1) if at in (0, len(names))]
+    edges += [at for at in range(1, len(names)) if numbers[at] != numbers[at - 1]]
+    return [pair for pair in pairwise(sorted(edges)) if numbers[pair[0]] is not None]
+
+
+def list_recomputed(
+    recompute: str, blocks: list[tuple[int, int]], first: int, last: int
+) -> dict[str, object]:
+    """Return the fields of a stage that say what it computes again."""
+    if recompute != "layers":
+        return {"recompute": recompute}
+    own = tuple(block for block in blocks if first <= block[0] < last)
+    return {"recompute": "layers" if own else "never", "checkpoints": own}
 
 
 def build_plan(
@@ -72,6 +93,7 @@ def build_plan(
     chunks: int,
     draw: random.Random,
     rules: TargetRules,
+    recompute: str = "never",
 ) -> Plan:
     """Build the document of a plan with these cuts; its times and bytes mean nothing."""
     places = (len(cuts) - 1) // chunks
@@ -81,7 +103,7 @@ def build_plan(
     mixed = [draw.randint(1, 3) for _ in range(places)] if rules.replicas == "any" else ()
     held = list(mixed or [replicas] * places)
     num_microbatches = 2 * places * draw.randint(1, 3)
-    recompute = draw.choice(["never", *rules.recompute])
+    checkpoints = find_blocks(names) if recompute == "layers" else []
     depths = default_depths(num_microbatches, held * chunks)
     stages = [
         Stage(
@@ -98,7 +120,7 @@ def build_plan(
             memory_limit_bytes=100,
             replicas=held[index % places],
             in_flight=depths[index] if schedule == "1f1b" else num_microbatches,
-            recompute=recompute,
+            **list_recomputed(recompute, checkpoints, first, last),
             strategy="replicate" if held[index % places] > 1 else "single",
         )
         for index, (first, last) in enumerate(pairwise(cuts))

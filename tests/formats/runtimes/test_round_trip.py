@@ -33,7 +33,8 @@ def test_an_imported_export_is_the_plan(name):
         assert (cut.replicas or (1,) * len(replicas)) == given
         if name in SAYS_MICROBATCHES:
             assert cut.num_microbatches == plan.num_microbatches
-        assert cut.recompute in (None, plan.stages[0].recompute)
+        modes = {stage.recompute for stage in plan.stages}  # without a block a stage has no layers
+        assert cut.recompute in (None, "layers" if "layers" in modes else modes.pop())
         if cut.schedule is not None:
             assert (cut.schedule, cut.chunks) == (plan.schedule, plan.chunks)
     assert several > NUM_PLANS / 4

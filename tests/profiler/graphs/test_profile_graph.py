@@ -158,7 +158,9 @@ def test_a_graph_that_contradicts_itself_is_refused():
     wider = boundary.tensors[0].model_copy(update={"shape": (2, 9)})
     output = graph.operations[1].outputs[0].model_copy(update={"shape": (2, 5)})
     operation = graph.operations[1].model_copy(update={"outputs": (output,)})
+    first = graph.layers[0].model_copy(update={"parameter_bytes": 31})
     cases = {
+        "says 31 bytes of parameters": changed(graph, layers=(first, *graph.layers[1:])),
         "lists other tensors": changed(
             graph, boundaries=(boundary.model_copy(update={"tensors": (wider,)}),)
         ),
