@@ -168,11 +168,11 @@ def _check_against(graph: Graph, captured: Captured) -> None:
             "parameters differ from the state that the operations read; capture it again",
             field="/parameters",
         )
-    for index, layer in enumerate(graph.layers):
+    for index, entry in enumerate(graph.layers):
         owned = [each for each in records if index in each.layers and each.kind == "parameter"]
-        if layer.parameter_bytes != sum(each.size_bytes for each in owned):
+        if entry.parameter_bytes != sum(each.size_bytes for each in owned):
             raise InvalidInput(
-                f"layer {layer.name!r} says {layer.parameter_bytes} bytes of parameters, and its "
+                f"layer {entry.name!r} says {entry.parameter_bytes} bytes of parameters, and its "
                 "operations read others; capture it again",
                 field=f"/layers/{index}/parameter_bytes",
             )
