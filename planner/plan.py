@@ -138,9 +138,17 @@ class Planner:
             is_own = problem.profiles is self.profiles
             planner = self if is_own else Planner(problem.profiles)
             made = planner._plan_degree(problem, began, until, improving)
-            return problem.expand(made, cluster, self._profile_id)
+            return problem.expand(made, cluster, self._name_source(problem, made))
 
         return plan_degrees(plan_degree, self.profiles, cluster, options, deadline)
+
+    def _name_source(self, problem: DegreeProblem, plan: Plan) -> str:
+        """Return the `content_id` of the profile from which a problem's profile was made."""
+        if len(self.profiles) > 1:
+            for profile, changed in zip(self.profiles, problem.profiles, strict=True):
+                if changed.content_id() == plan.profile_id:
+                    return profile.content_id()
+        return self._profile_id
 
     def _plan_degree(
         self,
@@ -185,7 +193,7 @@ class Planner:
             problem = DegreeProblem.of(self.profiles, cluster, options, 1)
             planner = Planner(problem.profiles)
             made = planner._plan(cluster, problem.options, deadline, progress, size=size)
-            return problem.expand(made, cluster, self._profile_id)
+            return problem.expand(made, cluster, self._name_source(problem, made))
         if options.batch_size is not None:
             return plan_batch(
                 self.profiles, cluster, options, size=size, deadline=deadline, progress=progress

@@ -15,7 +15,7 @@ from stagewright.core.profile.scale import scale_profile
 from stagewright.planner.microbatch_size import MAX_MICROBATCHES, MAX_SIZES, sizes_to_try
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
-from tests.builders import chain_profile, random_cluster, random_profile
+from tests.builders import chain_profile, random_cluster, random_profile, split_profile
 
 
 def batched(profile, size=2):
@@ -263,3 +263,11 @@ def test_profiles_that_cannot_be_used_are_refused(profiles, said):
 def test_several_profiles_need_a_batch():
     with pytest.raises(InvalidInput, match="give a batch_size"):
         plan([batched(chain_profile([1]), 1), batched(chain_profile([1]))], "1xcpu")
+
+
+@pytest.mark.parametrize("changed", [{"recompute": "layers"}, {"tensor": 2}])
+def test_a_plan_of_changed_costs_names_the_profile_that_was_measured(changed):
+    """The first profile was named, whichever the plan was made from."""
+    slow, fast = batched(split_profile(), 2), batched(split_profile(), 4)  # as long for twice
+    made = plan([slow, fast], "2x80GB", PlanOptions(batch_size=8, **changed))
+    validate(made, fast, "2x80GB")
