@@ -56,12 +56,12 @@ def least(instance, by=None):
     return found
 
 
-def usable_plans(instance) -> Iterator[ReferenceSplit]:
-    """Every usable plan, one after another."""
+def usable_plans(instance, keeps=lambda split: True) -> Iterator[ReferenceSplit]:
+    """Every usable plan that keeps a rule, one after another; few keep a strict one."""
     search = Search(instance, instance.options.objective)
     for choices in search.plans():
         split = search.split(choices)
-        if split.is_usable():
+        if keeps(split) and split.is_usable():
             yield split
 
 
