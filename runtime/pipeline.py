@@ -119,7 +119,7 @@ class Pipeline(nn.Module):
         pieces = cut_for_plan(model, plan, sample)
         if spread:
             check_no_references(pieces, "on another device")
-            _check_checkpoints(pieces, self._checkpoint)
+            _check_no_tied_checkpoints(pieces, self._checkpoint)
         again = [at for at, mode in enumerate(self._checkpoint) if mode not in ("never", "layers")]
         check_stateful_layers(pieces.captured.graph.layers, plan, recomputed=again)
         # Not as a submodule: parameters would appear a second time, under the stages' names.
@@ -429,7 +429,7 @@ def _make_checkpoints(pieces: CutModel, modes: Sequence[StageMode]) -> dict[int,
     }
 
 
-def _check_checkpoints(pieces: CutModel, modes: Sequence[StageMode]) -> None:
+def _check_no_tied_checkpoints(pieces: CutModel, modes: Sequence[StageMode]) -> None:
     """Raise `PlanMismatch` where a checkpointed layer would miss the copy of a tied weight."""
     found = [
         group for group in pieces.tied if any(modes[stage] == "layers" for stage in group.stages)
