@@ -16,21 +16,28 @@ from torch.autograd.function import FunctionCtx
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, value: Tensor, copy: bool) -> Tensor:
+        # Without a gradient None passes, not zeros, by which weights in front would decay.
+        ctx.set_materialize_grads(False)
         return value.clone() if copy else value.view_as(value)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
-        return gradients[0].contiguous(), None
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Any:
+        return _make_contiguous(gradients[0]), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, value: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         return value.view_as(value) if value.is_contiguous() else value.contiguous()
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
-        return gradients[0].contiguous()
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Any:
+        return _make_contiguous(gradients[0])
+
+
+def _make_contiguous(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous()
 
 
 def enter(value: Any) -> Any:

@@ -297,3 +297,24 @@ def test_layers_unfrozen_after_the_first_step_are_trained():
     model.zero_grad()
     model(batch).square().mean().backward()
     torch.testing.assert_close(found, [weight.grad for weight in model.parameters()])
+
+
+class Detaches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.detach()).sin()
+
+
+def test_weights_in_front_of_a_detach_stay_without_gradients():
+    """Zeros in their place would let weight decay change them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Detaches(), nn.Linear(WIDTH, WIDTH))
+    batch = torch.randn(2 * MICROBATCHES, WIDTH)
+    plan = plan_from_balance(profile_of_large_layers(model, batch[:2]), "2xcpu", LAYERS, [2, 2])
+    assert all(stage.checkpoints for stage in plan.stages)
+    Pipeline(model, plan)(batch).square().mean().backward()
+    without = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert without == {"0.weight", "0.bias"}
