@@ -51,6 +51,8 @@ class RankModule(nn.Module):
                 here = _get_or_create(self, path)
                 for name, parameter in module._parameters.items():
                     here.register_parameter(name, parameter)
+                if type(module) not in (nn.Module, Segment):  # its code may replace them
+                    here._buffers = module._buffers
                 for name, buffer in module._buffers.items():
                     persistent = name not in module._non_persistent_buffers_set
                     here.register_buffer(name, buffer, persistent=persistent)
