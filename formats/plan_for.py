@@ -253,7 +253,7 @@ def apply_rules(target: Target, profile: Profile, options: PlanOptions) -> PlanO
         raise refuse("recompute", "cannot recompute whole stages; set recompute='never'")
     if options.recompute == "layers" and "layers" not in rules.recompute:
         raise refuse("recompute", "is not told which layers recompute; set recompute='never'")
-    if options.recompute == "layers" and not recomputes_blocks(profile):
+    if options.recompute == "layers" and not _may_recompute_blocks(profile):
         what = "recomputes whole blocks, and here other layers would; set recompute='never'"
         raise refuse("recompute", what)
     update: dict[str, object] = {}
@@ -296,7 +296,7 @@ def forbidden_cuts(profile: Profile, rules: TargetRules) -> Iterator[str]:
             yield names[cut - 1]
 
 
-def recomputes_blocks(profile: Profile) -> bool:
+def _may_recompute_blocks(profile: Profile) -> bool:
     """Return True if the layers that would be activation checkpoints are the model's blocks."""
     layers = ModelLayers.of(profile)
     return layers.has_blocks and list_checkpoints(profile) == tuple(pairwise(layers.stack.cuts))
@@ -313,5 +313,5 @@ def _uniform_recompute(
     yield options.model_copy(update={"recompute": "never"})
     if "always" in rules.recompute:
         yield options.model_copy(update={"recompute": "always"})
-    if "layers" in rules.recompute and may_checkpoint(options) and recomputes_blocks(profile):
+    if "layers" in rules.recompute and may_checkpoint(options) and _may_recompute_blocks(profile):
         yield options.model_copy(update={"recompute": "layers"})

@@ -41,10 +41,6 @@ NAMES = (
 def draw_profile(draw):
     times = [draw.uniform(0.2, 3) * 1e-3 for _ in NAMES]
     costs = chain_profile(times, forward_bytes=draw.choice([0, 10**5, 10**6]), saved_bytes=100)
-    layers = tuple(
-        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
-        for entry, name in zip(costs.layers, NAMES, strict=True)
-    )
     # Each cut is crossed by a value of its own.
     boundaries = tuple(
         gap.model_copy(
@@ -57,7 +53,16 @@ def draw_profile(draw):
         )
         for gap in costs.boundaries
     )
-    return costs.model_copy(update={"layers": layers, "boundaries": boundaries})
+    return rename(costs, NAMES).model_copy(update={"boundaries": boundaries})
+
+
+def rename(profile, names):
+    """Return the profile with other names of its layers."""
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
+        for entry, name in zip(profile.layers, names, strict=True)
+    )
+    return profile.model_copy(update={"layers": layers})
 
 
 def keeps_rules(cuts, rules):
@@ -280,14 +285,6 @@ def test_layers_recompute_only_where_they_are_the_blocks():
             plan_for(name, headed, "2xcpu", asked)
         auto = plan_for(name, headed, "2xcpu", asked.model_copy(update={"recompute": "auto"}))
         assert {stage.recompute for stage in auto.plan.stages} == {"never"}
-
-
-def rename(profile, names):
-    layers = tuple(
-        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
-        for entry, name in zip(profile.layers, names, strict=True)
-    )
-    return profile.model_copy(update={"layers": layers})
 
 
 def test_no_remedies_are_named_that_the_target_cannot_do():

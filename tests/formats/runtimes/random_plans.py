@@ -69,11 +69,11 @@ def draw_plan(draw: random.Random, rules: TargetRules) -> Plan:
 
 def find_blocks(names: tuple[str, ...]) -> list[tuple[int, int]]:
     """Return where each numbered module begins and ends."""
-    found = re.findall
-    numbers = [(found(r"^(?:.*?\.)?(\d+)(?:\.|$)", name) or [None])[0] for name in names]
-    edges = [at for at in range(len(names) + 1) if at in (0, len(names))]
-    edges += [at for at in range(1, len(names)) if numbers[at] != numbers[at - 1]]
-    return [pair for pair in pairwise(sorted(edges)) if numbers[pair[0]] is not None]
+    found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
+    numbers = [match and match[1] for match in found]
+    changes = [at for at in range(1, len(names)) if numbers[at] != numbers[at - 1]]
+    spans = pairwise((0, *changes, len(names)))
+    return [span for span in spans if numbers[span[0]] is not None]
 
 
 def list_recomputed(
