@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import InvalidInput
+from ..core.units import name_type
 
 SAMPLE_CONSTANTS = (bool, int, float, str, type(None))
 """Types of values, other than tensors, that a sample may contain: those of JSON."""
@@ -52,7 +53,7 @@ def describe_argument(
         isinstance(key, SAMPLE_CONSTANTS) for key in value
     ):
         return {"dict": [[key, describe(key, item)] for key, item in value.items()]}
-    raise InvalidInput(f"a sample consists of {ACCEPTED}; {name!r} is a {type(value).__name__}")
+    raise InvalidInput(f"a sample consists of {ACCEPTED}; {name!r} is {name_type(value)}")
 
 
 def collect_tensors(form: Any, value: Any, name: str, found: dict[int, Tensor]) -> None:
@@ -64,7 +65,7 @@ def collect_tensors(form: Any, value: Any, name: str, found: dict[int, Tensor]) 
     kind = next(iter(form)) if isinstance(form, dict) else "constant"
     if kind == "tensor":
         if not isinstance(value, Tensor):
-            raise InvalidInput(f"input {name!r} is a {type(value).__name__}, not a tensor")
+            raise InvalidInput(f"input {name!r} is {name_type(value)}, not a tensor")
         found[form["tensor"]] = value
         return
     if kind == "constant":
@@ -169,10 +170,10 @@ def _in_short(value: Any) -> str:
     if isinstance(value, SAMPLE_CONSTANTS):
         return repr(value)
     if isinstance(value, Mapping):
-        return f"a {type(value).__name__} of {', '.join(map(str, value)) or 'nothing'}"
+        return f"{name_type(value)} of {', '.join(map(str, value)) or 'nothing'}"
     if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+        return f"{name_type(value)} of {len(value)}"
+    return name_type(value)
 
 
 def _describe_form(form: Any, kind: str, keys: Sequence[Any]) -> str:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.errors import InvalidInput
 from ..core.graph.tensors import DType, TensorSpec
-from ..core.units import count
+from ..core.units import count, name_type
 from .call_form import collect_tensors, describe_argument, rebuild_argument
 
 ACCEPTED = "one argument, a tuple of arguments (positional), or a dict of them (keywords)"
@@ -160,7 +160,7 @@ def check_module(model: object) -> None:
             f"{name or type(model).__name__} is a function, not an nn.Module; give the module that "
             "it returns or calls, or make it the forward method of one"
         )
-    raise InvalidInput(f"a model must be an nn.Module, not a {type(model).__name__}")
+    raise InvalidInput(f"a model must be an nn.Module, not {name_type(model)}")
 
 
 def _check_initialised(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from ..core.requests.model_input import is_shorthand, read_model
 from ..core.requests.presets import find_preset
 from ..core.requests.requests import FactoryCall
 from ..core.service.documents import Stored, StoredGraph, StoredProfile
+from ..core.units import name_type
 from .request_builders import drop_none, to_json_value
 
 
@@ -105,7 +106,7 @@ def _document(model: object) -> dict[str, Any]:
         return {"profile": to_json_value(model)}
     if isinstance(model, Sequence) and model and all(isinstance(one, Profile) for one in model):
         return {"profiles": [to_json_value(one) for one in model]}
-    raise InvalidInput(f"a {type(model).__name__} does not describe a model; give {FORMS}")
+    raise InvalidInput(f"{name_type(model)} does not describe a model; give {FORMS}")
 
 
 def _by_id(identifier: str) -> dict[str, Any]:

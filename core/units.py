@@ -1,9 +1,10 @@
-"""Formatting of seconds, bytes and counts for people."""
+"""Formatting of seconds, bytes, counts and types for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import Any
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -40,3 +41,9 @@ def list_some(names: Sequence[str], most: int) -> str:
     """Join the first names and count the others, e.g. ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def name_type(value: Any) -> str:
+    """Name the type of an object with its article, e.g. ``an int``, ``a Linear``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, first_line
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
+from ..core.units import name_type
 from .machine.memory import is_out_of_memory
 from .worker_protocol import serve, tell_progress
 
@@ -80,7 +81,7 @@ def _made(request: MeasureRequest, allowed: argparse.Namespace) -> nn.Module:
     make = _run(what, lambda: getattr(importlib.import_module(module), name))
     made = _run(what, lambda: make(**arguments))
     if not isinstance(made, nn.Module):
-        raise InvalidInput(f"{what} returned a {type(made).__name__}, not an nn.Module")
+        raise InvalidInput(f"{what} returned {name_type(made)}, not an nn.Module")
     return made
 
 

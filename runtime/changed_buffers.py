@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..core.errors import InvalidInput
+from ..core.units import name_type
 
 Place = tuple[nn.Module, str]
 """The module that holds a buffer, and its name there."""
@@ -42,7 +43,7 @@ class _Before:
             return self.buffer  # replaced by another tensor, and not written to
         owner, name = place
         raise InvalidInput(
-            f"a forward changes the buffer {name!r} of a {type(owner).__name__}, which the first "
+            f"a forward changes the buffer {name!r} of {name_type(owner)}, which the first "
             "forward left alone, so a recomputation cannot start from its old value; plan without "
             "recomputation of that stage (recompute='never', or checkpoint='never' in one process)"
         )

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..core.errors import InvalidInput
 from ..core.plan.schedule import Action
 from ..core.plan.timeline import Timeline, TimelineEvent
+from ..core.units import name_type
 
 if TYPE_CHECKING:
     from .distributed import DistributedPipeline
@@ -82,7 +83,7 @@ def record(pipeline: DistributedPipeline) -> Iterator[Trace]:
     """
     if not hasattr(pipeline, "observe"):
         raise InvalidInput(
-            f"a {type(pipeline).__name__} cannot be recorded, because its stages do not run in "
+            f"{name_type(pipeline)} cannot be recorded, because its stages do not run in "
             "processes of their own; use a DistributedPipeline under torchrun"
         )
     found = Trace(pipeline)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from ...core.errors import CaptureError
+from ...core.units import name_type
 from ..call_form import SAMPLE_CONSTANTS
 
 GRAPH_CONSTANTS = (*SAMPLE_CONSTANTS, complex, torch.dtype, torch.device, torch.layout)
@@ -133,7 +134,7 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         raise
     except Exception as error:
         raise CaptureError(
-            f"a {type(value).__name__} is passed between modules and cannot be rebuilt from other "
+            f"{name_type(value)} is passed between modules and cannot be rebuilt from other "
             f"elements: {error}"
         ) from error
 
@@ -154,4 +155,4 @@ def _put_together(value: Any, change: Callable[[Any], Any]) -> Any:
         for field in dataclasses.fields(value):
             object.__setattr__(made, field.name, change(getattr(value, field.name)))
         return made
-    raise CaptureError(f"a {type(value).__name__} is passed between modules")
+    raise CaptureError(f"{name_type(value)} is passed between modules")

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from ...core.graph.graph import Boundary
 from ...core.graph.tensors import DIFFERENTIABLE
+from ...core.units import name_type
 from ..sample import dtype_name, tensor_spec
 from .layers import Layers, find_readers
 from .mutation import changed_storages, mutated_inputs
@@ -73,7 +74,7 @@ def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int], moving: dict[in
     for node in nodes:
         value = value_of(node)
         if not isinstance(value, Tensor):
-            return f"{node.name!r} is a {type(value).__name__}; only tensors can be sent"
+            return f"{node.name!r} is {name_type(value)}; only tensors can be sent"
         keys.append(storage_key(value))
     for node, key in zip(nodes, keys, strict=True):
         if key in moving:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...core.graph.allowed_ops import MODULES
 from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
+from ...core.units import name_type
 from ..observation.interception import HOOKS
 from ..program.mode_dependent import AttentionDropout
 from ..program.program import named_tensors
@@ -136,9 +137,7 @@ def run_on_meta(name: str, module: nn.Module, given: Tensor) -> Tensor:
         with torch.no_grad():
             made = again(given)
     except Exception as error:
-        raise NotSerializable(
-            f"a {type(module).__name__} that does not run without memory"
-        ) from error
+        raise NotSerializable(f"{name_type(module)} that does not run without memory") from error
     if not isinstance(made, Tensor):
-        raise NotSerializable(f"a {type(module).__name__} that returns more than one tensor")
+        raise NotSerializable(f"{name_type(module)} that returns more than one tensor")
     return made

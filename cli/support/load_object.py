@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import InvalidInput
+from ...core.units import name_type
 
 if TYPE_CHECKING:
     from ...core.plan.plan import Plan
@@ -55,7 +56,7 @@ def call_object(target: str) -> Any:
     """Call the function named ``package.module:name`` without arguments and return its result."""
     factory = load_object(target)
     if not callable(factory):
-        raise InvalidInput(f"{target} is a {type(factory).__name__}, not a function")
+        raise InvalidInput(f"{target} is {name_type(factory)}, not a function")
     try:
         return factory()
     except (Exception, SystemExit) as error:
@@ -85,7 +86,7 @@ def load_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
     if isinstance(module, type) or not hasattr(module, "named_parameters"):
         module = call_object(model)
     if not hasattr(module, "named_parameters"):
-        raise InvalidInput(f"{model} returned a {type(module).__name__}, not a torch.nn.Module")
+        raise InvalidInput(f"{model} returned {name_type(module)}, not a torch.nn.Module")
     return module, call_object(sample)
 
 
@@ -175,7 +176,7 @@ class OwnModel:
         name, loss_fn = self.loss, load_object(self.loss)
         if not callable(loss_fn):
             raise InvalidInput(
-                f"{name} is a {type(loss_fn).__name__}, not a function of (output, target)"
+                f"{name} is {name_type(loss_fn)}, not a function of (output, target)"
             )
 
         def call_loss(output: Any, target: Any) -> Any:

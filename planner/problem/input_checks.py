@@ -20,6 +20,7 @@ from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile, list_parameters
 from ...core.profile.scale import scale_profile
+from ...core.units import name_type
 from ...schedules.traits import FOLDED, SEVERAL_STAGES
 from ..cost.device_classes import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S, Devices
 
@@ -59,7 +60,7 @@ def _wrong_type(name: str, expected: str, found: object) -> InvalidInput:
     remedy = f"give a {expected}"
     if isinstance(found, str | Path):
         remedy = f"read it first: {expected}.read({str(found)!r})"
-    return InvalidInput(f"the {name} is a {type(found).__name__}; {remedy}", field=f"/{name}")
+    return InvalidInput(f"the {name} is {name_type(found)}; {remedy}", field=f"/{name}")
 
 
 def parse_cluster(cluster: Cluster | str) -> Cluster:
@@ -68,7 +69,7 @@ def parse_cluster(cluster: Cluster | str) -> Cluster:
         return Cluster.parse(cluster)
     if not isinstance(cluster, Cluster):
         raise InvalidInput(
-            f"the cluster is a {type(cluster).__name__}; give a Cluster, or its shorthand such as "
+            f"the cluster is {name_type(cluster)}; give a Cluster, or its shorthand such as "
             "'4x24GB'",
             field="/cluster",
         )
@@ -81,7 +82,7 @@ def require_options(options: PlanOptions | None) -> PlanOptions:
         return PlanOptions()
     if not isinstance(options, PlanOptions):
         raise InvalidInput(
-            f"the options are a {type(options).__name__}; give PlanOptions(num_stages=4, ...)",
+            f"the options are {name_type(options)}; give PlanOptions(num_stages=4, ...)",
             field="/options",
         )
     return options

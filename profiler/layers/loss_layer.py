@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ...capture.captured import Captured
 from ...capture.program.program import tensors_of
 from ...core.errors import InvalidInput
+from ...core.units import name_type
 from .error_attribution import blamed
 from .layer_run import LayerRun, Values
 from .precision import Context
@@ -25,7 +26,7 @@ class Loss:
         if target is None:
             raise InvalidInput("a loss needs a target; give target=")
         if not isinstance(target, Tensor):
-            raise InvalidInput(f"a target is a tensor; found a {type(target).__name__}")
+            raise InvalidInput(f"a target is a tensor; found {name_type(target)}")
         self._loss_fn, self._target = loss_fn, target.to(device)
 
     def __call__(self, output: Any) -> Tensor:
@@ -33,7 +34,7 @@ class Loss:
         loss = self._loss_fn(output, self._target)
         if not isinstance(loss, Tensor):
             raise InvalidInput(
-                f"the loss function returned a {type(loss).__name__}; return the loss alone, as a "
+                f"the loss function returned {name_type(loss)}; return the loss alone, as a "
                 "tensor of one number"
             )
         if loss.numel() != 1:

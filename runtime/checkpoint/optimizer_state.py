@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
+from ...core.units import name_type
 from ..checkpoint_files.divided_tensor import DividedTensor
 from ..checkpoint_files.manifest import SavedOptimizer, SavedState, slot_key
 from ..checkpoint_files.tensors import adapt_value, describe, to_json_value, torch_dtype
@@ -232,7 +233,7 @@ def _slots(name: str, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Hype
             values[slot] = value
         else:
             raise InvalidInput(
-                f"the optimizer keeps {slot!r} of {name} as a {type(value).__name__}; only "
+                f"the optimizer keeps {slot!r} of {name} as {name_type(value)}; only "
                 "tensors, numbers and None of single parameters can be saved under one plan and "
                 "loaded under another"
             )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import ELEMENT_SIZE_BYTES
+from ...core.units import name_type
 from .manifest import SavedTensor
 
 
@@ -44,7 +45,7 @@ def to_json_value(name: str, value: Any) -> JsonValue:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: to_json_value(f"{name}[{key!r}]", item) for key, item in value.items()}
     raise InvalidInput(
-        f"cannot save {name}, a {type(value).__name__}; supported are numbers, strings, lists, "
+        f"cannot save {name}, {name_type(value)}; supported are numbers, strings, lists, "
         "dictionaries with string keys, and None"
     )
 

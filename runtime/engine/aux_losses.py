@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...capture.program.program import find_module, is_inside
 from ...capture.program.segment import Segment, get_whole_model, has_checkpoints
 from ...core.errors import InvalidInput, PlanMismatch
-from ...core.units import list_some
+from ...core.units import list_some, name_type
 from ..partition.cut import CutModel
 
 AuxLosses = Sequence[str] | Mapping[str, float]
@@ -167,7 +167,7 @@ def _explain_missing(loss: AuxLoss, found: Any, *, is_old: bool) -> str:
     elif isinstance(found, Tensor):
         what = f"has shape {tuple(found.shape)}"
     else:
-        what = f"is a {type(found).__name__}"
+        what = f"is {name_type(found)}"
     return (
         f"the auxiliary loss {loss.path + '.' + loss.name!r} {what}; it must be set to one number "
         "in every training forward, or declared with weight 0"

@@ -19,7 +19,7 @@ from ...capture.observation.python_state import read_closure
 from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ...core.units import count, list_some
+from ...core.units import count, list_some, name_type
 from ..ranks.device_placement import move_to_device, queues_work
 from ..ranks.process_groups import RankSet
 from ..tensor_parallel.exchange import ShardGroup
@@ -41,7 +41,7 @@ def check_loss_function(loss_fn: LossFunction, model: nn.Module) -> None:
         names = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in ours]
         if names:
             raise InvalidInput(
-                f"loss_fn uses a {type(module).__name__} with trainable parameters of its own "
+                f"loss_fn uses {name_type(module)} with trainable parameters of its own "
                 f"({list_some(names, 3)}), which no optimizer of a pipeline holds and no "
                 "checkpoint saves; use them in the model and return what the loss needs, or "
                 "freeze them (requires_grad_(False))"

@@ -13,6 +13,7 @@ from ...capture.capture import default_device
 from ...capture.program.keyed_randomness import RandomKeys
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
+from ...core.units import name_type
 from ..random_state import preserve_random_state
 
 # Threads of one process share the generators of the CPU and of Python.
@@ -54,7 +55,7 @@ def keyed_dropout(
     stages = [stage for stage in module.modules() if isinstance(stage, Segment)]
     if not stages:
         raise InvalidInput(
-            f"a {type(module).__name__} holds no stage of a captured model; pass a stage of a "
+            f"{name_type(module)} holds no stage of a captured model; pass a stage of a "
             "pipeline (pipeline.stages), or for the whole model captured.segment(0, "
             "len(captured.layers))"
         )

@@ -20,6 +20,7 @@ from ...capture.sample import CallStructure, check_module, dtype_name, synthetic
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ...core.graph.graph import Boundary, Parameter
 from ...core.plan.plan import Plan
+from ...core.units import name_type
 from ..meta_init.meta_capture import (
     apply_planned_dtypes,
     buffers_on_meta,
@@ -225,7 +226,7 @@ def _capture(model: nn.Module, plan: Plan, sample: Any) -> Captured:
             sample = structure.as_sample(synthetic_inputs(plan.inputs, default_device(model)))
     if plan.model and type(model).__name__ != plan.model:
         raise PlanMismatch(
-            f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
+            f"the plan was made for a {plan.model}, this is {name_type(model)}; "
             "profile and plan this model"
         )
     with _precision_mismatch_named(model, plan):

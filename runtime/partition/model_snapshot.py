@@ -27,6 +27,7 @@ from ...capture.observation.python_state import (
 )
 from ...capture.program.program import modules_called
 from ...core.errors import PlanMismatch
+from ...core.units import name_type
 from ..replicas.sharded import is_sharded
 
 _OF_EVERY_MODULE = frozenset((*vars(nn.Module()), *TABLES))
@@ -123,7 +124,7 @@ class ModelSnapshot:
         entries = zip(self._modules, self._kinds, self._children, self._parameters, strict=True)
         for (path, module), kind, children, parameters in entries:
             if type(module) is not kind:
-                yield f"{path!r} was a {kind.__name__}, now it is a {type(module).__name__}"
+                yield f"{path!r} was a {kind.__name__}, now it is {name_type(module)}"
             yield from _differences(path, children, module._modules)
             if not any(is_sharded(each) for each in parameters.values() if each is not None):
                 yield from _differences(path, parameters, module._parameters)

@@ -18,7 +18,7 @@ from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ...core.plan.plan import Plan
-from ...core.units import list_some
+from ...core.units import list_some, name_type
 from ...schedules.plan_schedule import schedule_of
 from ..engine.rank_facts import list_facts
 from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
@@ -49,7 +49,7 @@ class ModelSource:
             return cls(_save_module(model), True, seed)
         if not callable(model):
             raise InvalidInput(
-                f"the model is a {type(model).__name__}; it must be a torch.nn.Module or a "
+                f"the model is {name_type(model)}; it must be a torch.nn.Module or a "
                 "function without arguments that builds it on each worker"
             )
         return cls(pickle_value(model, "the function that builds the model"), False, seed)
@@ -69,7 +69,7 @@ class ModelSource:
                 "must be importable under the same name on every worker"
             ) from error
         if not isinstance(model, nn.Module):
-            raise InvalidInput(f"the function built a {type(model).__name__}, not a module")
+            raise InvalidInput(f"the function built {name_type(model)}, not a module")
         return model
 
     def _call_factory(self) -> Any:

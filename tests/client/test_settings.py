@@ -111,7 +111,7 @@ class Branching(torch.nn.Module):
         ("graph.json", None, InvalidInput, "cannot read graph.json"),
         ("profile_" + "0" * 24, {"inputs": {}}, InvalidInput, "leave the sample out"),
         ("plan_" + "0" * 24, None, InvalidInput, "unknown model"),
-        (3, None, InvalidInput, "a int does not describe a model"),
+        (3, None, InvalidInput, "an int does not describe a model"),
         ([], None, InvalidInput, "a list does not describe a model"),
         ({"config": {}}, None, InvalidInput, "has no 'family'"),
     ],

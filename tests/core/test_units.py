@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.core.units import count, format_bytes, format_rate, format_time
+from stagewright.core.units import count, format_bytes, format_rate, format_time, name_type
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,10 @@ def test_rates_are_never_in_scientific_notation(rate, text):
 )
 def test_counts(number, noun, text):
     assert count(number, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1, "an int"), ([], "a list"), (object(), "an object")]
+)
+def test_types_have_their_article(value, text):
+    assert name_type(value) == text

@@ -120,9 +120,12 @@ def test_a_model_that_was_made_already_needs_no_function(run, theirs):
         (["absent:model", "--sample", "theirs:sample"], "there is no module 'absent' in "),
         (["./theirs.py:model", "--sample", "theirs:sample"], "name its module: theirs:model"),
         (["theirs:absent", "--sample", "theirs:sample"], "theirs has no 'absent'"),
-        (["theirs:NUMBER", "--sample", "theirs:sample"], "theirs:NUMBER is a int"),
+        (["theirs:NUMBER", "--sample", "theirs:sample"], "theirs:NUMBER is an int"),
         (["theirs:fails", "--sample", "theirs:sample"], "calling theirs:fails failed: KeyError"),
-        (["theirs:no_model", "--sample", "theirs:sample"], "returned a int, not a torch.nn.Module"),
+        (
+            ["theirs:no_model", "--sample", "theirs:sample"],
+            "returned an int, not a torch",
+        ),
         (["theirs:model", "--sample", "theirs:wrong_sample"], "3x5 and 4x8"),
         (
             ["theirs:model", "--sample", "theirs:sample", "--loss", "theirs:loss"],
