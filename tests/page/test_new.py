@@ -93,6 +93,25 @@ def test_the_sizes_of_a_sample_and_the_device_are_asked_for_and_kept(signed_in):
     assert asked(page)["sample"]["inputs"]["input"]["shape"][0] == 4
 
 
+def test_a_robust_plan_is_asked_for_and_reproduced(signed_in):
+    page = opened(signed_in, "?family=mlp&devices=2x24GB")
+    box = page.get_by_label("Robust")
+    expect(box).not_to_be_checked()
+    assert "robust" not in asked(page)["options"]
+    box.check()
+    page.locator("#regular").select_option("grid")
+    body = asked(page)
+    assert body["options"]["robust"] is True
+    page.wait_for_url(re.compile("(?=.*robust=true).*regular=grid"))
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert asked(page) == body
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.wait_for_url("**/plans/plan_*")
+    expect(page.get_by_role("region", name="Command line")).to_contain_text("--robust")
+    expect(page.locator("main")).to_contain_text("robust: ")
+
+
 def test_what_devices_are_taken_for_is_said_or_asked(signed_in):
     page = opened(signed_in, "?devices=2x24GB")
     first, *others = find_by_memory(Cluster.parse("2x24GB").devices[0].memory_bytes or 0)

@@ -6,7 +6,7 @@ import { make } from "./dom.js";
 /** Pointers into a request's body, and the fields that fill them. */
 const FIELDS = [
   [/^\/(cluster|devices)/, () => "#cluster"], [/^\/options\/num_microbatches/, () => "#microbatches"],
-  [/^\/options\/max_replicas/, () => "#replicas"], [/^\/options\/(schedule|objective|recompute)/, (name) => `#${name}`],
+  [/^\/options\/max_replicas/, () => "#replicas"], [/^\/options\/(schedule|objective|recompute|robust)/, (name) => `#${name}`],
   [/^\/estimate/, () => "#as"], [/^\/profile_id/, () => "#profile-id"], [/^\/(profile|graph|graph_id)(\/|$)/, () => "#file"],
   [/^\/sequence/, () => "#length"], [/^\/sample/, () => "#size"],
   [/^\/model\/config\/(\w+)/, (name) => `#config [name="${name}"]`], [/^\/model/, () => "#family"],

@@ -6,12 +6,13 @@ const FIELDS = {
   source: "source", family: "family", preset: "preset", costs: "costs", size: "size", length: "length", as: "as",
   profile_id: "profile-id", devices: "cluster",
   m: "microbatches", schedule: "schedule", objective: "objective", recompute: "recompute", replicas: "replicas",
+  cut_at: "cut_at", regular: "regular", robust: "robust",
 };
 const CONFIG = "config.";
 const CLUSTER = "cluster.";
 
 /** What a field says before anybody has touched it. */
-const usualOf = (input) => ([...input.options ?? []].find((option) => option.defaultSelected) ?? input.options?.[0])?.value ?? input.defaultValue ?? "";
+const usualOf = (input) => input.type === "checkbox" ? String(input.defaultChecked) : ([...input.options ?? []].find((option) => option.defaultSelected) ?? input.options?.[0])?.value ?? input.defaultValue ?? "";
 
 export class FormAddress {
   /** follow: by parameter, what shows the fields that depend on it. */

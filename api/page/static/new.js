@@ -165,6 +165,7 @@ function body() {
   }
   if (auto.length) options.auto = auto;
   if (find("replicas").value === "any") options.max_replicas = null;
+  if (find("robust").checked) options.robust = true;
   return { ...source(), cluster: cluster.value(), options };
 }
 
