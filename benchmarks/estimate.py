@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
+import numpy as np
 from estimate_pipedream import pipedream_cases
 from estimate_report import report
 
@@ -49,9 +50,14 @@ from stagewright.profiler.estimates.calibration import (
     make_calibration_point,
 )
 from stagewright.profiler.estimates.estimate import profile_work, target
+from stagewright.profiler.estimates.flops import OPERATION_CLASSES
 from stagewright.profiler.estimates.roofline import CostTable, DeviceRates, default_rates
 
 ROOT = Path(__file__).resolve().parent.parent
+MOST, COVERED, LEAST_LAYERS = 0.7, 0.9, 5
+"""Share of a layer's time that is of its class, share of the time of a class's layers that a band
+has to hold, and the fewest layers that say anything."""
+
 LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
 """What a large model may take, on two cores with nothing else to do."""
 
@@ -105,6 +111,15 @@ class Case:
 
 
 @dataclass(frozen=True)
+class LayerError:
+    """Relative error of a layer, the class that takes most of its time, its share of the step."""
+
+    kind: str
+    error: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Row:
     """One model, estimated without its own profile.
 
@@ -113,12 +128,14 @@ class Row:
         step_errors: (estimated - measured) / measured, uncalibrated and calibrated.
         share_errors: Mean over layers of the difference between the shares of the step's time,
             each weighted by its share: half the sum of absolute differences, likewise.
+        layer_errors: Of every layer most of which is of one class, likewise.
     """
 
     name: str
     measured_s: float
     step_errors: tuple[float, float]
     share_errors: tuple[float, float]
+    layer_errors: tuple[tuple[LayerError, ...], tuple[LayerError, ...]]
 
 
 def main() -> None:
@@ -136,7 +153,9 @@ def main() -> None:
         gpu = leave_one_out(cases, _rates("V100", "float32"))
     found = {"cpu": [asdict(row) for row in cpu], "gpu": [asdict(row) for row in gpu]}
     if options.write:
-        DOCUMENT.write_text(report(cpu, gpu, _machine(options.profiles)), encoding="utf-8")
+        bands = [kernel_bands(cpu, index) for index in (0, 1)]
+        text = report(cpu, gpu, _machine(options.profiles), bands)
+        DOCUMENT.write_text(text, encoding="utf-8")
         write_errors(cpu, gpu)
     print(json.dumps(found, indent=2) if options.json else _table(cpu, gpu))
 
@@ -194,14 +213,18 @@ def leave_one_out(cases: list[Case], start: DeviceRates) -> list[Row]:
     rows = []
     for left in cases:
         others = [case.observed for case in cases if case is not left]
-        usual = _errors(left.observed, start)
-        fitted = _errors(left.observed, calibrate(start, others))
+        fit = calibrate(start, others)
+        usual, fitted = (_errors(left.observed, rates) for rates in (start, fit))
         rows.append(
             Row(
                 name=left.name,
                 measured_s=sum(left.observed.measured_s),
                 step_errors=(usual[0], fitted[0]),
                 share_errors=(usual[1], fitted[1]),
+                layer_errors=(
+                    _layer_errors(left.observed, start),
+                    _layer_errors(left.observed, fit),
+                ),
             )
         )
     return rows
@@ -217,6 +240,33 @@ def _errors(observed: CalibrationPoint, rates: DeviceRates) -> tuple[float, floa
     return total / goal - 1, shares / 2
 
 
+def _layer_errors(observed: CalibrationPoint, rates: DeviceRates) -> tuple[LayerError, ...]:
+    costs = CostTable(observed.costs)
+    estimated = costs.seconds(rates).reshape(-1, 2).sum(axis=1)
+    measured = np.array(observed.measured_s).reshape(-1, 2).sum(axis=1)
+    by_class = costs.seconds_by_class(rates).reshape(len(estimated), 2, -1).sum(axis=1)
+    return tuple(
+        LayerError(OPERATION_CLASSES[kinds.argmax()], float(time_s / real_s - 1), float(share))
+        for kinds, time_s, real_s, share in zip(
+            by_class, estimated, measured, measured / measured.sum(), strict=True
+        )
+        if real_s and kinds.max() > MOST * time_s
+    )
+
+
+def kernel_bands(rows: list[Row], index: int) -> dict[str, float]:
+    """Return each class's band: layers with `COVERED` of its measured time keep to it."""
+    found = {}
+    for kind in OPERATION_CLASSES:
+        errors = [one for row in rows for one in row.layer_errors[index] if one.kind == kind]
+        ranked = sorted(errors, key=lambda one: abs(one.error))
+        shares = np.cumsum([one.share for one in ranked])
+        if len(ranked) >= LEAST_LAYERS:
+            place = int(np.searchsorted(shares, COVERED * shares[-1]))
+            found[kind] = round(abs(ranked[place].error), 3)
+    return found
+
+
 def write_errors(cpu: list[Row], gpu: list[Row]) -> None:
     """Put the largest errors into the module that estimates read them from."""
     lines = []
@@ -230,6 +280,8 @@ def write_errors(cpu: list[Row], gpu: list[Row]) -> None:
     ):
         largest = max(abs(row.step_errors[index]) for row in rows)
         lines.append(f'{name} = MeasuredError(\n    {largest:.3f},\n    "{where}",\n)')
+    for index, name in enumerate(("CPU_KERNELS_UNCALIBRATED", "CPU_KERNELS_CALIBRATED")):
+        lines.append(f"{name}: Mapping[str, float] = {json.dumps(kernel_bands(cpu, index))}")
     text = ERRORS.read_text(encoding="utf-8")
     begin, end = "# written by benchmarks/estimate.py\n", "# end of what is written"
     pattern = re.escape(begin) + ".*?" + re.escape(end)

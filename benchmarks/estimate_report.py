@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,10 @@ of a generic core ("uncalibrated") and by those fitted to the profiles of the ot
 wrong layer. Timed by the thread's own clock: other work ran on the machine.
 """
 
+BANDS_TEXT = """Nine tenths of the time of layers that are of one class (for 70 % of theirs)
+keep to these bands, from which [the bands of layers](truth.md#bands-of-kernels) follow.
+"""
+
 GPU_TEXT = """## On a GPU
 
 **No GPU was measured for this project.** [Predictions against other people's
@@ -80,13 +84,20 @@ efficiencies were not.
 """
 
 
-def report(cpu: Sequence[Row], gpu: Sequence[Row], machine: str) -> str:
+def report(
+    cpu: Sequence[Row],
+    gpu: Sequence[Row],
+    machine: str,
+    kernel_bands: Sequence[Mapping[str, float]],
+) -> str:
     """Return the document."""
     return "\n".join(
         [
             INTRODUCTION,
             CPU_TEXT.format(machine=machine),
             _errors(cpu),
+            BANDS_TEXT,
+            _bands(kernel_bands),
             GPU_TEXT,
             _errors(gpu),
             "## Efficiencies used without a calibration",
@@ -128,6 +139,15 @@ def _errors(rows: Sequence[Row]) -> str:
         shares = [f"{of(row.share_errors[i] for row in rows):.1%}" for i in (0, 1)]
         table.append((name, "", *steps, *shares))
     return markdown_table(head, table, left=len(head)) + "\n"
+
+
+def _bands(kernel_bands: Sequence[Mapping[str, float]]) -> str:
+    head = ("", *OPERATION_CLASSES)
+    rows = [
+        (name, *(f"{bands[kind]:.1%}" if kind in bands else "guess" for kind in OPERATION_CLASSES))
+        for name, bands in zip(("uncalibrated", "calibrated"), kernel_bands, strict=True)
+    ]
+    return markdown_table(head, rows, left=len(head)) + "\n"
 
 
 def _efficiencies() -> str:

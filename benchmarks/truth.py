@@ -15,10 +15,11 @@ import math
 import pickle
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
+from typing import TypeVar
 
 import numpy as np
 from truth_fit import NOT_FITTED, chip, fit_table, related
@@ -32,8 +33,11 @@ from truth_rows import CollectiveRow, Row, collective_rows, kernel_rows
 
 from stagewright.core.cluster.accelerators import get_accelerator
 from stagewright.core.cluster.collectives import load_link_table
-from stagewright.profiler.estimates.device_table import GpuTable, load_gpu_table
+from stagewright.profiler.estimates.device_table import Arithmetic, GpuTable, load_gpu_table
 from stagewright.profiler.estimates.error_band import BY_RULE, GPU_UNCALIBRATED
+from stagewright.profiler.estimates.flops import OperationClass
+
+Name = TypeVar("Name", bound=str)
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "profiler" / "estimates" / "tables" / "gpu.json"
@@ -45,6 +49,22 @@ BANDS = {
     "32-bit transformer": ("training, fp32", "forward, fp32"),
 }
 """Sets of whole models whose left-out errors make a class's band."""
+
+MEMORY_BOUND = ("ln, fp32", "softmax, fp32")
+"""Sets of reductions, which memory bounds at any precision."""
+
+KERNEL_BANDS: dict[Arithmetic, dict[OperationClass, tuple[str, ...]]] = {
+    "simt": {
+        "matmul": ("products, fp32", "batched products, fp32"),
+        "reduction": MEMORY_BOUND,
+    },
+    "tensor": {
+        "matmul": ("products, bf16",),
+        "attention": ("attention forward, bf16",),
+        "reduction": MEMORY_BOUND,
+    },
+}
+"""Sets of kernels whose errors with the chip left out make the band of a class of kernels."""
 
 COVERED = 0.9
 """Share of left-out rows that a band has to hold."""
@@ -68,9 +88,13 @@ def main() -> None:
         chips = {row.device: chip(row.device) for row in rows}
         chip_out = leave_one_out(predictor.rows, chips, device_out)
         print("\nleave one chip out\n" + summarize(predictor.rows, chip_out))
-        found = bands(predictor.rows, device_out, "") | bands(predictor.rows, chip_out, BY_RULE)
-        table = table.model_copy(update={"bands": found})
-        print(f"\nbands: {table.bands}")
+        by_rule = {name + BY_RULE: sets for name, sets in BANDS.items()}
+        found = bands(predictor.rows, device_out, BANDS) | bands(predictor.rows, chip_out, by_rule)
+        kernels = {
+            kind: bands(predictor.rows, chip_out, sets) for kind, sets in KERNEL_BANDS.items()
+        }
+        table = table.model_copy(update={"bands": found, "kernel_bands": kernels})
+        print(f"\nbands: {table.bands}, of kernels: {table.kernel_bands}")
     if options.fit:
         today = f"{datetime.now(tz=UTC).date()}"
         _write_json(TABLE, table.model_copy(update={"date": today}).model_dump())
@@ -132,12 +156,14 @@ def leave_one_out(
     return [found[index] for index in range(len(rows))]
 
 
-def bands(rows: Sequence[Row], errors: Sequence[float], suffix: str) -> dict[str, float]:
-    """Return each class's band: what `COVERED` of its left-out rows keep to."""
+def bands(
+    rows: Sequence[Row], errors: Sequence[float], sets_of: Mapping[Name, tuple[str, ...]]
+) -> dict[Name, float]:
+    """Return each class's band: what `COVERED` of the left-out rows of its sets keep to."""
     found = {}
-    for name, groups in BANDS.items():
-        sizes = [abs(error) for row, error in zip(rows, errors, strict=True) if row.group in groups]
-        found[name + suffix] = float(np.ceil(100 * np.quantile(sizes, COVERED)) / 100)
+    for name, sets in sets_of.items():
+        sizes = [abs(error) for row, error in zip(rows, errors, strict=True) if row.group in sets]
+        found[name] = float(np.ceil(100 * np.quantile(sizes, COVERED)) / 100)
     return found
 
 

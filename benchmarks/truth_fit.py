@@ -112,6 +112,7 @@ PRIOR = GpuTable(
     fused_traffic=0.5,
     devices={},
     bands={},
+    kernel_bands={},
 )
 """Where every fit starts and what it is drawn to, by published kernels and round numbers.
 

@@ -11,7 +11,9 @@ from statistics import mean, median
 from tables import markdown_table
 from truth_goals import REASONS, list_goals
 
+from stagewright.profiler.estimates.basis import WORDS
 from stagewright.profiler.estimates.device_table import GpuTable
+from stagewright.profiler.estimates.flops import OPERATION_CLASSES
 
 INTRODUCTION = """# Predictions against other people's measurements
 
@@ -34,6 +36,16 @@ with sliding windows.
 
 Every kind of link was measured on one device, so that all-reduces of a device left out rest on the
 data sheet and on the constants with which NCCL and RCCL choose their protocols.
+"""
+
+BANDS = """## Bands of kernels
+
+Nine of ten kernels of a class keep to its band with their chip left out. A class that was not
+measured is a guess, as wide as the widest. Normalisations and sums were measured in float32. Whole
+models keep to narrower bands, as errors of kernels cancel in part. So a layer's band is that of its
+classes by their shares of its time, narrowed by one factor for all layers, with which their mean is
+the model's: what may change a plan is by how much more one class can be off than another.
+
 """
 
 WORST_KERNELS = 15
@@ -83,6 +95,7 @@ def write_page(
         REASONS,
         "## Summary\n",
         _summary(groups, not_fitted),
+        _kernel_bands(table),
         _figures(table),
     ]
     for group, found in sorted(groups.items()):
@@ -122,6 +135,14 @@ def _summary(groups: dict[str, list[Verdict]], not_fitted: Sequence[str]) -> str
         label = f"{group} (not fitted)" if group in not_fitted else group
         rows.append((label, f"{len(found):,}", *cells))
     return markdown_table(head, rows) + "\n"
+
+
+def _kernel_bands(table: GpuTable) -> str:
+    rows = []
+    for kind in OPERATION_CLASSES:
+        cells = (table.kernel_bands[name].get(kind) for name in ("simt", "tensor"))
+        rows.append((WORDS[kind], *("guess" if band is None else f"{band:.0%}" for band in cells)))
+    return BANDS + markdown_table(("class", "float32", "16 bits and tf32"), rows) + "\n"
 
 
 def _figures(table: GpuTable) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.document import Record
 from ..core.profile.diff import LayerChange, ProfileDiff
 from ..core.profile.profile import Profile
-from ..core.profile.table import format_quality
+from ..core.profile.table import format_basis, format_quality
 from ..core.units import count
 
 NOISY = 0.25
@@ -48,7 +48,7 @@ def changes_of(found: ProfileDiff) -> ChangeColumns:
 def describe_quality(profile: Profile) -> tuple[str, ...]:
     """Describe how far the numbers can be trusted, one sentence per aspect."""
     provenance = profile.provenance
-    lines = format_quality(profile)
+    lines = [*format_basis(profile), *format_quality(profile)]
     noisy = [
         entry.layer.name
         for entry in profile.layers

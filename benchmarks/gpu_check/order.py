@@ -46,6 +46,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("two-stages", 180),
     _stage("recording", 90),
     _stage("killed-rank", 150),
+    _stage("calibration", 180),
     _stage("marked-tests", 300),
     *(Stage(MODEL + name, 240, ("-m", "benchmarks.gpu_check.study", name)) for name in MODEL_NAMES),
     _stage("torch-throughput", 150),

@@ -25,11 +25,13 @@ class Given:
     Attributes:
         device: ``cuda`` or ``cpu``.
         folder: Where the records of earlier stages are.
+        tables: Where tables of the device are written.
     """
 
     device: str
     small: bool
     folder: Path
+    tables: Path
 
 
 class Failed(Exception):
@@ -54,11 +56,13 @@ def run_program(stage: Callable[[Given], Result], *, asks_cuda: bool = False) ->
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--output", type=Path, required=True, help="file for the result")
     parser.add_argument("--folder", type=Path, required=True, help="records of other stages")
+    parser.add_argument("--profiles", type=Path, help="for tables; that of the records")
     given, _ = parser.parse_known_args()
     code = 0
     try:
         with rehearsed_on_card() if asks_cuda and given.device == "cpu" else nullcontext():
-            result = stage(Given(given.device, given.small, given.folder))
+            tables = given.profiles or given.folder
+            result = stage(Given(given.device, given.small, given.folder, tables))
     except Failed as fault:
         result, code = {**fault.result, "error": str(fault)}, 1
     except Lacking as fault:

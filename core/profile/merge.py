@@ -14,7 +14,7 @@ from ..graph.tensors import TensorSpec
 from .compatibility import check_distinct, check_mergeable
 from .pool import pool_profiles, total_time_s
 from .profile import Profile, SavedStorage, Timing
-from .scale import get_microbatch_size, map_costs, pair, scale_profile
+from .scale import PartT, get_microbatch_size, map_costs, pair, scale_profile
 
 GROWTH = "; bytes that grow faster than the number of samples are underestimated"
 """Limitation of extrapolation to larger sizes."""
@@ -89,9 +89,10 @@ def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     note = f"times and bytes are {what} to {samples} samples from profiles at {low} and {high}"
     # The error of interpolation was measured between sizes; beyond them it says nothing. Errors of
     # successive steps add up, assuming the worst.
-    bands = [band for band in (own, _band(measured) if inside else None) if band is not None]
+    extra = _band(measured) if inside else None
     growth = GROWTH if samples > high else ""
-    return _labelled(found, note + growth, sum(bands) if bands else None)
+    labelled = _labelled(found, note + growth, own)
+    return labelled if extra is None else _widen(labelled, extra)
 
 
 def _pooled(profiles: Sequence[Profile]) -> Profile:
@@ -113,6 +114,25 @@ def _labelled(profile: Profile, note: str, band: float | None) -> Profile:
     notes = (*profile.notes, note)
     return profile.model_copy(
         update={"provenance": provenance, "reconciliation": None, "notes": notes}
+    )
+
+
+def _widen(profile: Profile, extra: float) -> Profile:
+    """Add an error to the bands of a profile and of its layers."""
+
+    def widen(entry: PartT) -> PartT:
+        if entry.error_band is None:
+            return entry
+        return entry.model_copy(update={"error_band": entry.error_band + extra})
+
+    whole = (profile.provenance.error_band or 0.0) + extra
+    provenance = profile.provenance.model_copy(update={"error_band": whole})
+    return profile.model_copy(
+        update={
+            "provenance": provenance,
+            "layers": tuple(map(widen, profile.layers)),
+            "loss": None if profile.loss is None else widen(profile.loss),
+        }
     )
 
 

@@ -53,6 +53,7 @@ class LayerProfile(Record):
         output_bytes: What the layer hands to later layers.
         workspace_bytes: Highest memory in use during the layer beyond its inputs, outputs,
             parameters and saved activations.
+        error_band: Relative error to expect of its times; if `None`, the profile's holds.
     """
 
     layer: Layer
@@ -66,6 +67,7 @@ class LayerProfile(Record):
     saved_activation_bytes: int = Field(0, ge=0)
     output_bytes: int = Field(0, ge=0)
     workspace_bytes: int = Field(0, ge=0)
+    error_band: float | None = Field(None, ge=0, exclude_if=lambda band: band is None)
 
 
 class SavedStorage(Record):
@@ -85,6 +87,7 @@ class LossProfile(Record):
     forward: Timing
     backward: Timing
     saved_activation_bytes: int = Field(0, ge=0)
+    error_band: float | None = Field(None, ge=0, exclude_if=lambda band: band is None)
 
 
 class Reconciliation(Record):

@@ -98,7 +98,8 @@ def map_costs(
     """Return the first profile with costs and tensors computed from those of all profiles.
 
     The functions take what the profiles have in one place: a timing (after its field's name), bytes
-    that depend on the micro-batch, or a tensor. Timings that some profile lacks are left out.
+    that depend on the micro-batch, or a tensor. Timings and bands that some profile lacks are left
+    out; of bands the largest is taken.
 
     Raises:
         InvalidInput: The profiles differ in their numbers of tensors or edges.
@@ -112,6 +113,8 @@ def map_costs(
                 updates[name] = None if None in found else timing(name, found)
             elif name.endswith("_bytes") and isinstance(first, int):
                 updates[name] = size(found)
+            elif name == "error_band":
+                updates[name] = None if None in found else max(found)
         return entries[0].model_copy(update=updates)
 
     def tensors(sequences: Sequence[Sequence[TensorSpec]]) -> tuple[TensorSpec, ...]:

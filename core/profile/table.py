@@ -141,12 +141,22 @@ def format_profile_details(profile: Profile) -> list[str]:
     device = sanitize(provenance.device_name or provenance.device)
     model = sanitize(profile.model)
     lines = [f"{provenance.source.upper()} {model} on {device}, one micro-batch{_shape(profile)}"]
-    if provenance.error_band is not None:
-        lines.append(f"expected error {provenance.error_band:.1%}")
-    if provenance.rests_on:
-        lines.append(f"rests on {sanitize('; '.join(provenance.rests_on))}")
+    lines += map(sanitize, format_basis(profile))
     lines += [sanitize(str(grade(profile))), *_reconciliation(profile), *_provenance(profile)]
     return [*lines, *map(sanitize, profile.notes)]
+
+
+def format_basis(profile: Profile) -> list[str]:
+    """Describe an estimate's expected error and what its numbers rest on, a line each."""
+    provenance = profile.provenance
+    lines = []
+    if provenance.error_band is not None:
+        bands = [entry.error_band for entry in profile.layers if entry.error_band is not None]
+        layers = f" ({min(bands):.1%} to {max(bands):.1%} by layer)" if bands else ""
+        lines.append(f"expected error {provenance.error_band:.1%}{layers}")
+    if provenance.rests_on:
+        lines.append(f"rests on {'; '.join(provenance.rests_on)}")
+    return lines
 
 
 def format_quality(profile: Profile) -> list[str]:

@@ -2,7 +2,7 @@
 
 A step never gets shorter when a layer or a message takes longer: each stage works in a fixed order
 and waits for what it needs. So the worst case of every plan is the same one, with each layer and
-each message at the upper end of its band, and the best plan of that problem is the robust one.
+each message at the upper end of its own band, and the best plan of that problem is the robust one.
 (Messages that queue for one network card may change places, so that there it is a rule.)
 """
 
@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile, Timing
-from ...core.profile.scale import map_costs
+from ...core.profile.scale import PartT
 from ...core.units import format_time
 from ..cost.plan_cost import CostedPlan, Decision
 from ..problem.problem import PlanningRequest
@@ -60,20 +60,26 @@ def solve_robust(request: PlanningRequest, solve: Solve) -> Decision:
 
 def slow_down(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
     """Return the profile and the cluster at the upper ends of their bands."""
-    band = profile.provenance.error_band or 0.0
-    if band:
-        profile = _slow_layers(profile, 1 + band)
+    whole = profile.provenance.error_band or 0.0
+    if whole or any(entry.error_band for entry in profile.layers):
+        loss = None if profile.loss is None else _slow_layer(profile.loss, whole)
+        layers = tuple(_slow_layer(entry, whole) for entry in profile.layers)
+        profile = profile.model_copy(update={"layers": layers, "loss": loss})
     if any(level.error_band for level in cluster.levels):
         levels = tuple(_slow_link(level) for level in cluster.levels)
         cluster = cluster.model_copy(update={"levels": levels})
     return profile, cluster
 
 
-def _slow_layers(profile: Profile, factor: float) -> Profile:
-    def slow(_: str, found: list[Timing]) -> Timing:
-        return found[0].model_copy(update={"median_s": found[0].median_s * factor})
-
-    return map_costs([profile], slow, lambda sizes: sizes[0], lambda tensors: tensors[0])
+def _slow_layer(entry: PartT, whole: float) -> PartT:
+    """Slow a layer (or the loss) by its own band; by the profile's if it has none."""
+    factor = 1 + (whole if entry.error_band is None else entry.error_band)
+    slowed = {
+        name: timing.model_copy(update={"median_s": timing.median_s * factor})
+        for name, timing in entry
+        if isinstance(timing, Timing)
+    }
+    return entry.model_copy(update=slowed)
 
 
 def _slow_link(level: LinkLevel) -> LinkLevel:

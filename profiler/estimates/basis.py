@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...core.cluster.accelerators import Accelerator, Precision
 from .calibration_table import CalibrationTable
 from .device_table import Basis, load_gpu_table
-from .error_band import ModelClass
+from .error_band import ModelClass, kernel_bands
 from .flops import OPERATION_CLASSES, OperationClass
 from .layer_costs import LayerWork
 
@@ -59,8 +59,19 @@ def describe_basis(
         "reduction": "rule",
         "embedding": "rule",
     }
-    return (*_phrases(kinds, basis), "starting of kernels: guess")
+    bands = kernel_bands(device, precision)
+    return (*_phrases(kinds, basis, bands), "starting of kernels: guess")
 
 
-def _phrases(kinds: Iterable[OperationClass], basis: dict[OperationClass, Basis]) -> list[str]:
-    return [f"{WORDS[kind]}: {basis[kind]}" for kind in OPERATION_CLASSES if kind in kinds]
+def _phrases(
+    kinds: Iterable[OperationClass],
+    basis: Mapping[OperationClass, Basis],
+    bands: Mapping[str, float],
+) -> list[str]:
+    guess = f"±{max(bands.values()):.0%}, not measured"
+    return [
+        f"{WORDS[kind]}: {basis[kind]} "
+        f"(kernels {f'±{bands[kind]:.0%}' if kind in bands else guess})"
+        for kind in OPERATION_CLASSES
+        if kind in kinds
+    ]

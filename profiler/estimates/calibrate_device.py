@@ -17,7 +17,7 @@ from ..machine.clock import Clock
 from .calibration import CalibrationPoint, calibrate
 from .calibration_table import CalibrationTable, TimedOperation
 from .estimate import DTYPES
-from .flops import Cost
+from .flops import OPERATION_CLASSES, Cost
 from .layer_costs import CostRecorder, EstimateTarget
 from .roofline import CostTable, default_rates
 
@@ -69,7 +69,8 @@ def calibrate_device(
         CalibrationPoint([costs], [time_s]) for costs, (_, time_s) in zip(lists, timed, strict=True)
     ]
     rates = calibrate(start, points)
-    fitted = CostTable(lists).seconds(rates)
+    costs = CostTable(lists)
+    kinds = costs.seconds_by_class(rates).argmax(axis=1)
     return CalibrationTable(
         device=wanted.device.name,
         device_name=device_name,
@@ -81,8 +82,10 @@ def calibrate_device(
         traffic=float(rates.traffic),
         overhead_s=float(rates.overhead_s),
         operations=tuple(
-            TimedOperation(name=name, measured_s=time_s, fitted_s=float(found))
-            for (name, time_s), found in zip(timed, fitted, strict=True)
+            TimedOperation(
+                name=name, kind=OPERATION_CLASSES[kind], measured_s=time_s, fitted_s=float(found)
+            )
+            for (name, time_s), kind, found in zip(timed, kinds, costs.seconds(rates), strict=True)
         ),
     )
 

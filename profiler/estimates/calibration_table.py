@@ -14,9 +14,13 @@ from ...core.document import Document, LongTuple, Name, Record
 
 
 class TimedOperation(Record):
-    """One operation of the calibration: how long it took, and what the fitted table says."""
+    """One operation of the calibration: how long it took, and what the fitted table says.
+
+    ``kind`` is its class; empty in tables of earlier versions.
+    """
 
     name: Name
+    kind: Name = ""
     measured_s: float = Field(gt=0)
     fitted_s: float = Field(ge=0)
 
@@ -52,6 +56,16 @@ class CalibrationTable(Document):
         """Return the middle relative error of the fit over its own operations."""
         errors = sorted(abs(one.fitted_s / one.measured_s - 1) for one in self.operations)
         return errors[len(errors) // 2]
+
+    @property
+    def bands(self) -> dict[str, float]:
+        """Return the largest relative error of the fit by class of operation."""
+        found: dict[str, float] = {}
+        for one in self.operations:
+            error = abs(one.fitted_s / one.measured_s - 1)
+            if one.kind:
+                found[one.kind] = max(error, found.get(one.kind, 0.0))
+        return found
 
 
 def calibration_path(device: str, precision: Precision, num_threads: int) -> Path:

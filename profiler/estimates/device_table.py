@@ -110,6 +110,7 @@ class GpuTable(Record):
         host_s: Time a process takes to start an operation, by launch.
         fused_traffic: Share of elementwise traffic that compiled code leaves.
         bands: Relative error that at least 90 % of left-out rows keep to, by class of model.
+        kernel_bands: The same by class of single kernel; a class that was not measured is left out.
     """
 
     date: str
@@ -125,6 +126,7 @@ class GpuTable(Record):
     fused_traffic: float
     devices: dict[str, DeviceFigures]
     bands: dict[str, float]
+    kernel_bands: dict[Arithmetic, dict[str, float]]
 
     def product_share(self, device: Accelerator, precision: Precision) -> tuple[float, Basis]:
         """Return the share of the peak that large products sustain, and what that rests on."""

@@ -1,18 +1,20 @@
-"""Error band of estimates, from comparisons with measurements.
+"""Error bands of models and of kernels, from comparisons with measurements.
 
 Of a CPU the figures are written by ``benchmarks/estimate.py --write``. Of GPUs they stand in
-`tables/gpu.json`, by class of model: 90 % of the rows of chips left out of the fit keep to them
-(``benchmarks/truth.py``). `docs/evidence/estimates.md` and `docs/evidence/truth.md` show every
-comparison behind them.
+`tables/gpu.json`, by class of model and of kernel: 90 % of the rows of chips left out of the fit
+keep to them (``benchmarks/truth.py``). `docs/evidence/estimates.md` and `docs/evidence/truth.md`
+show every comparison behind them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...core.cluster.accelerators import Accelerator
-from .device_table import load_gpu_table
+from ...core.cluster.accelerators import Accelerator, Precision
+from .calibration_table import CalibrationTable
+from .device_table import arithmetic, load_gpu_table
 
 ModelClass = Literal["16-bit transformer", "32-bit transformer", "convolutional net"]
 """What an error band is of: where most of a model's operations are, and their precision."""
@@ -35,6 +37,18 @@ GPU_UNCALIBRATED = MeasuredError(
 GPU_CALIBRATED = MeasuredError(
     0.370, "4 convolutional nets in float32 on a V100 (published with PipeDream)"
 )
+CPU_KERNELS_UNCALIBRATED: Mapping[str, float] = {
+    "matmul": 0.439,
+    "convolution": 1.577,
+    "elementwise": 0.678,
+    "reduction": 1.754,
+}
+CPU_KERNELS_CALIBRATED: Mapping[str, float] = {
+    "matmul": 0.108,
+    "convolution": 0.199,
+    "elementwise": 0.61,
+    "reduction": 3.146,
+}
 # end of what is written
 
 BY_RULE = " by rule"
@@ -63,6 +77,21 @@ def measured_error(
     if device.backend == "rocm":
         return MeasuredError(round(band * UNMEASURED_BACKEND, 3), where + "; few were AMD's")
     return MeasuredError(band, where)
+
+
+def kernel_bands(
+    device: Accelerator,
+    precision: Precision,
+    *,
+    is_calibrated: bool = False,
+    kept: CalibrationTable | None = None,
+) -> Mapping[str, float]:
+    """Return the bands of kernels by class of operation, without classes nobody measured."""
+    if kept is not None and not is_calibrated:
+        return kept.bands
+    if device.backend == "cpu":
+        return CPU_KERNELS_CALIBRATED if is_calibrated else CPU_KERNELS_UNCALIBRATED
+    return load_gpu_table().kernel_bands[arithmetic(precision)]
 
 
 def error_note(error: MeasuredError) -> str:

@@ -44,7 +44,8 @@ from .calibration import (
 )
 from .calibration_table import CalibrationTable
 from .device_table import Launch, load_gpu_table
-from .error_band import MeasuredError, error_note, measured_error
+from .error_band import MeasuredError, error_note, kernel_bands, measured_error
+from .layer_bands import list_layer_bands
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .repeated_blocks import repeated_work
@@ -266,15 +267,24 @@ def document(
         costs for part in work.parts for costs in (part.forward, part.backward, part.backward_input)
     ]
     # One row per part, the loss last; the three columns follow the order of `lists`.
-    times = CostTable(lists).seconds(rates).reshape(-1, 3)
+    costs = CostTable(lists)
+    times = costs.seconds(rates).reshape(-1, 3)
+    by_class = costs.seconds_by_class(rates).reshape(len(times), 3, -1)
     graph = work.graph
     # A family's model is built here, and keeps nothing that would have to be looked for.
     notes = [note for note in graph.notes if spec is None or not note.startswith(NOT_OBSERVED)]
     error = _error_to_expect(work, wanted, calibrate_by)
+    is_calibrated = bool(calibrate_by)
+    bands = list_layer_bands(
+        times[:, :2].sum(axis=1),
+        by_class[:, :2].sum(axis=1),
+        kernel_bands(wanted.device, wanted.precision, is_calibrated=is_calibrated, kept=table),
+        error.largest,
+    )
     layers = tuple(
-        _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
-        for entry, name, part, row in zip(
-            graph.layers, work.classes, work.layers, times, strict=False
+        _layer(entry.model_copy(update={"cost_class": name}), part, band, *map(float, row))
+        for entry, name, part, band, row in zip(
+            graph.layers, work.classes, work.layers, bands, times, strict=False
         )
     )
     loss = None
@@ -283,6 +293,7 @@ def document(
             forward=Timing(median_s=float(times[-1][0])),
             backward=Timing(median_s=float(times[-1][1])),
             saved_activation_bytes=work.loss.saved_bytes,
+            error_band=bands[-1],
         )
     return Profile(
         **graph_fields(graph),
@@ -339,7 +350,12 @@ def _provenance(
 
 
 def _layer(
-    entry: Layer, part: LayerWork, forward_s: float, backward_s: float, input_s: float
+    entry: Layer,
+    part: LayerWork,
+    band: float | None,
+    forward_s: float,
+    backward_s: float,
+    input_s: float,
 ) -> LayerProfile:
     # The two are priced from separate backwards; their difference must not fall below zero.
     input_s = min(input_s, backward_s)
@@ -352,6 +368,7 @@ def _layer(
         saved_activation_bytes=part.saved_bytes,
         output_bytes=part.output_bytes,
         workspace_bytes=part.workspace_bytes,
+        error_band=band,
     )
 
 

@@ -197,9 +197,24 @@ class CostTable:
 
     def seconds(self, rates: DeviceRates) -> NDArray[np.float64]:
         """Return the time of each list of operations."""
+        running = self._sum(self._running(rates))
+        if rates.gpu is None:
+            return running
+        return np.maximum(running, self._sum(rates.overhead_s * self._times))
+
+    def seconds_by_class(self, rates: DeviceRates) -> NDArray[np.float64]:
+        """Return the time that each list's operations run, a column for each class.
+
+        On a GPU they may sum to less than the list takes, which then waits for the host.
+        """
+        found = np.zeros((self.count, len(OPERATION_CLASSES)))
+        np.add.at(found, (self._owner, self._kind), self._running(rates))
+        return found
+
+    def _running(self, rates: DeviceRates) -> NDArray[np.float64]:
+        """Return the time that each row's operations run."""
         if rates.gpu is not None:
-            running = self._sum(self._kernels(rates, rates.gpu) * self._times)
-            return np.maximum(running, self._sum(rates.overhead_s * self._times))
+            return self._kernels(rates, rates.gpu) * self._times
         shares = rates.efficiency
         of_peak = np.array([shares[name] for name in OPERATION_CLASSES])
         of_bandwidth = np.array(
@@ -207,8 +222,8 @@ class CostTable:
         )
         arithmetic = self._flops / (rates.peak_flops_per_s * of_peak[self._kind])
         traffic = self._bytes / (rates.bandwidth_bytes_per_s * of_bandwidth[self._kind])
-        each = np.maximum(arithmetic, traffic) + rates.overhead_s
-        return self._sum(each * self._times)
+        each: NDArray[np.float64] = np.maximum(arithmetic, traffic) + rates.overhead_s
+        return each * self._times
 
     def _sum(self, each: NDArray[np.float64]) -> NDArray[np.float64]:
         totals = np.zeros(self.count)

@@ -20,7 +20,10 @@ from benchmarks.gpu_check.program import LACKING
 from benchmarks.gpu_check.records import Record, Setting
 from benchmarks.gpu_check.rehearsal import CARD, rehearsed_on_card
 from benchmarks.gpu_check.report import faults, make_report, missing, page, verdict
+from stagewright.core.models.families import MLPSpec
 from stagewright.core.profile.profile import Profile
+from stagewright.profiler.estimates.calibration_table import CalibrationTable
+from stagewright.profiler.estimates.estimate import estimate_spec
 
 ON_CPU = Setting("cpu", "cpu", torch.__version__, small=True)
 
@@ -243,6 +246,21 @@ def test_stages_go_all_the_way(check, tmp_path):
     text = (tmp_path / "gpu_check.md").read_text()
     assert "## gpt2-medium" in text
     assert "Incomplete: 6 of" in text
+
+
+@pytest.mark.timeout(280)
+def test_the_devices_tables_are_written_and_reported(check, tmp_path):
+    done = check("--rehearse", "--stages", "calibration", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    (row,) = found["results"]["calibration"]["tables"]
+    table = CalibrationTable.read(tmp_path / row["file"])
+    assert row["operations"] == len(table.operations)
+    words = f"wrote {row['file']} (fitted to {table.median_error:.0%})"
+    assert words in (tmp_path / "gpu_check.md").read_text()
+    assert row["bands"] == table.bands
+    made = estimate_spec(MLPSpec(family="mlp"), device="CPU", num_threads=1, table=table)
+    assert "calibrated on" in made.provenance.rests_on[0]
 
 
 @pytest.mark.parametrize(

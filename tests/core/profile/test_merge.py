@@ -115,6 +115,29 @@ def test_errors_of_estimates_and_of_lines_add_up():
     assert alone.provenance.error_band == pytest.approx(0.4)
 
 
+def with_layer_bands(profile, *bands):
+    layers = tuple(
+        entry.model_copy(update={"error_band": band})
+        for entry, band in zip(profile.layers, bands, strict=False)
+    )
+    return profile.model_copy(update={"layers": (*layers, *profile.layers[len(bands) :])})
+
+
+def test_bands_of_layers_are_merged_like_the_whole_models():
+    first = with_layer_bands(with_band(affine_profile(2), 0.3), 0.2, 0.1)
+    other = with_layer_bands(with_band(affine_profile(2), 0.4), 0.5)
+    pooled = merge([first, other], samples=2)
+    # Of the second layer one band is not known, so that the model's holds, the larger of the two.
+    assert [entry.error_band for entry in pooled.layers[:2]] == [0.5, None]
+    assert pooled.provenance.error_band == 0.4
+    kinked = [affine_profile(2), affine_profile(4, scale=2.0), affine_profile(8)]
+    known = [with_layer_bands(with_band(entry, 0.3), 0.2) for entry in kinked]
+    line = merge(known, samples=6).layers
+    assert line[0].error_band == pytest.approx(0.2 + 0.5)
+    assert line[1].error_band is None
+    assert merge(known, samples=16).layers[0].error_band == 0.2
+
+
 def quadratic(samples):
     """Storages of as many bytes as samples squared."""
     profile = affine_profile(samples)

@@ -146,6 +146,17 @@ def test_summary_says_where_the_numbers_come_from(profile):
     ]
 
 
+def test_summary_says_how_bands_differ_by_layer(profile):
+    layers = (
+        profile.layers[0].model_copy(update={"error_band": 0.08}),
+        profile.layers[1].model_copy(update={"error_band": 0.2}),
+        *profile.layers[2:],
+    )
+    provenance = Provenance(source="estimated", error_band=0.123)
+    told = profile.model_copy(update={"provenance": provenance, "layers": layers})
+    assert "expected error 12.3% (8.0% to 20.0% by layer)" in format_profile(told).splitlines()
+
+
 def test_equal_documents_have_equal_ids(profile):
     def id_line(document):
         return next(

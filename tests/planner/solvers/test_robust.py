@@ -74,6 +74,29 @@ def test_a_case_within_the_band_is_no_worse_than_its_corner():
             assert step_of(*within, balance) <= step_of(*worst, balance) + 1e-12
 
 
+def test_layers_that_may_be_slow_share_a_stage_with_fewer_others():
+    """Of six equal layers the first two may take twice as long: at worst 2 + 4 is even."""
+    level = LinkLevel(group_size=2, bandwidth_bytes_per_s=1e12)
+    devices = tuple(Device(name=f"gpu:{index}", kind="gpu") for index in range(2))
+    cluster = Cluster(devices=devices, levels=(level,))
+    profile, _ = problem(0.5, None)
+    assert plan(profile, cluster, PlanOptions(robust=True)).balance == (3, 3)
+    layers = tuple(
+        entry.model_copy(update={"error_band": 1.0 if index < 2 else 0.0})
+        for index, entry in enumerate(profile.layers)
+    )
+    uneven = profile.model_copy(update={"layers": layers})
+    made = plan(uneven, cluster, PlanOptions(robust=True))
+    validate(made, uneven, cluster)
+    assert made.balance == (2, 4)
+    assert plan(uneven, cluster, PlanOptions()).balance == (3, 3)
+    # Without a band of its own, a layer has the profile's.
+    known = (*layers[:2], *profile.layers[2:])
+    slowed = slow_down(profile.model_copy(update={"layers": known}), cluster)[0]
+    expected = [2 * 3e-3] * 2 + [1.5 * 3e-3] * 4
+    assert [entry.forward.median_s for entry in slowed.layers] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("objective", ["memory", "devices", "balance_time", "balance_size"])
 def test_objectives_that_no_error_of_times_changes_refuse(objective):
     with pytest.raises(InvalidInput, match="robust has no effect") as found:

@@ -65,6 +65,20 @@ def test_a_kept_table_is_found_again(monkeypatch, tmp_path):
     assert read_kept_table("CPU", "float32", 2) is None
 
 
+def test_a_tables_own_errors_make_the_bands_of_layers():
+    """Products fitted within 10 %, elementwise operations 40 % off: layers of these are wider."""
+    timed = (("matmul", 1.1), ("matmul", 1.0), ("elementwise", 0.6), ("", 9.0))
+    operations = tuple(
+        TimedOperation(name=f"{index}", kind=kind, measured_s=1, fitted_s=fitted)
+        for index, (kind, fitted) in enumerate(timed)
+    )
+    table = table_of(0.1, operations=operations)
+    assert table.bands == pytest.approx({"matmul": 0.1, "elementwise": 0.4})
+    found = estimate_spec(MLP, device="CPU", num_threads=1, table=table).layers
+    bands = {entry.layer.module_type: entry.error_band for entry in found}
+    assert bands["ReLU"] > 1.5 * bands["Linear"]
+
+
 def test_the_fit_follows_what_was_timed(monkeypatch):
     """Operations that all take 10 ms, far longer than usual, make a model as slow."""
     wanted = target("CPU", "float32", 1)
@@ -72,5 +86,7 @@ def test_the_fit_follows_what_was_timed(monkeypatch):
     found = calibrate_device.calibrate_device(wanted, torch.device("cpu"), "a slow core")
     assert len(found.operations) > 20
     assert {one.measured_s for one in found.operations} == {1e-2}
+    assert {one.kind for one in found.operations if "product" in one.name} == {"matmul"}
+    assert set(found.bands) == set(OPERATION_CLASSES)
     slower = estimate_spec(MLP, device="CPU", num_threads=1, table=found)
     assert total_time_s(slower) > 3 * total_time_s(estimate_spec(MLP, device="CPU", num_threads=1))
