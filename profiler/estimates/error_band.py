@@ -4,6 +4,12 @@ Of a CPU the figures are written by ``benchmarks/estimate.py --write``. Of GPUs 
 `tables/gpu.json`, by class of model and of kernel: 90 % of the rows of chips left out of the fit
 keep to them (``benchmarks/truth.py``). `docs/evidence/estimates.md` and `docs/evidence/truth.md`
 show every comparison behind them.
+
+An error of a class of kernels is one of the device's, shared by all its layers. What it may change
+about a plan is how long one layer takes against another. Within a model such errors cancel in part:
+single kernels keep to wider bands than whole models, whose bands are measured apart. So a layer's
+band is the mean of its classes', weighted by time, times one factor for all layers, with which
+their own mean is the model's band.
 """
 
 from __future__ import annotations
@@ -12,12 +18,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...core.cluster.accelerators import Accelerator, Precision
 from .calibration_table import CalibrationTable
 from .device_table import arithmetic, load_gpu_table
+from .flops import OPERATION_CLASSES
 
 ModelClass = Literal["16-bit transformer", "32-bit transformer", "convolutional net"]
 """What an error band is of: where most of a model's operations are, and their precision."""
+
+DIGITS = 3
+"""Of a band; more of a measured quantile says nothing."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,35 @@ def kernel_bands(
     if device.backend == "cpu":
         return CPU_KERNELS_CALIBRATED if is_calibrated else CPU_KERNELS_UNCALIBRATED
     return load_gpu_table().kernel_bands[arithmetic(precision)]
+
+
+def list_layer_bands(
+    times: NDArray[np.float64],
+    by_class: NDArray[np.float64],
+    bands: Mapping[str, float],
+    whole: float,
+) -> list[float | None]:
+    """Return each layer's band; `None` where only the model's is known.
+
+    Args:
+        times: Seconds of each layer.
+        by_class: Seconds that its operations run, a column for each class; what these lack of its
+            time is a guess, like the classes without a band.
+        bands: Of single kernels, by class; a guess is as wide as the widest of them.
+        whole: Band of the model.
+    """
+    guess = max(bands.values(), default=0.0)
+    each = np.array([bands.get(kind, guess) for kind in OPERATION_CLASSES])
+    waiting = np.maximum(times - by_class.sum(axis=1), 0.0)
+    spreads = by_class @ each + waiting * guess  # seconds that each layer may be off
+    # No band, no time, or a table that fits its own operations exactly.
+    if not spreads.any():
+        return [None] * len(times)
+    factor = whole * times.sum() / spreads.sum()
+    return [
+        round(float(factor * spread_s / time_s), DIGITS) if time_s else None
+        for spread_s, time_s in zip(spreads, times, strict=True)
+    ]
 
 
 def error_note(error: MeasuredError) -> str:

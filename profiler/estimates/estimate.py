@@ -44,8 +44,13 @@ from .calibration import (
 )
 from .calibration_table import CalibrationTable
 from .device_table import Launch, load_gpu_table
-from .error_band import MeasuredError, error_note, kernel_bands, measured_error
-from .layer_bands import list_layer_bands
+from .error_band import (
+    MeasuredError,
+    error_note,
+    kernel_bands,
+    list_layer_bands,
+    measured_error,
+)
 from .layer_costs import EstimateTarget, LayerWork, ModelWork, model_work
 from .meta_device import META, empty_meta, on_meta, without_values
 from .repeated_blocks import repeated_work

@@ -8,10 +8,9 @@ import pytest
 from stagewright.core.models.families import GPT2Config, GPT2Spec, ResNetSpec
 from stagewright.profiler.estimates.basis import describe_basis
 from stagewright.profiler.estimates.device_table import load_gpu_table
-from stagewright.profiler.estimates.error_band import kernel_bands
+from stagewright.profiler.estimates.error_band import kernel_bands, list_layer_bands
 from stagewright.profiler.estimates.estimate import estimate_spec, target
 from stagewright.profiler.estimates.flops import OPERATION_CLASSES, Cost
-from stagewright.profiler.estimates.layer_bands import list_layer_bands
 from stagewright.profiler.estimates.layer_costs import LayerWork
 from stagewright.profiler.estimates.roofline import CostTable, default_rates
 
@@ -40,7 +39,11 @@ def test_what_was_not_measured_is_as_wide_as_the_widest():
         np.array([2.0, 2.0]), np.array(parts), {"matmul": 1, "attention": 3}, 1
     )
     assert bands[0] == bands[1]
-    assert list_layer_bands(times, np.zeros((4, 6)), {}, 0.1) == [None] * 4
+
+
+@pytest.mark.parametrize("bands", [{}, dict.fromkeys(OPERATION_CLASSES, 0.0)])
+def test_without_bands_of_classes_the_models_holds(bands):
+    assert list_layer_bands(np.ones(2), np.ones((2, 6)) / 6, bands, 0.1) == [None] * 2
 
 
 @pytest.mark.parametrize(("device", "precision"), [("H100", "bfloat16"), ("T4", "float32")])
