@@ -272,6 +272,9 @@ class _RunSearch:
                 if not reads:  # it starts nothing, and nothing depends on it
                     self._whole.setdefault(node, f"{self._label(node)} {reason}")
                     break
+                if isinstance(reason, NeedsParts) and (sums := self._sums_without_parts(reads)):
+                    self._parts.update(dict.fromkeys(sums, reason.parts))
+                    return self._rewind(sums)
                 apart = self._reads_to_gather(node, reads, starts)
                 if not apart:
                     return self._give_up(node, starts, reason)
@@ -304,6 +307,14 @@ class _RunSearch:
         )
         call.may_start = not reads and node not in self._whole and may_start(call)
         return call
+
+    def _sums_without_parts(self, reads: Sequence[fx.Node]) -> set[fx.Node]:
+        """Return the products of whose sum these are rows, if all can be asked for parts of it.
+
+        A product of flat rows, all sequences behind each other, is divided sequence by sequence.
+        """
+        sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
+        return sums if sums.isdisjoint(self._parts) else set()
 
     def _reads_to_gather(
         self, node: fx.Node, reads: Sequence[fx.Node], starts: set[fx.Node]
@@ -398,10 +409,11 @@ class _RunSearch:
 
     def _rows_of(self, node: fx.Node) -> Shard | None:
         """Return the layout of a sum of which each rank gets its rows."""
-        sizes = shape(node)
-        if node in self._added or len(sizes) < 2 or sizes[-2] % self._degree:
+        sizes, parts = shape(node), self._parts.get(node, ())
+        divided = parts or sizes[-2:-1]
+        if node in self._added or not divided or any(size % self._degree for size in divided):
             return None
-        return Shard(len(sizes) - 2)
+        return Shard(len(sizes) - 2, parts)
 
     def _divide_weights(self) -> dict[int, DividedWeight]:
         divided: dict[int, DividedWeight] = {}

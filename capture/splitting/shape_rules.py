@@ -17,13 +17,18 @@ from .layout import (
     shape,
 )
 
+MAX_PARTS = 256
+"""Parts of a dimension at most, such as the sequences of a batch: each is moved by itself."""
+
 
 def split_view(call: NodeCall) -> NodeSplit:
-    """Split a view that keeps the divided dimension first among those it is merged with."""
+    """Split a view that takes the divided dimension apart, or merges it with others."""
     x = call.argument(0)
     layout = call.layout(x)
     assert layout is not None
-    target, moved = _through_view(shape(x), shape(call.node), layout, call.degree)
+    # Several readers, such as a router and its experts, would each gather what is merged.
+    may_merge = len(call.node.users) == 1
+    target, moved = _through_view(shape(x), shape(call.node), layout, call.degree, may_merge)
     change, name = NodeSplit(moved), base_name(call.node)
     if name == "flatten":
         return change
@@ -39,16 +44,20 @@ def split_view(call: NodeCall) -> NodeSplit:
 
 
 def _through_view(
-    before: Sequence[int], after: Sequence[int], layout: Shard, degree: int
+    before: Sequence[int], after: Sequence[int], layout: Shard, degree: int, may_merge: bool
 ) -> tuple[int, Shard]:
     """Return the dimension that is divided after a view, and its layout."""
     for inner, outer in _groups(before, after):
         if layout.dim not in inner:
             continue
         leading = [dim for dim in inner if before[dim] != 1]
-        if not leading or leading[0] != layout.dim:
-            raise Unsplittable("merges the divided dimension behind another")
         behind = [dim for dim in outer if after[dim] != 1]
+        if not leading or leading[0] != layout.dim:
+            in_front = prod(before[dim] for dim in inner if dim < layout.dim)
+            if not may_merge or layout.parts or len(behind) != 1 or in_front > MAX_PARTS:
+                raise Unsplittable("merges the divided dimension behind another")
+            # Such as sequences, one behind the other: each is divided by itself.
+            return behind[0], Shard(behind[0], (after[behind[0]] // in_front,) * in_front)
         first = behind[0]
         size = prod(before[dim] for dim in inner)
         if not layout.parts and after[first] % degree == 0:

@@ -11,6 +11,7 @@ in the backward; else sums are all-reduced, and all devices hold whole activatio
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 
 from ..graph.graph import Parameter
@@ -20,10 +21,15 @@ from .profile import LayerProfile, Profile, SplitLayer, TensorSplit
 COLUMNS = {
     "q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "gate_proj", "up_proj",
     "gate_up_proj", "c_fc", "fc1", "dense_h_to_4h", "wi", "wi_0", "wi_1", "query", "key", "value",
-    "w1", "w3",
+    "q", "k", "v", "w1", "w3", "intermediate.dense",
 }  # fmt: skip
-ROWS = {"o_proj", "out_proj", "down_proj", "c_proj", "fc2", "dense_4h_to_h", "wo", "w2"}
-EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings"}
+ROWS = {
+    "o_proj", "out_proj", "down_proj", "c_proj", "fc2", "dense_4h_to_h", "wo", "o", "w2",
+    "attention.dense", "self_attention.dense", "output.dense",
+}  # fmt: skip
+"""Names of products, with that of the module around them where the name alone says nothing."""
+
+EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared"}
 HEADS = {"lm_head", "embed_out"}
 HEAD_FIELDS = ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads")
 
@@ -65,18 +71,35 @@ def _count_heads(profile: Profile) -> list[int]:
     return [value for name in HEAD_FIELDS if (value := getattr(config, name, None))]
 
 
-def _module(parameter: Parameter) -> str:
-    """Return the name of the module that holds a weight: ``q_proj``."""
-    parts = parameter.names[0].split(".")
-    return parts[-2] if len(parts) > 1 else ""
+def _find_product(parameter: Parameter) -> tuple[str, str]:
+    """Return the path of the product that a parameter belongs to, and its usual name, or "".
+
+    Experts' products are one: they run side by side, and their sum is exchanged once.
+    """
+    path = re.sub(r"\bexperts\.\d+", "experts", parameter.names[0]).split(".")
+    if path[-1] in ("weight", "bias"):
+        path.pop()
+    known = COLUMNS | ROWS | EMBEDDINGS | HEADS
+    usual = (".".join(path[-count:]) for count in (2, 1))
+    return ".".join(path), next((name for name in usual if name in known), "")
+
+
+def _is_cut(parameter: Parameter, name: str, cut: set[str]) -> bool:
+    """Return True if devices hold parts; a bias behind a sum of rows is whole."""
+    return name in cut and not (name in ROWS and _is_bias(parameter))
+
+
+def _is_bias(parameter: Parameter) -> bool:
+    return parameter.names[0].endswith(".bias")
 
 
 def _split(profile: Profile, index: int, parameters: list[Parameter], degree: int) -> SplitLayer:
     entry = profile.layers[index]
-    modules = [_module(parameter) for parameter in parameters]
-    rows = sum(module in ROWS for module in modules) if COLUMNS & set(modules) else 0
+    found = [_find_product(parameter) for parameter in parameters]
+    usual = {name for _, name in found}
+    rows = len({path for path, name in found if name in ROWS}) if COLUMNS & usual else 0
     cut = COLUMNS | ROWS if rows else EMBEDDINGS | HEADS
-    split = [p for p, module in zip(parameters, modules, strict=True) if module in cut]
+    split = [p for p, (_, name) in zip(parameters, found, strict=True) if _is_cut(p, name, cut)]
     others = [parameter for parameter in parameters if parameter not in split]
     in_front = _find_hidden(profile, index)
     hidden = in_front.size_bytes if in_front else 0
@@ -91,12 +114,17 @@ def _split(profile: Profile, index: int, parameters: list[Parameter], degree: in
         return _whole(entry, reason)
     saved = sum(parameter.size_bytes for parameter in split)
     held = entry.layer.parameter_bytes - saved + saved // degree
-    if rows and in_parts:
-        return _split_block_and_rows(entry, rows, hidden, held, others, degree)
     if rows:
-        return _split_block(profile, entry, rows, hidden, held, degree)
+        block = (
+            _split_block_and_rows(
+                entry, rows, hidden, held, others, degree, _count_chosen(profile, found)
+            )
+            if in_parts
+            else _split_block(profile, entry, rows, hidden, held, degree)
+        )
+        return _add_whole_products(block, split, others)
     # A head that is tied to the embedding has its weight's name.
-    is_embedding = split[0].layers[0] == index and bool(EMBEDDINGS & set(modules))
+    is_embedding = split[0].layers[0] == index and bool(EMBEDDINGS & usual)
     made = (
         _split_embedding(entry, in_parts, degree)
         if is_embedding
@@ -168,20 +196,37 @@ def _sum_gradients(weights: list[Parameter]) -> dict[str, int]:
     return {"backward_reduced_bytes": sum(sizes), "backward_reductions": len(sizes)}
 
 
+def _count_chosen(profile: Profile, found: list[tuple[str, str]]) -> int:
+    """Return the experts of a token if a layer has experts, else 0."""
+    if not any("experts" in path.split(".") and name in ROWS for path, name in found):
+        return 0
+    config = profile.spec.config if profile.spec else None
+    return getattr(config, "num_experts_per_tok", None) or 1
+
+
 def _split_block_and_rows(
-    entry: LayerProfile, rows: int, hidden: int, held: int, others: list[Parameter], degree: int
-) -> SplitLayer:
-    """Split a block, and what is between its products along the sequence."""
+    entry: LayerProfile, rows: int, hidden: int, held: int, others: list[Parameter], degree: int,
+    chosen: int,
+) -> SplitLayer:  # fmt: skip
+    """Split a block, and what is between its products along the sequence.
+
+    What the experts that each token has ``chosen`` return is all-reduced before it is weighed.
+    """
     kept = min(rows * hidden, entry.saved_activation_bytes)
+    gathers = 2 * rows - (chosen > 0)
+    summed = _sum_gradients(others)
     return SplitLayer(
         compute_share=1 / degree,
         parameter_bytes=held,
         saved_activation_bytes=kept + math.ceil((entry.saved_activation_bytes - kept) / degree),
         workspace_bytes=_split_workspace(entry, hidden, degree),
-        forward_gathered_bytes=2 * rows * hidden,
-        backward_gathered_bytes=2 * rows * hidden,
-        gathers=4 * rows,
-        **_sum_gradients(others),
+        forward_gathered_bytes=gathers * hidden,
+        backward_gathered_bytes=gathers * hidden,
+        gathers=2 * gathers,
+        forward_reduced_bytes=chosen * hidden,
+        forward_reductions=int(chosen > 0),
+        backward_reduced_bytes=summed["backward_reduced_bytes"] + chosen * hidden,
+        backward_reductions=summed["backward_reductions"] + (chosen > 0),
     )
 
 
@@ -209,12 +254,33 @@ def _split_block(
     )
 
 
+def _add_whole_products(
+    block: SplitLayer, split: list[Parameter], others: list[Parameter]
+) -> SplitLayer:
+    """Return a block some of whose products have no usual names: every device does these."""
+    least = min(parameter.numel for parameter in split if not _is_bias(parameter))
+    unknown = [parameter.numel for parameter in others if parameter.numel >= least]
+    if not unknown:
+        return block
+    share = sum(unknown) / (sum(unknown) + sum(parameter.numel for parameter in split))
+    reason = "some of its weights have no usual names"
+    return block.model_copy(
+        update={
+            "compute_share": share + (1 - share) * block.compute_share,
+            "reasons": (*block.reasons, reason),
+        }
+    )
+
+
 def _find_hidden(profile: Profile, index: int) -> TensorSpec | None:
-    """Return the activations in front of a layer, or behind the first: the largest tensor."""
+    """Return the activations in front of a layer, or behind the first: the largest tensor.
+
+    Of at most three dimensions, if there is one: more have scores of pairs of positions.
+    """
     tensors = profile.boundaries[max(index - 1, 0)].tensors if profile.boundaries else ()
     return max(
         (tensor for tensor in tensors if tensor.requires_grad),
-        key=lambda tensor: tensor.size_bytes,
+        key=lambda tensor: (len(tensor.shape) <= 3, tensor.size_bytes),
         default=None,
     )
 

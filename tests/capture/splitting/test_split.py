@@ -170,6 +170,58 @@ def test_rows_of_sums_flow_through_norms(even_tokens, norm, stages):
     assert not any("norm" in name for name in divided)
 
 
+class FlatLinear(nn.Module):
+    """A linear layer as GPT-2 has it, of all sequences' rows, one behind the other."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        made = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return made.view(*x.shape[:-1], self.bias.size(0))
+
+
+def flat_residual(self, x):
+    return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("samples", [2, 3, 8])
+def test_rows_of_flat_products_are_divided_sequence_by_sequence(samples):
+    torch.manual_seed(0)
+    tokens = (torch.randn(samples, 4, 8, dtype=torch.float64),)
+    blocks = [
+        Block(flat_residual, norm=nn.LayerNorm(8), up=FlatLinear(8, 16), down=FlatLinear(16, 8))
+        for _ in range(3)
+    ]
+    check(Model(*blocks), tokens, 4)
+    split = split_of(trace(Model(*blocks).double(), tokens, check=False), 4)
+    sums = [change.layout for change in split.changes.values() if change.sums]
+    # Whole samples, where there are enough of them.
+    assert sums == [Shard(0) if samples == 8 else Shard(0, (4,) * samples)] * 3
+    assert not any(change.whole for change in split.changes.values() if change.sums)
+
+
+def heads_as_samples(self, x):
+    """As older models do it: a batched product with samples and heads in one dimension."""
+    query, key, value = (
+        each(x).view(*x.shape[:2], 4, 2).transpose(1, 2).reshape(-1, x.shape[1], 2)
+        for each in (self.query, self.key, self.value)
+    )
+    weights = torch.softmax(torch.bmm(query, key.transpose(1, 2)) / 2, -1)
+    found = torch.bmm(weights, value).view(-1, 4, *x.shape[1:-1], 2)
+    return self.out(found.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_heads_in_one_dimension_with_samples(tokens, degree):
+    names = ("query", "key", "value", "out")
+    model = Model(*(Block(heads_as_samples, **{n: nn.Linear(8, 8) for n in names}) for _ in "ab"))
+    divided = check(model, tokens, degree)
+    assert {f"blocks.1.{name}.weight" for name in names} <= divided
+
+
 def test_rows_that_are_changed_in_place_are_not_gathered(even_tokens):
     def run(self, x):
         y = self.down(F.silu(self.up(x)))
