@@ -22,7 +22,7 @@ HOST_COPIES = 2.0
 
 RING_SHARE = {"NVLink": 20 / 25, "PCIe": 12 / 16}
 """Of the data sheet's rate: what NCCL's search for rings counts on, for a link of NVLink 3 and for
-16 lanes of PCIe 3.0 (``topo.h``)."""
+16 lanes of PCIe 3.0 (``SM80_NVLINK_BW`` and ``PCI_BW`` of ``topo.h`` at commit 069a3d4f)."""
 
 RING_DELAYS_S = {"NVLink": (0.6e-6, 3.4e-6), "PCIe": (1.0e-6, 5.7e-6)}
 """A step of a ring in the protocols LL and Simple (``hwLat`` of NCCL's ``tuning.cc`` at commit
@@ -43,6 +43,12 @@ AMD_RINGS, AMD_LINK_RATE = {2: 4, 4: 1, 8: 3, 16: 6}, 36e9
 """Rings among dies of MI250s, and the rate of one that RCCL counts on (``MI200_XGMI_WIDTH``). A
 module's two dies share four links and modules one each (AMD's CDNA 2 white paper): among k modules
 there are k - 1 rings without a shared link, and each has six links to others."""
+
+MESH_LINK = "Infinity Fabric 4"
+MESH_LINK_RATE = 48e9
+"""Every MI300X of a node has a link to every other, so that n of them have n - 1 rings. Of a link's
+64 GB/s AMD counts on 48 (``GFX94X_XGMI_WIDTH`` of RCCL's ``topo.h``, and the ROCm blog's "RCCL
+Bandwidth and xGMI Performance on MI300X")."""
 
 AMD_START_S, AMD_DELAYS_S = (12e-6, 17e-6), (0.8e-6, 3.6e-6)
 """The protocols LL and Simple by RCCL's ``tuning.cc`` at commit 9e22c79d."""
@@ -94,6 +100,9 @@ def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
     found = {}
     for link, rate in rates.items():
         host = link.removesuffix(" without peer-to-peer")
+        if link == MESH_LINK:
+            found[link] = _mesh(rate)
+            continue
         near = SCALED.get(host, host)
         if link in table or near not in table:
             continue
@@ -109,6 +118,12 @@ def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
             }
         )
     return found
+
+
+def _mesh(rate: float) -> LinkFigures:
+    bandwidth = {count: (count - 1) * MESH_LINK_RATE for count in (2, 4, 8)}
+    update = {"basis": "rule", "source": "constants of RCCL", "bandwidth": bandwidth}
+    return ring_by_constants(MESH_LINK, rate).model_copy(update=update)
 
 
 def _scale(bandwidth: dict[int, float], factor: float, switch_sums: float) -> dict[int, float]:

@@ -77,10 +77,15 @@ PASCAL_NODE = 16
 
 _LINK_GB_PER_S = {
     "NVLink 2": 150, "NVLink 3": 300, "NVLink 4": 450, "NVLink 5": 900,
-    "PCIe 3.0 x16": 16, "PCIe 4.0 x16": 32, "PCIe 5.0 x16": 64, "Infinity Fabric": 64,
+    "PCIe 3.0 x16": 16, "PCIe 4.0 x16": 32, "PCIe 5.0 x16": 64,
+    "Infinity Fabric 3": 50, "Infinity Fabric 4": 64,
     "PCIe 4.0 x16 without peer-to-peer": 32, "PCIe 5.0 x16 without peer-to-peer": 64,
 }  # fmt: skip
-"""GB/s of one direction; GeForce cards of these generations copy through the host's memory."""
+"""GB/s of one direction; GeForce cards of these generations copy through the host's memory.
+
+NVLink joins a device to a switch by 6, 12, 18 and 18 links of 25 GB/s, in its fifth generation of
+50. Of Infinity Fabric it is one link between two devices, by AMD's documentation of MI250 and
+MI300X; MI100's are taken for MI250's."""
 
 
 def _gpu(
@@ -187,7 +192,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "MI300X", "AMD Instinct MI300X", r"mi300x", tera=(163.4, 653.7, 1307.4, 1307.4),
-        chip=(304, 256, 750, 5), memory_gb=192, gb_per_s=5300, link="Infinity Fabric",
+        chip=(304, 256, 750, 5), memory_gb=192, gb_per_s=5300, link="Infinity Fabric 4",
         source="AMD Instinct MI300X data sheet, December 2023", backend="rocm",
     ),
     _gpu(
@@ -219,7 +224,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
     _gpu(
         "A10G", "NVIDIA A10G", r"a10g", tera=(35, 35, 70, 70), chip=(80, 6, 300, 8), 
         memory_gb=24, gb_per_s=600, link="PCIe 4.0 x16",
-        source="NVIDIA A10G data sheet, 2021; sparse rates halved",
+        source="NVIDIA A10G data sheet for AWS, February 2022; sparse rates halved",
     ),
     _gpu(
         "A6000", "NVIDIA RTX A6000", r"rtx a6000", tera=(38.7, 77.4, 154.8, 154.8),
@@ -255,24 +260,24 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "MI100", "AMD Instinct MI100", r"mi100", tera=(46.1, None, 92.3, 184.6),
-        chip=(120, 8, 300, 7), memory_gb=32, gb_per_s=1229, link="Infinity Fabric",
+        chip=(120, 8, 300, 7), memory_gb=32, gb_per_s=1229, link="Infinity Fabric 3",
         source="AMD Instinct MI100 data sheet, 2020; float32 by matrix cores", backend="rocm",
     ),
     _gpu(
         "MI210", "AMD Instinct MI210", r"mi210", tera=(45.3, None, 181, 181),
-        chip=(104, 8, 300, 6), memory_gb=64, gb_per_s=1638, link="Infinity Fabric",
+        chip=(104, 8, 300, 6), memory_gb=64, gb_per_s=1638, link="Infinity Fabric 3",
         source="AMD Instinct MI210 data sheet, 2022; float32 by matrix cores", backend="rocm",
     ),
     _gpu(
         "MI250", "AMD Instinct MI250 (one of two dies)", r"mi250(?!x)",
         tera=(45.3, None, 181, 181), chip=(104, 8, 280, 6), memory_gb=64, gb_per_s=1638,
-        link="Infinity Fabric", backend="rocm",
+        link="Infinity Fabric 3", backend="rocm",
         source="AMD Instinct MI250 data sheet, 2021, halved: a die is a device of its own",
     ),
     _gpu(
         "MI250X", "AMD Instinct MI250X (one of two dies)", r"mi250x",
         tera=(47.9, None, 191.5, 191.5), chip=(110, 8, 280, 6), memory_gb=64, gb_per_s=1638,
-        link="Infinity Fabric", backend="rocm",
+        link="Infinity Fabric 3", backend="rocm",
         source="AMD Instinct MI250X data sheet, 2021, halved: a die is a device of its own",
     ),
     Accelerator(

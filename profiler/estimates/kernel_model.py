@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64))
+"""Rows and columns of a block's result, out of those that cuBLAS has (``cublasLtMatmulTile_t``)."""
+
 PARTS = (1, 2, 3, 4, 6, 8, 16)
 """Into how many parts a kernel may cut k, each of which sums its own (split-k)."""
 
 ATTENTION_ROWS = 128
-"""Queries of a block of FlashAttention (Dao 2023)."""
+"""Queries of a block of FlashAttention-2 (``kBlockM`` of its ``flash_fwd_launch_template.h``)."""
 
 COLUMN_ROWS = 4096
 """Rows of a product for which `KernelConstants.columns` is stated."""

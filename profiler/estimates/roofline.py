@@ -116,7 +116,12 @@ CPU_EFFICIENCY: dict[OperationClass, float] = {
     "embedding": 0.4,
 }
 CPU_TRAFFIC = 0.7
-CPU_OVERHEAD_S = 5e-6  # PyTorch's dispatcher and autograd, per operation
+CPU_OVERHEAD_S = 5e-6
+"""PyTorch's dispatcher and autograd, per operation.
+
+All figures of a CPU are guesses, as profiles say; how wrong they are was measured
+(docs/evidence/estimates.md).
+"""
 
 
 def default_rates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.core.cluster.accelerators import CATALOGUE
+from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.cluster.collectives import LinkFigures, load_link_table
 
@@ -61,3 +61,16 @@ def test_cards_without_peer_to_peer_are_slower_than_those_with():
         for name in ("L40S", "RTX4090")
     )
     assert without == pytest.approx(with_it / 2, rel=1e-3)
+
+
+def test_a_mesh_sums_over_as_many_rings_as_a_device_has_peers():
+    """MI300X took MI250's measurements for its own, and was five times too slow among eight."""
+    two, eight = (
+        Cluster.parse(f"{count}xMI300X").levels[0].all_reduce_bandwidth_bytes_per_s
+        for count in (2, 8)
+    )
+    assert eight == pytest.approx(7 * two)
+    assert two < get_accelerator("MI300X").link_bandwidth_bytes_per_s
+    table = load_link_table()
+    assert table[get_accelerator("MI300X").link].basis == "rule"
+    assert table[get_accelerator("MI250").link].basis == "table"
