@@ -15,7 +15,7 @@ from ..core.plan.explanation import Dimension, Shares
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count
-from .problem.split_layers import collectives_s, find_split, list_splits
+from .problem.split_layers import collectives_s, find_split
 
 Replan = Callable[[PlanOptions], Plan | None]
 """Plans the request with other options; `None` where nothing fits or time is over."""
@@ -49,7 +49,7 @@ def list_dimensions(
 def _list_less(plan: Plan, profile: Profile, options: PlanOptions) -> Iterator[_Less]:
     tensor = plan.stages[0].tensor
     if tensor > 1:
-        known = {1, *(split.degree for split in list_splits(profile))}
+        known = {1, *(split.degree for split in profile.splits)}
         fewer = max(degree for degree in known if degree < tensor)
         # Fewer devices to a layer leave more for stages, and another schedule may suit those.
         update = {"tensor": fewer, "num_stages": None, "auto": ("schedule", "chunks")}

@@ -34,7 +34,6 @@ from .problem.split_layers import (
     describe_split,
     find_split,
     group_devices,
-    list_splits,
     split_costs,
 )
 
@@ -216,7 +215,7 @@ def list_degrees(profiles: Sequence[Profile], options: PlanOptions) -> tuple[int
     """Return the degrees to plan, the largest first: its groups are fewest, so it is quickest."""
     if options.tensor != "auto":
         return (options.tensor,)
-    known = [{split.degree for split in list_splits(profile)} for profile in profiles]
+    known = [{split.degree for split in profile.splits} for profile in profiles]
     return (*sorted(set.intersection(*known), reverse=True), 1)
 
 

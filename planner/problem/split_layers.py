@@ -17,7 +17,6 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Parameter
 from ...core.graph.tensors import TensorSpec
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer, TensorSplit, Timing
-from ...core.profile.split_by_names import split_by_names
 from ...core.units import list_some
 
 MOST_NAMED = 3
@@ -31,41 +30,30 @@ LOSS_PER_DOUBLING = 0.025
 1.5, 5 and 8 % longer in the median when cut in 2, 4 and 8 (aiconfigurator's measurements)."""
 
 
-def list_splits(profile: Profile) -> tuple[TensorSplit, ...]:
-    """Return the profile's splits, or by the names of its weights those that are usual."""
-    return profile.splits or split_by_names(profile)
-
-
 def find_split(profile: Profile, degree: int) -> TensorSplit:
     """Return how layers split over so many devices.
 
     Raises:
         InvalidInput: The profile does not know, or nothing can be split.
     """
-    known = list_splits(profile)
-    for split in known:
+    for split in profile.splits:
         if split.degree == degree:
             return split
-    degrees = ", ".join(str(split.degree) for split in known)
+    degrees = ", ".join(str(split.degree) for split in profile.splits)
     remedy = (
-        "and no weight has a usual name; 'stagewright profile' finds out by measuring the model's "
-        "code or graph file; if it made this profile, nothing in the model can be split: leave "
+        "'stagewright profile' and 'stagewright estimate' find out from the model's code, name or "
+        "graph file; if one of them made this profile, nothing in the model can be split: leave "
         "tensor at 1"
     )
     raise InvalidInput(
         f"the profile does not say how layers split over tensor={degree} devices"
-        + (f"; it knows {degrees}" if degrees else f", {remedy}"),
+        + (f"; it knows {degrees}" if degrees else f"; {remedy}"),
         field="/options/tensor",
     )
 
 
 def describe_split(profile: Profile, degree: int) -> Iterator[str]:
-    """Yield notes on where a split comes from, and on layers that devices do whole, or mostly."""
-    if not profile.splits:
-        yield (
-            f"layers are split over {degree} devices by the names of their weights, as the profile "
-            "does not say how"
-        )
+    """Yield notes on layers that devices do whole, or mostly."""
     timed = [
         (entry.layer.name, own)
         for entry, own in zip(profile.layers, find_split(profile, degree).layers, strict=True)

@@ -14,7 +14,6 @@ from ...core.cluster.cluster import Cluster
 from ...core.graph.graph import Parameter
 from ...core.plan.plan import Baseline, Plan, Stage
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer
-from ...core.profile.split_by_names import split_by_names
 
 LOST_PER_HALVING = 0.025
 """Share of a product's time that is lost each time its part is halved."""
@@ -52,7 +51,7 @@ def reduce_to_groups(
 
 def reduce_problem(profile: Profile, cluster: Cluster, degree: int) -> tuple[Profile, Cluster]:
     """Return the profile and the cluster with every group of so many devices as one."""
-    split = next(one for one in profile.splits or split_by_names(profile) if one.degree == degree)
+    split = next(one for one in profile.splits if one.degree == degree)
     layers = [
         _reduce_layer(entry, own, degree, cluster)
         for entry, own in zip(profile.layers, split.layers, strict=True)

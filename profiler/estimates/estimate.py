@@ -31,6 +31,7 @@ from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenan
 from ...core.requests.default_samples import default_sample
 from ...core.requests.precision import AskedPrecision, split_precision
 from ..layers.loss_layer import LossFunction
+from ..layers.tensor_shares import list_splits
 from ..measure.to_profile import graph_fields
 from ..models.families import build_loss, build_model
 from .basis import describe_basis, model_class
@@ -306,6 +307,7 @@ def document(
         input_structure=graph.input_structure or work.structure.to_json(),
         layers=layers,
         storages=work.storages,
+        splits=list_splits(work.shares, layers),
         loss=loss,
         provenance=_provenance(work, wanted, error, calibrate_by, table, recipe),
         notes=(

@@ -26,6 +26,7 @@ from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.layer_run import LayerRun, Values, backward_pairs, layer_runs
 from ..layers.loss_layer import Loss, LossFunction
+from ..layers.tensor_shares import TensorShares, find_shares
 from ..layers.trace_model import make_gradients
 from .flops import Cost, cost_of
 from .meta_device import DeviceKernels
@@ -65,7 +66,10 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """All layers of a captured model, the loss where it has one, and the storage table."""
+    """All layers of a captured model, the loss where it has one, and the storage table.
+
+    ``shares`` say how devices may split the layers between them.
+    """
 
     graph: Graph
     structure: CallStructure
@@ -73,6 +77,7 @@ class ModelWork:
     layers: tuple[LayerWork, ...]
     loss: LayerWork | None
     storages: tuple[SavedStorage, ...]
+    shares: TensorShares
 
     @property
     def parts(self) -> tuple[LayerWork, ...]:
@@ -149,6 +154,7 @@ def captured_work(
         layers=tuple(parts[: len(classes)]),
         loss=None if loss is None else parts[-1],
         storages=first.storages,
+        shares=find_shares(captured),
     )
 
 

@@ -35,6 +35,7 @@ from ...core.graph.graph import MODEL_INPUT, Boundary, Edge, Graph, Layer, Param
 from ...core.graph.tensors import TensorSpec
 from ...core.profile.profile import SavedStorage
 from ..layers.loss_layer import LossFunction
+from ..layers.tensor_shares import ModelShares
 from .layer_costs import EstimateTarget, ModelWork, capture_on_meta, captured_work
 
 _LOG = logging.getLogger(__name__)
@@ -296,6 +297,7 @@ class _Repetition:
             classes=tuple(work.classes[index] for index in order),
             layers=tuple(work.layers[index] for index in order),
             storages=tuple(self._storages(work.storages)),
+            shares={degree: self._shares(own, order) for degree, own in work.shares.items()},
             graph=Graph(
                 model=graph.model,
                 mode=graph.mode,
@@ -311,6 +313,23 @@ class _Repetition:
                 notes=graph.notes,
             ),
         )
+
+    def _shares(self, shares: ModelShares, order: Sequence[int]) -> ModelShares:
+        start, end, layers = self._start, self._end, shares.layers
+        _agree("shares", layers[start:end], layers[end : end + self._width])
+        return replace(
+            shares,
+            layers=tuple(layers[index] for index in order),
+            divided=tuple(dict.fromkeys(self._names(shares.divided))),
+        )
+
+    def _names(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield names of tensors, those of the second period once for each time it occurs."""
+        for name in names:
+            if self._start <= self._made_in[name] < self._end:
+                yield from (self._rename(name, times) for times, _ in self._times())
+            else:
+                yield self._rename(name, self._pattern.inserted)
 
     def _chain_break(self) -> str | None:
         found = _OPERATION.match(self._graph.chain_break or "")

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 from ...capture.captured import Captured
 from ...capture.program.cuts import differentiable_nodes
-from ...capture.program.program import Program, tensors_of, value_of
+from ...capture.program.mutation import mutated_inputs
+from ...capture.program.program import Program, storages_of, tensors_of, value_of
 from ...capture.splitting.find_split import ModelSplit, find_split, is_local, list_outputs
 from ...capture.splitting.layout import NodeSplit, base_name, find_weight
 from ...core.profile.profile import LayerProfile, SplitLayer, TensorSplit
@@ -278,7 +279,10 @@ def _bytes_of(node: fx.Node) -> int:
 
 
 def _work_of(node: fx.Node, program: Program) -> float:
-    """Return an operation's bytes, with its products' FLOPs as bytes."""
+    """Return an operation's bytes, with its products' FLOPs as bytes; a view has no work."""
+    own, sources = storages_of([node]), storages_of(node.all_input_nodes)
+    if not own.isdisjoint(sources) and not mutated_inputs(node, program):
+        return 0.0
     read = sum(_bytes_of(source) for source in node.all_input_nodes)
     return read + _bytes_of(node) + _flops_of(node, program) / FLOPS_PER_BYTE
 

@@ -6,11 +6,9 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
-from stagewright.core.graph.graph import Parameter
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import SplitLayer, TensorSplit
-from stagewright.core.profile.split_by_names import split_by_names
 from stagewright.planner.explain import explain
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
@@ -137,7 +135,7 @@ def test_a_shared_connection_is_shared_by_the_devices_of_a_group():
 def test_unknown_degrees_and_unlike_devices_are_refused_by_name():
     with pytest.raises(InvalidInput, match="tensor=4 devices; it knows 2"):
         planned(make_cluster(1, 4), tensor=4)
-    with pytest.raises(InvalidInput, match=r"'stagewright profile' finds out.*graph file"):
+    with pytest.raises(InvalidInput, match=r"'stagewright estimate' find out.*graph file"):
         planned(make_cluster(), profile=make_profile(splits=()), tensor=2)
     with pytest.raises(InvalidInput, match="needs 4 equal devices"):
         planned(make_cluster(), tensor=4)
@@ -243,97 +241,18 @@ def test_a_reason_is_never_empty():
     assert found.notes[-1].endswith("layer.2 (0.70: what is around its products is not split)")
 
 
-def test_transformers_are_split_by_the_names_of_their_weights():
-    names = {
-        0: ["embed_tokens"],
-        1: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm"],
-        2: ["lm_head"],
-    }
-    parameters = tuple(
-        Parameter(
-            names=(f"model.{layer}.{name}.weight",), size_bytes=400, numel=100, layers=(layer,)
-        )
-        for layer, owned in names.items()
-        for name in owned
-    )
-    profile = chain_profile([1.0] * 3, forward_bytes=64, parameter_bytes=400, saved_bytes=1000)
-    layers = tuple(
-        entry.model_copy(
-            update={
-                "layer": entry.layer.model_copy(
-                    update={"parameter_bytes": 400 * len(names[index])}
-                ),
-                "output_bytes": 64,
-            }
-        )
-        for index, entry in enumerate(profile.layers)
-    )
-    profile = profile.model_copy(update={"layers": layers, "parameters": parameters})
-    two, four = split_by_names(profile)  # eight does not divide a hundred
-    assert (two.degree, four.degree) == (2, 4)
-    embedding, block, head = two.layers
-    assert (embedding.forward_reductions, embedding.backward_reductions) == (1, 0)
-    assert block.parameter_bytes == 7 * 200 + 400  # the norm is whole
-    assert (block.forward_reductions, block.forward_reduced_bytes) == (2, 2 * 64)
-    assert (head.gathers, head.forward_reductions, head.backward_reductions) == (0, 2, 1)
-    made = planned(make_cluster(1), profile=profile, tensor=2)
-    assert any("by the names of their weights" in note for note in made.notes)
-
-
-def test_what_is_between_products_is_split_along_the_sequence():
-    names = {0: ["embed_tokens"], 1: ["q_proj", "o_proj", "input_norm"], 2: ["norm"]}
-    parameters = tuple(
-        Parameter(names=(f"m.{name}.weight",), size_bytes=400, numel=100, layers=(layer,))
-        for layer, owned in names.items()
-        for name in owned
-    )
-    profile = chain_profile([1.0] * 3, parameter_bytes=1200, saved_bytes=1000)
+def test_a_device_sends_its_part_of_what_is_divided():
     hidden = TensorSpec(name="x", shape=(2, 6, 4), dtype="float32", requires_grad=True)
+    profile = chain_profile([1.0] * 2)
+    (gap,) = profile.boundaries
     profile = profile.model_copy(
-        update={
-            "parameters": parameters,
-            "boundaries": tuple(
-                gap.model_copy(update={"tensors": (hidden,)}) for gap in profile.boundaries
-            ),
-            "layers": tuple(
-                entry.model_copy(
-                    update={
-                        "layer": entry.layer.model_copy(update={"module_type": kind}),
-                        "output_bytes": hidden.size_bytes,
-                    }
-                )
-                for entry, kind in zip(
-                    profile.layers, ["Embedding", "Block", "RMSNorm"], strict=True
-                )
-            ),
-        }
+        update={"boundaries": (gap.model_copy(update={"tensors": (hidden,)}),)}
     )
-    two, four = split_by_names(profile)
-    assert (two.divided, four.divided) == (("x",), ())  # four does not divide six positions
-    embedding, block, norm = two.layers
-    size = hidden.size_bytes
-    assert (embedding.gathers, embedding.forward_gathered_bytes) == (2, size)
-    assert (block.gathers, block.forward_gathered_bytes) == (4, 2 * size)
-    assert (block.forward_reductions, block.backward_reductions) == (0, 1)
-    assert (norm.compute_share, norm.saved_activation_bytes) == (0.5, 500)
-    assert four.layers[2].compute_share == 1
-    grouped = split_costs(profile, two, Cluster.uniform(2))
-    assert grouped.boundaries[0].forward_bytes == size // 2
-
-
-def test_a_layer_of_buffers_alone_has_no_weights():
-    """A rotary embedding was said to have weights without usual names."""
-    parameters = (
-        Parameter(names=("m.embed_tokens.weight",), size_bytes=400, numel=100, layers=(0,)),
-        Parameter(names=("m.rotary.inv_freq",), size_bytes=40, layers=(1,), kind="buffer"),
-        Parameter(names=("m.odd.weight",), size_bytes=400, numel=100, layers=(2,)),
-    )
-    profile = chain_profile([1.0] * 3).model_copy(update={"parameters": parameters})
-    split, *_ = split_by_names(profile)
-    assert [own.reasons for own in split.layers[1:]] == [
-        ("it has no weights",),
-        ("its weights have no usual names",),
-    ]
+    split = TensorSplit(degree=2, layers=(HALF, HALF), divided=("x",))
+    for divided, size in ((("x",), hidden.size_bytes // 2), ((), hidden.size_bytes)):
+        own = split.model_copy(update={"divided": divided})
+        (gap,) = split_costs(profile, own, Cluster.uniform(2)).boundaries
+        assert gap.forward_bytes == size
 
 
 def test_devices_in_no_group_and_links_of_one_group_are_noted():

@@ -11,6 +11,8 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.models.families import (
+    GPT2Config,
+    GPT2Spec,
     MLPConfig,
     MLPSpec,
     ResNetConfig,
@@ -40,6 +42,8 @@ from stagewright.profiler.estimates.estimate import (
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.for_cluster import estimate_for_cluster
 from stagewright.profiler.estimates.roofline import CostTable, default_rates
+from stagewright.profiler.measure.profile import profile
+from stagewright.profiler.models.families import build_model
 
 MLP = MLPSpec(family="mlp", config=MLPConfig(hidden_size=256))
 RESNET = ResNetSpec(family="resnet", config=ResNetConfig(depth=18, width=8))
@@ -319,3 +323,18 @@ def test_calibration_by_recorded_profiles_of_a_real_cpu():
         for rates in (rates_for(HERE, ()), rates_for(HERE, others))
     )
     assert abs(fitted) < 0.2 < abs(usual)
+
+
+def test_layers_split_as_those_of_a_measured_profile():
+    pytest.importorskip("transformers")
+    config = GPT2Config(n_layer=5, n_embd=64, n_head=8, vocab_size=128, n_positions=32)
+    spec = GPT2Spec(family="gpt2", config=config)
+    repeated = estimate_spec(spec, device="cpu", precision="float32")
+    sample = {"input_ids": torch.zeros(repeated.inputs[0].shape, dtype=torch.int64)}
+    measured = profile(build_model(spec), sample)
+    assert [split.degree for split in repeated.splits] == [2, 4, 8]
+    for one, other in zip(repeated.splits, measured.splits, strict=True):
+        assert (one.degree, one.divided) == (other.degree, other.divided)
+        for entry, found in zip(one.layers, other.layers, strict=True):
+            update = {"saved_activation_bytes": 0, "workspace_bytes": 0}
+            assert entry.model_copy(update=update) == found.model_copy(update=update)

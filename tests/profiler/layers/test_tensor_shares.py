@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stagewright.capture.capture import trace
-from stagewright.profiler.layers.tensor_shares import find_shares, list_splits
+from stagewright.profiler.layers.tensor_shares import _work_of, find_shares, list_splits
 from tests.capture.splitting.threads import Threads, run_split
 from tests.runtime.tensor_parallel.models import make_example
 
@@ -66,3 +66,19 @@ def test_what_ranks_hold_adds_up_to_the_layer():
 def test_nothing_is_said_of_a_model_without_products():
     captured = trace(torch.nn.Sequential(torch.nn.ReLU()), (torch.randn(2, 3),), check=False)
     assert find_shares(captured) == {}
+
+
+def test_views_are_no_work():
+    class Transposed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = (torch.nn.Parameter(torch.ones(2, 4, 4)) for _ in "ab")
+
+        def forward(self, x):
+            return x @ self.up[0].t() @ self.down[0].t()
+
+    captured = trace(Transposed(), (torch.randn(2, 4),), check=False)
+    works = {node.name: _work_of(node, captured.program) for node in captured.layers.layer_of}
+    products = [work for name, work in works.items() if name.startswith("matmul")]
+    assert len(products) == 2
+    assert sum(works.values()) == sum(products) > 0
