@@ -128,7 +128,8 @@ class Row:
         step_errors: (estimated - measured) / measured, uncalibrated and calibrated.
         share_errors: Mean over layers of the difference between the shares of the step's time,
             each weighted by its share: half the sum of absolute differences, likewise.
-        layer_errors: Of every layer most of which is of one class, likewise.
+        layer_errors: Relative error of each layer that is mostly of one class, uncalibrated and
+            calibrated.
     """
 
     name: str

@@ -66,7 +66,7 @@ of a generic core ("uncalibrated") and by those fitted to the profiles of the ot
 wrong layer. Timed by the thread's own clock: other work ran on the machine.
 """
 
-BANDS_TEXT = """Nine tenths of the time of layers that are of one class (for 70 % of theirs)
+BANDS_TEXT = """Of layers that spend over 70 % of their time in one class, nine tenths (by time)
 keep to these bands, from which [the bands of layers](truth.md#bands-of-kernels) follow.
 """
 

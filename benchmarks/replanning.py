@@ -32,7 +32,7 @@ CASES = ((48, 32, 1e-4), (100, 32, 1e-4), (100, 32, 1e-2), (100, 80, 1e-4), (200
 
 HEAD = (
     "| layers | memory of each | gap | plan again, ms | of processor time | before, s | after, s "
-    "| without the node, s | cut short, ms | after, s |\n|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    "| without the node, s | in 100 ms: ms | step, s |\n|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 

@@ -116,7 +116,7 @@ PRIOR = GpuTable(
 )
 """Where every fit starts and what it is drawn to, by published kernels and round numbers.
 
-No set of rows tells ``host_s`` and ``convolution``: they are guesses, and profiles say so.
+No set of rows determines ``host_s`` and ``convolution``: they are guesses, and profiles say so.
 
 Attention's backward is that of the first FlashAttention, which the whole models measured ran: 25 to
 35 % of an A100's peak (Dao 2023). No fit starts at another's result, which would carry what a

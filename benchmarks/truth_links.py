@@ -100,11 +100,13 @@ def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
     found = {}
     for link, rate in rates.items():
         host = link.removesuffix(" without peer-to-peer")
+        if link in table:
+            continue
         if link == MESH_LINK:
             found[link] = _mesh(rate)
             continue
         near = SCALED.get(host, host)
-        if link in table or near not in table:
+        if near not in table:
             continue
         factor = rate / rates[near] / (1.0 if host == link else HOST_COPIES)
         entry = table[near]
@@ -122,7 +124,12 @@ def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
 
 def _mesh(rate: float) -> LinkFigures:
     bandwidth = {count: (count - 1) * MESH_LINK_RATE for count in (2, 4, 8)}
-    update = {"basis": "rule", "source": "constants of RCCL", "bandwidth": bandwidth}
+    update = {
+        "basis": "rule",
+        "source": "constants of RCCL",
+        "small_bandwidth": MESH_LINK_RATE * SMALL_SHARE,
+        "bandwidth": bandwidth,
+    }
     return ring_by_constants(MESH_LINK, rate).model_copy(update=update)
 
 

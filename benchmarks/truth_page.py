@@ -34,8 +34,8 @@ of NVIDIA's DeepLearningExamples. Left out: NeuSight's switch transformers (thei
 many tokens as a router gives them, which an estimate without values cannot know) and attention
 with sliding windows.
 
-Every kind of link was measured on one device, so that all-reduces of a device left out rest on the
-data sheet and on the constants with which NCCL and RCCL choose their protocols.
+Every kind of link was measured on at most one device, so that all-reduces of a device left out rest
+on the data sheet and on the constants with which NCCL and RCCL choose their protocols.
 """
 
 BANDS = """## Bands of kernels

@@ -46,4 +46,7 @@ def list_some(names: Sequence[str], most: int) -> str:
 def name_type(value: Any) -> str:
     """Name the type of an object with its article, e.g. ``an int``, ``a Linear``."""
     name = type(value).__name__
-    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+    # Letters that are spelled with a vowel in front, as in LSTM, and words in U like "unfold".
+    is_spelled = name[:2].isupper() and name[0] in "FHLMNRSX"
+    is_an = name[0] in "AEIOaeio" or is_spelled or name.startswith(("Un", "Up"))
+    return f"{'an' if is_an else 'a'} {name}"

@@ -263,7 +263,11 @@ def plan_degrees(
     best = min(tried.plans, key=lambda degree: (rank_plan(tried.plans[degree]), degree))
     if len(degrees) > 1 and deadline < math.inf:
         _plan_again(tried, plan_degree, tried.problems[best], deadline)
-    return _combine(tried, best)
+    made = _combine(tried, best)
+    if options.tensor == "auto" and degrees == (1,):
+        note = "tensor=1: the profile names no layers that split over several devices"
+        made = made.model_copy(update={"notes": (*made.notes, note)})
+    return made
 
 
 def _share(deadline: float, left: int) -> float:

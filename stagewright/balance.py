@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .core.errors import InvalidInput
 from .core.profile.profile import Profile
 from .core.requests.requests import ProfilingOptions
+from .core.units import name_type
 from .planner.heuristics.chain_partition import balance
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _check(partitions: int, module: nn.Module) -> None:
     if isinstance(partitions, bool) or not isinstance(partitions, Integral) or partitions < 1:
         raise InvalidInput(f"partitions is {partitions!r}; give a number from 1 up")
     if not hasattr(module, "named_parameters"):
-        raise InvalidInput(f"the module is a {type(module).__name__}, not a torch.nn.Module")
+        raise InvalidInput(f"the module is {name_type(module)}, not a torch.nn.Module")
 
 
 def _measure(

@@ -56,7 +56,9 @@ def run_program(stage: Callable[[Given], Result], *, asks_cuda: bool = False) ->
     parser.add_argument("--small", action="store_true", help="tiny sizes")
     parser.add_argument("--output", type=Path, required=True, help="file for the result")
     parser.add_argument("--folder", type=Path, required=True, help="records of other stages")
-    parser.add_argument("--profiles", type=Path, help="for tables; that of the records")
+    parser.add_argument(
+        "--profiles", type=Path, help="folder for tables (default: that of the records)"
+    )
     given, _ = parser.parse_known_args()
     code = 0
     try:

@@ -226,6 +226,7 @@ class _RunSearch:
         self._changed = {key for each in nodes for key in changed_storages(each, program)}
         self._layer_of, self._at = layer_of, {node: at for at, node in enumerate(nodes)}
         self._parts: dict[fx.Node, tuple[int, ...]] = {}
+        self._row_parts: dict[fx.Node, tuple[int, ...]] = {}  # of the rows of sums
         self._added: set[fx.Node] = set()  # products of whose sum every rank gets all
         self._layouts: dict[fx.Node, Any] = {}
         self._starts: dict[fx.Node, set[fx.Node]] = {}
@@ -272,8 +273,10 @@ class _RunSearch:
                 if not reads:  # it starts nothing, and nothing depends on it
                     self._whole.setdefault(node, f"{self._label(node)} {reason}")
                     break
-                if isinstance(reason, NeedsParts) and (sums := self._sums_without_parts(reads)):
-                    self._parts.update(dict.fromkeys(sums, reason.parts))
+                if isinstance(reason, NeedsParts) and (
+                    sums := self._sums_without_parts(reads, reason.parts)
+                ):
+                    self._row_parts.update(dict.fromkeys(sums, reason.parts))
                     return self._rewind(sums)
                 apart = self._reads_to_gather(node, reads, starts)
                 if not apart:
@@ -308,13 +311,14 @@ class _RunSearch:
         call.may_start = not reads and node not in self._whole and may_start(call)
         return call
 
-    def _sums_without_parts(self, reads: Sequence[fx.Node]) -> set[fx.Node]:
-        """Return the products of whose sum these are rows, if all can be asked for parts of it.
+    def _sums_without_parts(self, reads: Sequence[fx.Node], parts: tuple[int, ...]) -> set[fx.Node]:
+        """Return the products whose sums these rows are of, if all can be divided by these parts.
 
         A product of flat rows, all sequences behind each other, is divided sequence by sequence.
         """
         sums: set[fx.Node] = set().union(*(self._sums[source] for source in reads))
-        return sums if sums.isdisjoint(self._parts) else set()
+        fits = all(shape(each)[-2] == sum(parts) for each in sums)
+        return sums if fits and sums.isdisjoint(self._row_parts) else set()
 
     def _reads_to_gather(
         self, node: fx.Node, reads: Sequence[fx.Node], starts: set[fx.Node]
@@ -409,7 +413,7 @@ class _RunSearch:
 
     def _rows_of(self, node: fx.Node) -> Shard | None:
         """Return the layout of a sum of which each rank gets its rows."""
-        sizes, parts = shape(node), self._parts.get(node, ())
+        sizes, parts = shape(node), self._row_parts.get(node, ())
         divided = parts or sizes[-2:-1]
         if node in self._added or not divided or any(size % self._degree for size in divided):
             return None

@@ -84,8 +84,8 @@ _LINK_GB_PER_S = {
 """GB/s of one direction; GeForce cards of these generations copy through the host's memory.
 
 NVLink joins a device to a switch by 6, 12, 18 and 18 links of 25 GB/s, in its fifth generation of
-50. Of Infinity Fabric it is one link between two devices, by AMD's documentation of MI250 and
-MI300X; MI100's are taken for MI250's."""
+50. For Infinity Fabric it is the rate of one link between two devices, by AMD's documentation of
+MI250 and MI300X; MI100's is assumed to be MI250's."""
 
 
 def _gpu(

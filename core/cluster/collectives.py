@@ -8,7 +8,8 @@ the bytes that every device sends (NCCL's "bus bytes", 2 (n - 1) / n of the mess
     large = start' + step' (n - 1) + bus bytes / bandwidth(n)
 
 `tables/links.json` has the figures by kind of link, each with its source: fitted to measurements
-(``table``), scaled from the nearest kind that was measured (``rule``), or assumed (``guess``).
+(``table``), scaled from the nearest kind that was measured or computed from constants of the
+communication library (``rule``), or assumed (``guess``).
 Cards of a host without a switch share its PCIe lanes, so that their bandwidth falls with n.
 """
 

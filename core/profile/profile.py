@@ -82,7 +82,10 @@ class SavedStorage(Record):
 
 
 class LossProfile(Record):
-    """Costs of the loss function, carried by whatever stage comes last."""
+    """Costs of the loss function, carried by whatever stage comes last.
+
+    ``error_band`` is as of a `LayerProfile`.
+    """
 
     forward: Timing
     backward: Timing

@@ -152,14 +152,19 @@ def _map_splits(
         updates = {name: size([getattr(entry, name) for entry in entries]) for name in names}
         return entries[0].model_copy(update=updates)
 
-    known = [{split.degree: split.layers for split in profile.splits} for profile in profiles]
-    return tuple(
-        TensorSplit(
-            degree=degree,
-            layers=tuple(map(map_layer, zip(*(splits[degree] for splits in known), strict=True))),
+    known = [{split.degree: split for split in profile.splits} for profile in profiles]
+    found = []
+    for degree in sorted(set.intersection(*map(set, known))):
+        own = [splits[degree] for splits in known]
+        shared = set.intersection(*(set(split.divided) for split in own))
+        found.append(
+            TensorSplit(
+                degree=degree,
+                layers=tuple(map(map_layer, zip(*(split.layers for split in own), strict=True))),
+                divided=tuple(name for name in own[0].divided if name in shared),
+            )
         )
-        for degree in sorted(set.intersection(*map(set, known)))
-    )
+    return tuple(found)
 
 
 def pair(

@@ -42,8 +42,8 @@ def find_split(profile: Profile, degree: int) -> TensorSplit:
     degrees = ", ".join(str(split.degree) for split in profile.splits)
     remedy = (
         "'stagewright profile' and 'stagewright estimate' find out from the model's code, name or "
-        "graph file; if one of them made this profile, nothing in the model can be split: leave "
-        "tensor at 1"
+        "graph file: make it again, or leave tensor at 1; where they name no number either, "
+        "nothing in the model can be split"
     )
     raise InvalidInput(
         f"the profile does not say how layers split over tensor={degree} devices"

@@ -19,9 +19,12 @@ LOST_PER_HALVING = 0.025
 """Share of a product's time that is lost each time its part is halved."""
 
 
-def group_faults(plan: Plan, cluster: Cluster) -> Iterator[str]:
+def group_faults(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """Yield what is wrong with the groups of devices that split layers between them."""
     degree = plan.options.tensor
+    if degree not in (1, "auto", *(split.degree for split in profile.splits)):
+        yield f"the profile does not say how layers split over {degree} devices"
+        return
     where = {device.name: index for index, device in enumerate(cluster.devices)}
     for number, stage in enumerate(plan.stages):
         if stage.tensor != degree:

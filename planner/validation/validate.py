@@ -41,7 +41,7 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
     """
     plan, profile, cluster = require_plan(plan), require_profile(profile), parse_cluster(cluster)
     profile_id = profile.content_id()
-    faults_of_groups = list(group_faults(plan, cluster))
+    faults_of_groups = list(group_faults(plan, profile, cluster))
     faults = list(faults_of_groups)
     if not faults:
         plan, profile, cluster = reduce_to_groups(plan, profile, cluster)

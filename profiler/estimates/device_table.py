@@ -110,7 +110,8 @@ class GpuTable(Record):
         host_s: Time a process takes to start an operation, by launch.
         fused_traffic: Share of elementwise traffic that compiled code leaves.
         bands: Relative error that at least 90 % of left-out rows keep to, by class of model.
-        kernel_bands: The same by class of single kernel; a class that was not measured is left out.
+        kernel_bands: Relative error that at least 90 % of left-out rows keep to, by class of single
+            kernel; a class that was not measured is left out.
     """
 
     date: str

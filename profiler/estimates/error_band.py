@@ -30,7 +30,7 @@ ModelClass = Literal["16-bit transformer", "32-bit transformer", "convolutional 
 """What an error band is of: where most of a model's operations are, and their precision."""
 
 DIGITS = 3
-"""Of a band; more of a measured quantile says nothing."""
+"""Decimal digits of a band; a measured quantile has no more."""
 
 
 @dataclass(frozen=True)

@@ -320,16 +320,20 @@ class _Repetition:
         return replace(
             shares,
             layers=tuple(layers[index] for index in order),
-            divided=tuple(dict.fromkeys(self._names(shares.divided))),
+            divided=tuple(self._names(shares.divided)),
         )
 
-    def _names(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield names of tensors, those of the second period once for each time it occurs."""
+    def _names(self, names: Iterable[str]) -> list[str]:
+        """Return names of tensors by layer, those of the second period for each time it occurs."""
+        found = []
         for name in names:
-            if self._start <= self._made_in[name] < self._end:
-                yield from (self._rename(name, times) for times, _ in self._times())
+            layer = self._made_in[name]
+            if self._start <= layer < self._end:
+                found += [(layer + moved, self._rename(name, t)) for t, moved in self._times()]
             else:
-                yield self._rename(name, self._pattern.inserted)
+                moved = self._shift if layer >= self._end else 0
+                found.append((layer + moved, self._rename(name, self._pattern.inserted)))
+        return [name for _, name in sorted(found, key=lambda entry: entry[0])]
 
     def _chain_break(self) -> str | None:
         found = _OPERATION.match(self._graph.chain_break or "")

@@ -50,8 +50,27 @@ def test_counts(number, noun, text):
     assert count(number, noun) == text
 
 
+class Upsample:
+    pass
+
+
+class LSTM:
+    pass
+
+
+class UNet:
+    pass
+
+
 @pytest.mark.parametrize(
-    ("value", "text"), [(1, "an int"), ([], "a list"), (object(), "an object")]
+    ("value", "text"),
+    [
+        (1, "an int"),
+        ([], "a list"),
+        (Upsample(), "an Upsample"),
+        (LSTM(), "an LSTM"),
+        (UNet(), "a UNet"),
+    ],
 )
 def test_types_have_their_article(value, text):
     assert name_type(value) == text

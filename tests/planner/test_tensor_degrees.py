@@ -1,6 +1,7 @@
 """Layers split over several devices: costs by hand, placement, and the choice of the number."""
 
 import math
+from fractions import Fraction
 
 import pytest
 
@@ -9,6 +10,7 @@ from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import SplitLayer, TensorSplit
+from stagewright.core.profile.scale import scale_profile
 from stagewright.planner.explain import explain
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
@@ -130,6 +132,24 @@ def test_a_shared_connection_is_shared_by_the_devices_of_a_group():
     }
     (level,) = grouped.levels
     assert level.bandwidth_bytes_per_s == NETWORK.bandwidth_bytes_per_s / 2
+
+
+def test_profiles_that_name_no_splits_are_planned_whole_and_say_so():
+    made = planned(make_cluster(), profile=make_profile(splits=()), tensor="auto")
+    assert made.stages[0].tensor == 1
+    assert made.notes[-1].startswith("tensor=1: the profile names no layers that split")
+    split = planned(make_cluster(), tensor=2)
+    with pytest.raises(PlanMismatch, match="does not say how layers split over 2 devices"):
+        validate(split, make_profile(splits=()), make_cluster())
+
+
+def test_scaled_profiles_keep_what_is_divided():
+    profile = make_profile()
+    (split,) = profile.splits
+    profile = profile.model_copy(
+        update={"splits": (split.model_copy(update={"divided": ("x", "y")}),)}
+    )
+    assert scale_profile(profile, Fraction(2)).splits[0].divided == ("x", "y")
 
 
 def test_unknown_degrees_and_unlike_devices_are_refused_by_name():

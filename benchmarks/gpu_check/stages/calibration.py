@@ -42,7 +42,7 @@ def _precisions(device: str) -> tuple[Precision, ...]:
     entry = find_by_driver_name(name)
     if entry is None:
         raise Lacking(f"{name} is not in the catalogue, so that its peak rates are not known")
-    return default_precision([entry]), "float32"
+    return tuple(dict.fromkeys((default_precision([entry]), "float32")))
 
 
 def _say(line: str) -> None:

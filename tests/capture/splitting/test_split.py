@@ -601,3 +601,29 @@ def test_real_and_imaginary_parts_are_not_divided(even_tokens):
         return self.down(torch.view_as_real(made))
 
     check(Model(Block(forward, up=nn.Linear(8, 2), down=nn.Linear(2, 8))), even_tokens, 2)
+
+
+def test_rows_of_a_sum_are_not_divided_by_parts_of_another_size():
+    """A batch of sequences was taken apart by the sizes of a later view, and a rank failed."""
+    torch.manual_seed(0)
+    tokens = (torch.randn(6, 4, 8, dtype=torch.float64),)
+
+    def forward(self, x):
+        return self.norm(x + self.down(self.up(x))).reshape(-1, 8).view(3, 8, 8)
+
+    block = Block(forward, up=nn.Linear(8, 16), down=nn.Linear(16, 8), norm=nn.LayerNorm(8))
+    check(Model(block), tokens, 4)
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_parts_of_rows_are_none_of_columns(samples, degree):
+    """A product that no longer ended a split began one, divided by the sizes of its rows."""
+    torch.manual_seed(0)
+    tokens = (torch.randn(samples, 4, 8, dtype=torch.float64),)
+
+    def forward(self, x):
+        h = self.up(x)
+        return self.down(F.gelu(h)) + h.flip(-1)[..., :8]
+
+    check(Model(Block(forward, up=FlatLinear(8, 16), down=FlatLinear(16, 8))), tokens, degree)

@@ -48,6 +48,7 @@ def test_without_bands_of_classes_the_models_holds(bands):
 
 @pytest.mark.parametrize(("device", "precision"), [("H100", "bfloat16"), ("T4", "float32")])
 def test_estimated_layers_have_bands_around_the_models(device, precision):
+    pytest.importorskip("transformers")
     spec = GPT2Spec(family="gpt2", config=GPT2Config(n_layer=2))
     found = estimate_spec(spec, device=device, precision=precision)
     parts = [*found.layers, found.loss]

@@ -200,6 +200,7 @@ def test_skips_that_repeat_are_repeated(rule):
         assert getattr(found.graph, name) == getattr(whole.graph, name), name
     assert found.storages == whole.storages
     assert (found.classes, found.layers) == (whole.classes, whole.layers)
+    assert found.shares == whole.shares
 
 
 def change_width(model: Stack) -> None:
