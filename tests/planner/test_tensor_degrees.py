@@ -147,7 +147,10 @@ def test_scaled_profiles_keep_what_is_divided():
     profile = make_profile()
     (split,) = profile.splits
     profile = profile.model_copy(
-        update={"splits": (split.model_copy(update={"divided": ("x", "y")}),)}
+        update={
+            "inputs": (TensorSpec(name="x", shape=(2, 4), dtype="float32"),),
+            "splits": (split.model_copy(update={"divided": ("x", "y")}),),
+        }
     )
     assert scale_profile(profile, Fraction(2)).splits[0].divided == ("x", "y")
 
