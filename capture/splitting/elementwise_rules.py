@@ -45,6 +45,8 @@ def split_along(
 def split_elementwise(call: NodeCall) -> NodeSplit:
     """Split an operation that computes each element of its output from one of each input."""
     operands = [*call.node.args, *call.node.kwargs.values()]
+    if base_name(call.node) == "type_as":  # of the other it reads the type alone
+        call.layout(operands.pop())
     dims = len(shape(call.node))
     divided = [
         layout.at(layout.dim + dims - len(shape(each)))

@@ -627,3 +627,20 @@ def test_parts_of_rows_are_none_of_columns(samples, degree):
         return self.down(F.gelu(h)) + h.flip(-1)[..., :8]
 
     check(Model(Block(forward, up=FlatLinear(8, 16), down=FlatLinear(16, 8))), tokens, degree)
+
+
+def test_a_value_whose_type_is_read_stays_whole():
+    torch.manual_seed(0)
+    tokens = (torch.randn(3, 8, 8, dtype=torch.float64),)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x))).type_as(self.other.weight)
+
+    block = Block(forward, up=FlatLinear(8, 16), down=FlatLinear(16, 8), other=nn.Linear(5, 5))
+    block.other.requires_grad_(False)
+    captured = trace(Model(block).double(), tokens, check=False)
+    assert split_of(captured, 4).weights
+    outputs, _, divided = run_split(Model(block), tokens, 4)
+    for output in outputs:
+        assert (output - block(*tokens)).abs().max() <= EXACT
+    assert not any("other" in name for name in divided)
