@@ -62,6 +62,7 @@ def rebuild_captured(graph: Graph, device: torch.device) -> Rebuilt:
     _check_values(parts)
     layers = _layers(parts, program, graph)
     captured = Captured(program, layers, find_cuts(program, layers))
+    captured.graph = graph  # modules without weights are not there for it to be found again
     _check_against(graph, captured)
     return Rebuilt(graph, captured, parts.state, resident)
 
