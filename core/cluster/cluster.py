@@ -23,8 +23,10 @@ from .places import (
 
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
-"""Assumed if no link is described, as in '4x24GB': what NCCL assumes for PCIe
-3.0 x16, as fast as 4.0 x8 (``PCI_BW`` of its ``topo.h``); the latency is a guess."""
+"""Assumed if no link is described, as in '4x24GB'.
+
+The bandwidth is what NCCL assumes for PCIe 3.0 x16 (``PCI_BW`` of its ``topo.h``), as fast as 4.0
+x8; the latency is a guess."""
 
 MAX_GROUP_SIZE = 2**30
 MAX_LEVELS = 32

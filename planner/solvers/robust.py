@@ -61,7 +61,9 @@ def solve_robust(request: PlanningRequest, solve: Solve) -> Decision:
 def slow_down(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
     """Return the profile and the cluster at the upper ends of their bands."""
     whole = profile.provenance.error_band or 0.0
-    if whole or any(entry.error_band for entry in profile.layers):
+    bands = [entry.error_band for entry in profile.layers]
+    bands += [profile.loss.error_band] if profile.loss else []
+    if whole or any(bands):
         loss = None if profile.loss is None else _slow_layer(profile.loss, whole)
         layers = tuple(_slow_layer(entry, whole) for entry in profile.layers)
         profile = profile.model_copy(update={"layers": layers, "loss": loss})

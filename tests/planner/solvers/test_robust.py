@@ -7,6 +7,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import LossProfile, Timing
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.solvers.robust import slow_down
@@ -95,6 +96,15 @@ def test_layers_that_may_be_slow_share_a_stage_with_fewer_others():
     slowed = slow_down(profile.model_copy(update={"layers": known}), cluster)[0]
     expected = [2 * 3e-3] * 2 + [1.5 * 3e-3] * 4
     assert [entry.forward.median_s for entry in slowed.layers] == pytest.approx(expected)
+
+
+def test_a_loss_may_be_slow_by_itself():
+    timing = Timing(median_s=1.0)
+    loss = LossProfile(forward=timing, backward=timing, error_band=0.5)
+    profile = chain_profile([1.0, 1.0]).model_copy(update={"loss": loss})
+    slowed = slow_down(profile, Cluster.uniform(2))[0]
+    assert slowed.loss.forward.median_s == 1.5
+    assert slowed.layers == profile.layers
 
 
 @pytest.mark.parametrize("objective", ["memory", "devices", "balance_time", "balance_size"])
