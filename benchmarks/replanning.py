@@ -3,9 +3,10 @@
     python benchmarks/replanning.py --write docs/evidence/planning-time.md
 
 Layers as in `benchmarks/planner.py` on 8 nodes of 8; a planner that has planned for all of them
-plans for the cluster without device 20, once to the end and once with a deadline of 100 ms. numba
-is loaded and machine code read before. Exits with 1 if a median is late, or if a plan cut short is
-slower than that without the whole node.
+plans for the cluster without device 20, once to the end and once with a deadline of 80 ms, as a
+plan is costed once more behind it. numba is loaded and machine code read before. Exits with 1 if a
+median of the latter takes more than 100 ms, or if its plan is slower than that without the whole
+node.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.plan import Planner
 from stagewright.schedules.numba_jit import LARGE_STEPS, load_if_worthwhile
 
-LIMIT_S = 0.1
+LIMIT_S, DEADLINE_S = 0.1, 0.08
 LOST = 20
 CASES = ((48, 32, 1e-4), (100, 32, 1e-4), (100, 32, 1e-2), (100, 80, 1e-4), (200, 32, 1e-4))
 """Layers, gigabytes of a device and the gap."""
 
 HEAD = (
     "| layers | memory of each | gap | plan again, ms | of processor time | before, s | after, s "
-    "| without the node, s | in 100 ms: ms | step, s |\n|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    "| without the node, s | with a deadline, ms | step, s |\n" + "|--:" * 10 + "|"
 )
 
 
@@ -70,7 +71,7 @@ def main() -> int:
             f"| {1e3 * found.cut_s:.0f} | {found.cut.step_time_s:.4f} |"
         )
         print(lines[-1], flush=True)
-        is_late |= found.wall_s > LIMIT_S or found.cut.step_time_s > found.plans[2].step_time_s
+        is_late |= found.cut_s > LIMIT_S or found.cut.step_time_s > found.plans[2].step_time_s
     if arguments.write:
         write_between_marks(arguments.write, "replanning.py", "\n".join(lines))
     return 1 if is_late else 0
@@ -92,7 +93,7 @@ def measure(layers: int, memory_gb: int, gap: float, repeats: int) -> Measured:
         planner = Planner(profile)
         planner.plan(cluster, options)
         began_s = time.perf_counter()
-        cut_plans.append(planner.plan(cluster.without(LOST), options, deadline_s=LIMIT_S))
+        cut_plans.append(planner.plan(cluster.without(LOST), options, deadline_s=DEADLINE_S))
         cut.append(time.perf_counter() - began_s)
     smaller = planner.plan(cluster.without(*range(16, 24)), options)
     return Measured(

@@ -139,7 +139,11 @@ class CostModel:
         reordered: Callable[[Order, tuple[int, ...]], ChainCosts] | None = None,
     ) -> None:
         self.costs, self.devices, self.options = costs, devices, options
+        self.only_forward = options.objective == "latency"
+        self.schedule: ScheduleName = "forward_only" if self.only_forward else options.schedule
+        self.num_microbatches = 1 if self.only_forward else options.num_microbatches
         self.training = training_bytes(options.precision, options.optimizer)
+        self._may_share = choose_sharing(options) != "replicate" and not self.only_forward
         self.memory_tables = StageMemoryTables(costs, options, self.num_microbatches)
         self._reordered = reordered
         self.links = StageLinks(devices, only_forward=self.only_forward)
@@ -164,18 +168,6 @@ class CostModel:
         if not assignment.order and self.costs.has(assignment.cuts):
             return self.costs
         return self._apart(assignment.order, assignment.cuts)
-
-    @property
-    def only_forward(self) -> bool:
-        return self.options.objective == "latency"
-
-    @property
-    def schedule(self) -> ScheduleName:
-        return "forward_only" if self.only_forward else self.options.schedule
-
-    @property
-    def num_microbatches(self) -> int:
-        return 1 if self.only_forward else self.options.num_microbatches
 
     def depths(self, assignment: Assignment) -> tuple[int, ...]:
         """Return the micro-batches in flight at one replica of each stage."""
@@ -359,7 +351,7 @@ class CostModel:
         return list_shared(self.training, self.options, int(weights), int(elements), largest)
 
     def _is_shared(self, costs: ChainCosts, span: tuple[int, int], replicas: int) -> bool:
-        return saves_memory(self._shared(costs, span), replicas)
+        return self._may_share and saves_memory(self._shared(costs, span), replicas)
 
     def tied_sync_s(self, assignment: Assignment) -> float:
         """Return the time to sum the gradients of weights shared between stages.

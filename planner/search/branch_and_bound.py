@@ -70,6 +70,15 @@ A quarter in a problem of a million arcs, where four times as many raised the bo
 HUGE = 1_000_000
 """Arcs of such a problem."""
 
+LONG = 300_000
+"""Arcs from which a plan is looked for just above the bound before boxes are opened.
+
+Boxes take minutes to find one there, and are empty at once where a plan near the bound is known.
+"""
+
+NARROW_BEAM = 8
+"""Labels of a position that this search keeps."""
+
 LEAST_SPLIT = 1e-6
 """A box narrower than this, relative to the best value, is searched to the end."""
 
@@ -346,6 +355,16 @@ class BranchAndBound:
             best = self._solve(caps, budget=MOST_GIVEN_UP, beam=self._beam).best
             low, high = (middle, high) if best is None else (low, min(middle, best.metrics[0]))
 
+    def _find_near(self, lower: float) -> None:
+        """Find a plan with a first metric just above a bound on it, within twice the distance."""
+        distance = self.effort.gap * self.best_value / 4
+        while lower + distance < self._most_metric() and not self.effort.is_over:
+            weight = self._weight_cap((lower, 0.0))
+            caps = MetricCaps(lower + distance, weight=weight, quantum=math.inf)
+            if self._solve(caps, beam=NARROW_BEAM).best is not None:
+                return
+            distance *= 2
+
     def _relax(self, arcs: StageArcs, caps: MetricCaps) -> Relaxation:
         """Bound all paths within the caps; the next search begins at the prices found here."""
         relaxed = relax(arcs, self.pool, self.rules, caps, self.prices)
@@ -373,6 +392,8 @@ class BranchAndBound:
         self._prune(0.0)
         lower = self.narrow(max(self.effort.gap / 2, 1e-4))
         self._prune(lower)
+        if len(self.arcs.last) > LONG:
+            self._find_near(lower)
         limit = self.effort.searches + max_searches
         if self._open_ranges(lower, limit) and self._close_boxes(limit):
             self.open.clear()

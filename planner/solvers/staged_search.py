@@ -25,7 +25,7 @@ from .feasibility import infeasible_error
 COARSE_ATOMS = (32, 96, 300)
 """Positions of the quick searches whose plans start the exact one."""
 
-REFINING_STEPS = (8, 4, 4, 2, 2, 1, 1)
+REFINING_STEPS = (8, 2)
 """Distances, in positions, between the cuts that refining a plan tries.
 
 A stage of a long chain is a hundred layers: near the cuts of a coarse plan alone, that plan is the

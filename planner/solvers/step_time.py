@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -52,7 +53,7 @@ def solve_step_time(request: PlanningRequest) -> Decision:
     costed, step_bound_s = choose_fastest(request, pool)
     bound = min(max(bound, bound_work_s(request)), costed.value)
     best_value = min(pool.values.values(), default=costed.value)
-    if step_bound_s < costed.step_time_s and request.seeks_bound:
+    if step_bound_s < costed.step_time_s and request.known_s == math.inf:
         step_bound_s = max(step_bound_s, bound_simulated_step(request, costed))
     step_bound_s = min(step_bound_s, costed.step_time_s)
     return Decision(costed, bound, step_bound_s, best_value, is_whole=pool.is_whole)
@@ -65,7 +66,7 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan
     on the step of all plans, 0 where none is known.
     """
     cost_model = request.cost_model
-    tournament = Tournament(request)
+    tournament = Tournament(request, known_s=request.known_s)
     tournament.add(pool.best(MAX_SIMULATED))
     tournament.add(uniform_grids(cost_model))
     if pool.gave_up:

@@ -28,7 +28,8 @@ class Tournament:
     """Plans that compete by their simulated step; those with too high a bound are not simulated.
 
     ``max_actions`` is the budget of simulated actions. The fastest plan of each group is worth
-    varying; bounds may be up to ``slack``, relatively, above the fastest plan.
+    varying; bounds may be up to ``slack``, relatively, above the fastest plan, or above another
+    one's step, ``known_s``.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Tournament:
         max_actions: int = MAX_ACTIONS,
         group_of: Callable[[Assignment], Hashable] = lambda entry: entry.num_stages,
         slack: float = 1e-9,
+        known_s: float = math.inf,
     ) -> None:
         self.request, self.max_actions = request, max_actions
-        self.group_of, self.slack = group_of, slack
+        self.group_of, self.slack, self.known_s = group_of, slack, known_s
         self.cost_model = request.cost_model
         self.best: CostedPlan | None = None
         self._seen: set[Assignment] = set()
@@ -90,7 +92,7 @@ class Tournament:
     def leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
         """Return the fastest plan of each group, if near the best."""
         leaders = sorted(self._leaders.values(), key=_rank)[:most]
-        limit_s = leaders[0].step_time_s * (1 + near) if leaders else 0.0
+        limit_s = min(leaders[0].step_time_s, self.known_s) * (1 + near) if leaders else 0.0
         return [entry.assignment for entry in leaders if entry.step_time_s <= limit_s]
 
     def take_leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
@@ -119,7 +121,7 @@ class Tournament:
             return False
         tied_s = self.cost_model.tied_sync_s(assignment)
         least_s = self.cost_model.least_step_s(assignment, stages, tied_s)
-        return least_s > self.best.step_time_s * (1 + self.slack)
+        return least_s > min(self.best.step_time_s, self.known_s) * (1 + self.slack)
 
 
 def _rank(costed: CostedPlan) -> tuple[float, float, int, int, int, Assignment]:
