@@ -67,8 +67,7 @@ class PlanningRequest:
         table_of: Looks up cost tables between given positions; `None` to build them.
         started: Start of planning on the clock of `time.monotonic`.
         deadline: Deadline on the same clock; infinite for none.
-        known_s: Step of a plan of another request that this one's compete with, else infinite:
-            slower ones, and a bound on them, are of no use.
+        seeks_bound: False where a bound on the steps of all plans is of no use.
         state_note: Why the options were limited, if a layer's state did so; else empty.
 
     Raises:
@@ -84,7 +83,7 @@ class PlanningRequest:
     started: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     progress: Callable[[Progress], None] | None = None
-    known_s: float = math.inf
+    seeks_bound: bool = True
     state_note: str = field(default="", init=False)
 
     def __post_init__(self) -> None:

@@ -162,8 +162,8 @@ class StepGraph:
     @cached_property
     def choices(self) -> list[tuple[int, bool]]:
         """Return the classes of devices, each with the recomputation that options allow."""
-        pairs = zip(self.arcs.device_class.tolist(), self.arcs.recompute.tolist(), strict=True)
-        return sorted({(number, bool(again)) for number, again in pairs})
+        pairs = np.unique(2 * self.arcs.device_class + self.arcs.recompute).tolist()
+        return [(pair // 2, bool(pair % 2)) for pair in pairs]
 
     def columns(self, device_class: int, recompute: bool, replicas: int) -> ArcColumns:
         """Return the arcs of one class that one replica can work off below the limit."""

@@ -39,20 +39,19 @@ def search_steps(request: PlanningRequest, tournament: Tournament) -> float:
     best = tournament.best
     if best is None or request.is_over or not is_supported(request):
         return 0.0
-    table = request.costs.stages
+    table, least_s = request.costs.stages, min(best.step_time_s, tournament.known_s)
     graphs = []
     try:
         for part in all_parts(request, request.devices):
-            limit_s = best.step_time_s - part.tied_s
-            graphs.append((StepGraph(part.space, limit_s), part.tied_s))
+            graphs.append((StepGraph(part.space, least_s - part.tied_s), part.tied_s))
     except TooLarge:
         return 0.0
-    search = StepSearch(graphs, best.step_time_s)
+    search = StepSearch(graphs, least_s)
 
     def simulate(plans: Iterator[tuple[StageArc, ...]], search: StepSearch) -> None:
         for arcs in plans:
             tournament.add([to_assignment(arcs, table, request.devices)])
-            search.limit_s = (tournament.best or best).step_time_s
+            search.limit_s = min((tournament.best or best).step_time_s, least_s)
             if request.is_over:
                 return
 

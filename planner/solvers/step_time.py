@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from ...core.errors import DeadlineExceeded
@@ -16,6 +17,7 @@ from ..heuristics.candidates import (
 )
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
+from .equal_pipelines import MOST_GROUPS, list_equal_pipelines
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
 from .stage_moves import move_cuts, move_devices
@@ -32,6 +34,9 @@ MAX_ROUNDS = 12
 
 MAX_STARTS = 3
 """Plans varied in each round, of different numbers of stages."""
+
+MAX_LEADERS = 8
+"""Plans of groups of devices that compete, of different numbers of stages."""
 
 NEAR, NEAR_LATER = 0.05, 0.02
 """Relative distance from the fastest plan within which others are varied, at first and later."""
@@ -53,7 +58,7 @@ def solve_step_time(request: PlanningRequest) -> Decision:
     costed, step_bound_s = choose_fastest(request, pool)
     bound = min(max(bound, bound_work_s(request)), costed.value)
     best_value = min(pool.values.values(), default=costed.value)
-    if step_bound_s < costed.step_time_s and request.known_s == math.inf:
+    if step_bound_s < costed.step_time_s and request.seeks_bound:
         step_bound_s = max(step_bound_s, bound_simulated_step(request, costed))
     step_bound_s = min(step_bound_s, costed.step_time_s)
     return Decision(costed, bound, step_bound_s, best_value, is_whole=pool.is_whole)
@@ -65,10 +70,29 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan
     Ties are broken by objective, then fewer stages, then earlier cuts. Returned with a lower bound
     on the step of all plans, 0 where none is known.
     """
+    tournament, bound_s = _compete(request, pool)
+    if tournament.best is None:
+        raise DeadlineExceeded(GAVE_UP) if pool.gave_up else infeasible_error(request)
+    return _take_baseline(request, tournament.best), bound_s
+
+
+def _list_leaders(request: PlanningRequest, known_s: float) -> list[Assignment]:
+    """Return the fastest plans of different numbers of stages, near or below a known step."""
+    pool, _ = search_in_stages(request, MEASURES[request.options.schedule])
+    return _compete(request, pool, known_s)[0].leaders(MAX_LEADERS)
+
+
+def _compete(
+    request: PlanningRequest, pool: PlanPool, known_s: float = math.inf
+) -> tuple[Tournament, float]:
+    """Return the tournament of all candidates, and a bound on the step of all plans."""
     cost_model = request.cost_model
-    tournament = Tournament(request, known_s=request.known_s)
+    tournament = Tournament(request, known_s=known_s)
     tournament.add(pool.best(MAX_SIMULATED))
     tournament.add(uniform_grids(cost_model))
+    if tournament.best is not None and len(request.cluster.devices) > MOST_GROUPS:
+        solver = partial(_list_leaders, known_s=tournament.best.step_time_s)
+        tournament.add(list_equal_pipelines(request, solver))
     if pool.gave_up:
         add_scheduled_plans(request, tournament)
     may_extend = request.options.schedule == "1f1b" and request.options.max_extra_in_flight > 0
@@ -87,9 +111,7 @@ def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan
             tournament.add(_vary(request, start))
     if may_extend:
         extend_warmup(tournament)
-    if tournament.best is None:
-        raise DeadlineExceeded(GAVE_UP) if pool.gave_up else infeasible_error(request)
-    return _take_baseline(request, tournament.best), bound_s
+    return tournament, bound_s
 
 
 def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:

@@ -22,21 +22,20 @@ Solver = Callable[[PlanningRequest], Decision]
 def solve_with_whole_groups(request: PlanningRequest, solver: Solver) -> Decision:
     """Return the solver's decision, or its plan for the complete groups alone if that is faster."""
     decision = solver(request)
-    known_s = decision.costed.step_time_s
-    found = None if request.is_over else _plan_complete(request, solver, known_s)
-    if found is None or known_s <= found.step_time_s:
+    known = None if request.is_over else _plan_complete(request, solver)
+    if known is None or decision.costed.step_time_s <= known.step_time_s:
         return decision
-    return replace(decision, costed=found)
+    return replace(decision, costed=known)
 
 
-def _plan_complete(request: PlanningRequest, solver: Solver, known_s: float) -> CostedPlan | None:
+def _plan_complete(request: PlanningRequest, solver: Solver) -> CostedPlan | None:
     """Return the plan for the complete groups, if there are others and it fits."""
     incomplete = list_incomplete(request.cluster)
     if not incomplete or len(incomplete) == len(request.cluster.devices):
         return None
     cluster = request.cluster.without(*incomplete)
     try:
-        part = replace(request, cluster=cluster, progress=None, known_s=known_s)
+        part = replace(request, cluster=cluster, progress=None, seeks_bound=False)
         found = solver(part).costed.assignment
     except (DeadlineExceeded, Infeasible, InvalidInput):  # such as a pin to a kind that is gone
         return None

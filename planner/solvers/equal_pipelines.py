@@ -1,0 +1,68 @@
+"""Candidates of equal pipelines: plans of groups of devices, each planned as one device.
+
+Where the replicas of all stages share a divisor, a plan falls into that many pipelines that never
+wait for each other, and its simulated step is close to the closed form. The closed form does not
+tell such plans from others, so the search by it seldom reports them. A few groups of devices are a
+cluster so small that the search of steps goes through all its plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from ..cost.assignment import Assignment, place_stages
+from ..cost.device_classes import DeviceClass
+from ..problem.problem import PlanningRequest
+from ..problem.regular import get_rule
+
+MOST_GROUPS = 8
+"""Groups that the devices are divided into, at most: as many as the search of steps can prove."""
+
+
+def list_equal_pipelines(
+    request: PlanningRequest, solver: Callable[[PlanningRequest], list[Assignment]]
+) -> Iterator[Assignment]:
+    """Yield the solver's plans for groups of devices.
+
+    Devices of a group sum gradients between them for nothing there, and each holds all of what
+    replicas may share; what a plan costs is for the caller to say.
+    """
+    classes, options = request.devices.classes, request.options
+    is_chain = request.branches is None and request.band is None
+    if len(classes) > 1 or request.cluster.links or get_rule(options) != "no" or not is_chain:
+        return
+    size = _group_size(classes[0])
+    most = min(options.max_replicas or len(classes[0]), options.num_microbatches)
+    if not 1 < size <= most:
+        return
+    inside = set(classes[0].devices) - set(classes[0].devices[::size])
+    changed = {
+        "num_microbatches": -(-options.num_microbatches // size),
+        "max_replicas": most // size,
+    }
+    try:
+        part = replace(
+            request,
+            cluster=request.cluster.without(*inside),
+            options=options.model_copy(update=changed),
+            progress=None,
+        )
+        found = solver(part)
+    except (DeadlineExceeded, Infeasible, InvalidInput):
+        return
+    for one in found:
+        replicas = [count * size for count in one.replicas]
+        placed = place_stages(one.cuts, replicas, request.devices, recompute=one.recompute)
+        if placed is not None:
+            yield replace(placed, extra_depths=one.extra_depths)
+
+
+def _group_size(entry: DeviceClass) -> int:
+    """Return the least size of equal groups, aligned with those of links, that are so few; or 0."""
+    for size in range(1, len(entry) + 1):
+        is_aligned = all(size % own == 0 or own % size == 0 for own in entry.group_sizes)
+        if len(entry) % size == 0 and is_aligned and 1 < len(entry) // size <= MOST_GROUPS:
+            return size
+    return 0

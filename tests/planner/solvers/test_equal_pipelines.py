@@ -1,0 +1,91 @@
+"""Plans of groups of devices compete, and make realistic plans faster."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.planner.plan import plan
+from stagewright.planner.problem.problem import PlanningRequest
+from stagewright.planner.solvers import step_time
+from stagewright.planner.solvers.equal_pipelines import list_equal_pipelines
+from stagewright.planner.validation.validate import validate
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from planner import BETWEEN, INSIDE, uneven_profile
+
+
+def nodes(count, memory_gb, **changes):
+    return Cluster.of_nodes(
+        count, 8, inside=INSIDE, between=BETWEEN, memory_bytes=memory_gb * 10**9, **changes
+    )
+
+
+def options(**changes):
+    asked = {"num_microbatches": 128, "max_replicas": None, "recompute": "auto"}
+    return PlanOptions.model_validate({**asked, **changes})
+
+
+def search(profile, cluster, asked):
+    """What is yielded, and the requests that the solver was given."""
+    request, seen = PlanningRequest(profile, cluster, asked), []
+
+    def solver(part):
+        seen.append(part)
+        return step_time._list_leaders(part, float("inf"))
+
+    return request, list(list_equal_pipelines(request, solver)), seen
+
+
+@pytest.mark.parametrize(("layers", "seed", "gain"), [(100, 3, 0.02), (48, 1, 0.015)])
+def test_plans_of_groups_are_taken_where_they_are_faster(monkeypatch, layers, seed, gain):
+    profile, cluster = uneven_profile(layers, seed), nodes(8, 24 if layers == 100 else 16)
+    made = plan(profile, cluster, options())
+    validate(made, profile, cluster)
+    monkeypatch.setattr(step_time, "list_equal_pipelines", lambda *_: ())
+    assert made.step_time_s < plan(profile, cluster, options()).step_time_s * (1 - gain)
+
+
+def test_every_candidate_fits_groups_of_the_devices():
+    request, found, (part,) = search(uneven_profile(48, 1), nodes(8, 16), options())
+    assert len(part.cluster.devices) == 8
+    assert part.options.num_microbatches == 16
+    assert len({entry.num_stages for entry in found}) == len(found) > 1
+    for entry in found:
+        assert all(count % 8 == 0 for count in entry.replicas)
+        assert request.cost_model.evaluate_if_feasible(entry) is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "groups"),
+    [
+        (8, {"max_replicas": 16}, 8),
+        (8, {"max_replicas": 7}, None),
+        (8, {"num_microbatches": 7}, None),
+        (7, {}, 7),
+        (11, {}, None),  # no equal groups of whole nodes, at most eight
+        (8, {"regular": "grid"}, None),
+    ],
+)
+def test_groups_are_equal_and_aligned_with_nodes(count, changes, groups):
+    _, found, seen = search(uneven_profile(24), nodes(count, 32), options(**changes))
+    assert [len(part.cluster.devices) for part in seen] == ([groups] if groups else [])
+    if changes.get("max_replicas"):
+        assert all(max(entry.replicas) <= changes["max_replicas"] for entry in found)
+
+
+def test_several_kinds_are_not_grouped():
+    cluster = nodes(8, 32)
+    slow = [device.model_copy(update={"speed": 0.5}) for device in cluster.devices[32:]]
+    mixed = cluster.model_copy(update={"devices": (*cluster.devices[:32], *slow)})
+    assert search(uneven_profile(24), mixed, options())[1:] == ([], [])
+
+
+def test_pins_hold_for_groups():
+    asked = options(pins=(Pin(layer="layer.20", stage=1),))
+    request, found, _ = search(uneven_profile(24), nodes(8, 16), asked)
+    assert found
+    assert all(request.allows(entry) for entry in found)
