@@ -20,6 +20,12 @@ from ..problem.regular import get_rule
 MOST_GROUPS = 8
 """Groups that the devices are divided into, at most: as many as the search of steps can prove."""
 
+MOST_ATOMS = 300
+"""Positions up to which they are planned; more take as long as planning single devices."""
+
+GAP = 1e-2
+"""Relative gap at which the search by the closed form ends: it only gives the first plans."""
+
 
 def list_equal_pipelines(
     request: PlanningRequest, solver: Callable[[PlanningRequest], list[Assignment]]
@@ -30,8 +36,9 @@ def list_equal_pipelines(
     replicas may share; what a plan costs is for the caller to say.
     """
     classes, options = request.devices.classes, request.options
-    is_chain = request.branches is None and request.band is None
-    if len(classes) > 1 or request.cluster.links or get_rule(options) != "no" or not is_chain:
+    if len(classes) > 1 or request.cluster.links or get_rule(options) != "no":
+        return
+    if request.branches is not None or request.costs.num_atoms > MOST_ATOMS:
         return
     size = _group_size(classes[0])
     most = min(options.max_replicas or len(classes[0]), options.num_microbatches)
@@ -41,6 +48,7 @@ def list_equal_pipelines(
     changed = {
         "num_microbatches": -(-options.num_microbatches // size),
         "max_replicas": most // size,
+        "gap": max(GAP, options.gap),
     }
     try:
         part = replace(
