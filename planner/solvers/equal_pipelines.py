@@ -8,6 +8,7 @@ cluster so small that the search of steps goes through all its plans.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -22,6 +23,9 @@ MOST_GROUPS = 8
 
 MOST_ATOMS = 300
 """Positions up to which they are planned; more take as long as planning single devices."""
+
+LEAST_S = 0.2
+"""Seconds that this may take without a look at the clock; where less is left, it is skipped."""
 
 GAP = 1e-2
 """Relative gap at which the search by the closed form ends: it only gives the first plans."""
@@ -39,6 +43,8 @@ def list_equal_pipelines(
     if len(classes) > 1 or request.cluster.links or get_rule(options) != "no":
         return
     if request.branches is not None or request.costs.num_atoms > MOST_ATOMS:
+        return
+    if time.monotonic() + LEAST_S > request.deadline:
         return
     size = _group_size(classes[0])
     most = min(options.max_replicas or len(classes[0]), options.num_microbatches)
