@@ -77,7 +77,10 @@ Boxes take minutes to find one there, and are empty at once where a plan near th
 """
 
 NARROW_BEAM = 8
-"""Labels of a position that this search keeps."""
+"""Labels of a position that the search just above the bound keeps."""
+
+LEAST_TOLERANCE = 1e-4
+"""Relative tolerance of bounds on the first metric where a smaller gap is asked for."""
 
 LEAST_SPLIT = 1e-6
 """A box narrower than this, relative to the best value, is searched to the end."""
@@ -356,8 +359,11 @@ class BranchAndBound:
             low, high = (middle, high) if best is None else (low, min(middle, best.metrics[0]))
 
     def _find_near(self, lower: float) -> None:
-        """Find a plan with a first metric just above a bound on it, within twice the distance."""
-        distance = self.effort.gap * self.best_value / 4
+        """Find a plan with a first metric just above ``lower``, a bound on it.
+
+        It is at most twice as far above as the nearest one that a beam finds.
+        """
+        distance = max(self.effort.gap, LEAST_TOLERANCE) * self.best_value / 4
         while lower + distance < self._most_metric() and not self.effort.is_over:
             weight = self._weight_cap((lower, 0.0))
             caps = MetricCaps(lower + distance, weight=weight, quantum=math.inf)
@@ -390,7 +396,7 @@ class BranchAndBound:
         # Each step makes the next one cheaper: a better incumbent lowers the caps, lower caps
         # leave fewer arcs, and fewer arcs shorten the searches.
         self._prune(0.0)
-        lower = self.narrow(max(self.effort.gap / 2, 1e-4))
+        lower = self.narrow(max(self.effort.gap / 2, LEAST_TOLERANCE))
         self._prune(lower)
         if len(self.arcs.last) > LONG:
             self._find_near(lower)

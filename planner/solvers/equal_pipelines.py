@@ -1,9 +1,9 @@
 """Candidates of equal pipelines: plans of groups of devices, each planned as one device.
 
 Where the replicas of all stages share a divisor, a plan falls into that many pipelines that never
-wait for each other, and its simulated step is close to the closed form. The closed form does not
-tell such plans from others, so the search by it seldom reports them. A few groups of devices are a
-cluster so small that the search of steps goes through all its plans.
+wait for each other, and its simulated step is close to the closed form. That leaves out what other
+replicas wait for, so the search by it has no reason to report such plans. A few groups of devices
+are a cluster so small that the search of steps goes through nearly all plans.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST_GROUPS = 8
 """Groups that the devices are divided into, at most: as many as the search of steps can prove."""
 
 MOST_ATOMS = 300
-"""Positions up to which they are planned; more take as long as planning single devices."""
+"""Positions up to which groups are planned; more take as long as planning single devices."""
 
 LEAST_S = 0.2
-"""Seconds that this may take without a look at the clock; where less is left, it is skipped."""
+"""Time left below which groups are not planned: their search looks at the clock but seldom."""
 
 GAP = 1e-2
 """Relative gap at which the search by the closed form ends: it only gives the first plans."""
@@ -36,8 +36,9 @@ def list_equal_pipelines(
 ) -> Iterator[Assignment]:
     """Yield the solver's plans for groups of devices.
 
-    Devices of a group sum gradients between them for nothing there, and each holds all of what
-    replicas may share; what a plan costs is for the caller to say.
+    To the solver, summing gradients inside a group costs nothing, and each of its devices holds
+    all of what replicas may share: a step is too short, and a plan may have more room than it
+    needs. Where groups would not be alike, or rules are for single devices, there are none.
     """
     classes, options = request.devices.classes, request.options
     if len(classes) > 1 or request.cluster.links or get_rule(options) != "no":
@@ -61,6 +62,7 @@ def list_equal_pipelines(
             request,
             cluster=request.cluster.without(*inside),
             options=options.model_copy(update=changed),
+            deadline=(time.monotonic() + request.deadline) / 2,
             progress=None,
         )
         found = solver(part)
@@ -74,7 +76,7 @@ def list_equal_pipelines(
 
 
 def _group_size(entry: DeviceClass) -> int:
-    """Return the least size of equal groups, aligned with those of links, that are so few; or 0."""
+    """Return the size of at most `MOST_GROUPS` equal groups that are aligned with links, or 0."""
     for size in range(1, len(entry) + 1):
         is_aligned = all(size % own == 0 or own % size == 0 for own in entry.group_sizes)
         if len(entry) % size == 0 and is_aligned and 1 < len(entry) // size <= MOST_GROUPS:

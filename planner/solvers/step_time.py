@@ -23,7 +23,7 @@ from .simulated_search import add_scheduled_plans, search_by_simulation
 from .stage_moves import move_cuts, move_devices
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages
 from .step_proof import search_steps
-from .tournament import Tournament
+from .tournament import MAX_ACTIONS, Tournament
 from .warmup_depth import extend_warmup
 
 MAX_SIMULATED = 40
@@ -36,7 +36,7 @@ MAX_STARTS = 3
 """Plans varied in each round, of different numbers of stages."""
 
 MAX_LEADERS = 8
-"""Plans of groups of devices that compete, of different numbers of stages."""
+"""Plans of groups of devices that go on to compete, each of another number of stages."""
 
 NEAR, NEAR_LATER = 0.05, 0.02
 """Relative distance from the fastest plan within which others are varied, at first and later."""
@@ -90,9 +90,6 @@ def _compete(
     tournament = Tournament(request, known_s=known_s)
     tournament.add(pool.best(MAX_SIMULATED))
     tournament.add(uniform_grids(cost_model))
-    if tournament.best is not None and len(request.cluster.devices) > MOST_GROUPS:
-        solver = partial(_list_leaders, known_s=tournament.best.step_time_s)
-        tournament.add(list_equal_pipelines(request, solver))
     if pool.gave_up:
         add_scheduled_plans(request, tournament)
     may_extend = request.options.schedule == "1f1b" and request.options.max_extra_in_flight > 0
@@ -100,18 +97,30 @@ def _compete(
         # Coarsely first: which plans are varied below depends on their step.
         extend_warmup(tournament, rounds=0)
     bound_s = search_steps(request, tournament)
-    for number in range(MAX_ROUNDS):
-        if tournament.best is not None and bound_s >= tournament.best.step_time_s:
-            break
-        near = NEAR if number < FIRST_ROUNDS else NEAR_LATER
-        starts = tournament.take_leaders(MAX_STARTS, near)
-        if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
-            break
-        for start in starts:
-            tournament.add(_vary(request, start))
+    _vary_leaders(request, tournament, bound_s)
+    best = tournament.best
+    if best and bound_s < best.step_time_s and len(request.cluster.devices) > MOST_GROUPS:
+        # Last, and with a budget of their own: an early good plan ends variations of others.
+        tournament.max_actions += MAX_ACTIONS
+        solver = partial(_list_leaders, known_s=best.step_time_s)
+        tournament.add(list_equal_pipelines(request, solver))
+        _vary_leaders(request, tournament, bound_s)
     if may_extend:
         extend_warmup(tournament)
     return tournament, bound_s
+
+
+def _vary_leaders(request: PlanningRequest, tournament: Tournament, bound_s: float) -> None:
+    """Vary the fastest plans, round by round, until none is left or one meets the bound."""
+    for number in range(MAX_ROUNDS):
+        if tournament.best is not None and bound_s >= tournament.best.step_time_s:
+            return
+        near = NEAR if number < FIRST_ROUNDS else NEAR_LATER
+        starts = tournament.take_leaders(MAX_STARTS, near)
+        if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
+            return
+        for start in starts:
+            tournament.add(_vary(request, start))
 
 
 def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:

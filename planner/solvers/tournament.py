@@ -28,8 +28,8 @@ class Tournament:
     """Plans that compete by their simulated step; those with too high a bound are not simulated.
 
     ``max_actions`` is the budget of simulated actions. The fastest plan of each group is worth
-    varying; bounds may be up to ``slack``, relatively, above the fastest plan, or above another
-    one's step, ``known_s``.
+    varying; bounds may be up to ``slack``, relatively, above the fastest plan. ``known_s`` is a
+    step known from elsewhere: plans that are slower by their bound are not simulated either.
     """
 
     def __init__(

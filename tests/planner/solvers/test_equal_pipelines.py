@@ -1,6 +1,8 @@
 """Plans of groups of devices compete, and make realistic plans faster."""
 
+import random
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
-from stagewright.planner.solvers import step_time
+from stagewright.planner.solvers import equal_pipelines, step_time
 from stagewright.planner.solvers.equal_pipelines import list_equal_pipelines
 from stagewright.planner.validation.validate import validate
 
@@ -40,13 +42,19 @@ def search(profile, cluster, asked):
     return request, list(list_equal_pipelines(request, solver)), seen
 
 
-@pytest.mark.parametrize(("layers", "seed", "gain"), [(100, 3, 0.02), (48, 1, 0.015)])
-def test_plans_of_groups_are_taken_where_they_are_faster(monkeypatch, layers, seed, gain):
-    profile, cluster = uneven_profile(layers, seed), nodes(8, 24 if layers == 100 else 16)
-    made = plan(profile, cluster, options())
+@pytest.mark.parametrize(
+    ("layers", "seed", "count", "memory_gb", "gain"),
+    [(100, 3, 16, 24, 0.02), (48, 1, 8, 16, 0.015)],
+)
+def test_plans_of_groups_are_taken_where_they_are_faster(
+    monkeypatch, layers, seed, count, memory_gb, gain
+):
+    profile, cluster = uneven_profile(layers, seed), nodes(count, memory_gb)
+    asked = options(num_microbatches=16 * count)
+    made = plan(profile, cluster, asked)
     validate(made, profile, cluster)
     monkeypatch.setattr(step_time, "list_equal_pipelines", lambda *_: ())
-    assert made.step_time_s < plan(profile, cluster, options()).step_time_s * (1 - gain)
+    assert made.step_time_s < plan(profile, cluster, asked).step_time_s * (1 - gain)
 
 
 def test_every_candidate_fits_groups_of_the_devices():
@@ -89,3 +97,27 @@ def test_pins_hold_for_groups():
     request, found, _ = search(uneven_profile(24), nodes(8, 16), asked)
     assert found
     assert all(request.allows(entry) for entry in found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_groups_make_no_plan_slower(monkeypatch, seed):
+    """An early good plan once ended the variations that led to a better one."""
+    draw = random.Random(seed)
+    profile = uneven_profile(draw.choice([24, 48, 100]), seed)
+    cluster = nodes(draw.choice([2, 3, 4, 8]), draw.choice([12, 16, 24, 40]))
+    asked = options(
+        num_microbatches=draw.choice([24, 60, 128]),
+        schedule=draw.choice(["1f1b", "gpipe"]),
+        max_extra_in_flight=0,
+    )
+    made = plan(profile, cluster, asked)
+    monkeypatch.setattr(step_time, "list_equal_pipelines", lambda *_: ())
+    assert made.step_time_s <= plan(profile, cluster, asked).step_time_s * (1 + 1e-12)
+
+
+def test_no_group_is_planned_without_time(monkeypatch):
+    monkeypatch.setattr(equal_pipelines, "LEAST_S", 1e9)
+    request = PlanningRequest(
+        uneven_profile(24), nodes(8, 32), options(), deadline=time.monotonic() + 100
+    )
+    assert list(list_equal_pipelines(request, lambda _: pytest.fail("planned"))) == []

@@ -1,0 +1,53 @@
+"""Plans of long chains are looked for just above the bound before boxes are opened."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagewright.core.cluster.cluster import Cluster, Device
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.plan import plan
+from stagewright.planner.search import branch_and_bound
+from stagewright.planner.search.branch_and_bound import BranchAndBound
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from planner import BETWEEN, INSIDE, uneven_profile
+
+
+def kinds(count):
+    return Cluster.uniform(6).model_copy(
+        update={
+            "devices": tuple(
+                Device(name=f"device.{index}", kind=f"kind.{number}", speed=1 / (1 + 0.3 * number))
+                for index in range(6)
+                for number in [index % count]
+            )
+        }
+    )
+
+
+NODES = Cluster.of_nodes(4, 8, inside=INSIDE, between=BETWEEN, memory_bytes=24 * 10**9)
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-3, 1e-2])
+@pytest.mark.parametrize("cluster", [kinds(1), kinds(3), NODES])
+def test_a_plan_above_the_bound_changes_no_proof(monkeypatch, cluster, gap):
+    """With no gap asked for, the distance from the bound once stayed 0 for ever."""
+    options = PlanOptions(num_microbatches=64, max_replicas=None, recompute="auto", gap=gap)
+    profile = uneven_profile(40, 5)
+    before = plan(profile, cluster, options)
+    asked, own = [], BranchAndBound._find_near
+
+    def find_near(search, lower):
+        asked.append(lower)
+        own(search, lower)
+
+    monkeypatch.setattr(BranchAndBound, "_find_near", find_near)
+    monkeypatch.setattr(branch_and_bound, "LONG", 0)
+    after = plan(profile, cluster, options)
+    assert asked
+    assert after.proof.search_gap <= gap + 1e-9
+    for one, other in ((before, after), (after, before)):
+        assert one.proof.lower_bound <= other.proof.best_value * (1 + 1e-9)
