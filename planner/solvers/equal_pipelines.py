@@ -25,7 +25,7 @@ MOST_ATOMS = 300
 """Positions up to which groups are planned; more take as long as planning single devices."""
 
 LEAST_S = 0.2
-"""Time left below which groups are not planned: their search looks at the clock but seldom."""
+"""Time left below which groups are not planned: their search seldom looks at the clock."""
 
 GAP = 1e-2
 """Relative gap at which the search by the closed form ends: it only gives the first plans."""
