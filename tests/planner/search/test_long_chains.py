@@ -1,8 +1,5 @@
 """Plans of long chains are looked for just above the bound before boxes are opened."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device
@@ -10,10 +7,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.planner.search import branch_and_bound
 from stagewright.planner.search.branch_and_bound import BranchAndBound
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from planner import BETWEEN, INSIDE, uneven_profile
+from tests.planner.uneven import nodes, uneven_profile
 
 
 def kinds(count):
@@ -28,7 +22,7 @@ def kinds(count):
     )
 
 
-NODES = Cluster.of_nodes(4, 8, inside=INSIDE, between=BETWEEN, memory_bytes=24 * 10**9)
+NODES = nodes(4, 24)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-3, 1e-2])

@@ -1,29 +1,17 @@
 """Plans of groups of devices compete, and make realistic plans faster."""
 
 import random
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers import equal_pipelines, step_time
 from stagewright.planner.solvers.equal_pipelines import list_equal_pipelines
 from stagewright.planner.validation.validate import validate
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from planner import BETWEEN, INSIDE, uneven_profile
-
-
-def nodes(count, memory_gb, **changes):
-    return Cluster.of_nodes(
-        count, 8, inside=INSIDE, between=BETWEEN, memory_bytes=memory_gb * 10**9, **changes
-    )
+from tests.planner.uneven import nodes, uneven_profile
 
 
 def options(**changes):

@@ -1,9 +1,7 @@
 """A device lost in place costs no more than its whole node, and links are those of the places."""
 
 import random
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +12,7 @@ from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers import solve
 from stagewright.planner.validation.validate import validate
 from tests.builders import random_profile
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from planner import BETWEEN, INSIDE, uneven_profile
+from tests.planner.uneven import nodes, uneven_profile
 
 
 def lost(seed):
@@ -62,7 +57,7 @@ def test_variations_of_slower_plans_count_as_well():
 
     Pruning that search by the step of the first plan made the result 1.5 % slower.
     """
-    cluster = Cluster.of_nodes(8, 8, inside=INSIDE, between=BETWEEN, memory_bytes=24 * 10**9)
+    cluster = nodes(8, 24)
     options = PlanOptions(num_microbatches=128, max_replicas=None, recompute="auto")
     profile = uneven_profile(48, 4)
     made = plan(profile, cluster.without(31), options)
