@@ -163,7 +163,9 @@ def _register(function: FunctionType) -> None:
         dtype = np.int64 if function is int_zeros else np.float64
         extending.overload(function)(lambda count: lambda count: np.zeros(count, dtype))
     else:
-        extending.register_jitable(_nrt=not _returns_numbers(function))(function)
+        # Inlined, as a call passes every array of its NamedTuples: hundreds of words on the stack.
+        is_plain = _returns_numbers(function)
+        extending.register_jitable(_nrt=not is_plain, forceinline=is_plain)(function)
 
 
 def _returns_numbers(function: FunctionType) -> bool:

@@ -62,7 +62,7 @@ SPLIT_PER_ARC = 4
 """The same limit in a large problem, per arc."""
 
 MOST_GIVEN_UP = 200_000_000
-"""Candidate labels of all searches given up, after which a proof is: a minute.
+"""Candidate labels of all searches given up, after which a proof is: ten seconds or more.
 
 A quarter in a problem of a million arcs, where four times as many raised the bound by 0.1 %.
 """

@@ -23,6 +23,8 @@ from .label_table import (
     IN_FLIGHT,
     KEY,
     LOOKED,
+    NEXT_ARC,
+    NEXT_LABEL,
     PARENT,
     REPLICAS,
     SIZE,
@@ -192,7 +194,7 @@ def search_labels(
     table = LabelTable(
         int_zeros(scope.width), float_zeros(1), float_zeros(1), float_zeros(1), float_zeros(1)
     )
-    counters = int_zeros(4)
+    counters = int_zeros(6)
     counters[SIZE] = 1  # the base case: nothing used at the last position
     begin, finish = int_zeros(num_atoms + 1), int_zeros(num_atoms + 1)
     finish[num_atoms] = 1
@@ -247,14 +249,26 @@ def extend_to_position(
     table: LabelTable, begin: Integers, finish: Integers, counters: Integers,
 ) -> LabelTable:  # fmt: skip
     """Make the labels of one position: every arc from it, in front of every label at its end."""
-    # All that may need a longer table happens here. What is called returns numbers only, and so
-    # counts no references to arrays (see `numba_jit`), which would take most of the time.
-    # Names for columns, here and below, because every `relaxed.arc` would count one.
-    levels, first_new = len(arcs.metric_link), begin[i]
-    feasible, unused = int_zeros(levels), float_zeros(2)
-    remaining, last, capacity = relaxed.arc, arcs.last, len(table.weight)
-    for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
-        arc = remaining[index]
+    # Only a longer table is made here. What is called returns numbers only, and so counts no
+    # references to arrays (see `numba_jit`), which took half of the time when loops were here.
+    feasible, unused = int_zeros(len(arcs.metric_link)), float_zeros(2)
+    counters[NEXT_ARC], counters[NEXT_LABEL] = relaxed.first_arc[i], 0
+    while extend_arcs(
+        i, budget, relaxed, bound, arcs, scope, table, begin, finish, counters, feasible, unused
+    ):
+        table = grow(table, scope.width)
+    return table
+
+
+def extend_arcs(
+    i: int, budget: int, relaxed: RelaxedArcs, bound: Bound, arcs: StageArcs, scope: Scope,
+    table: LabelTable, begin: Integers, finish: Integers, counters: Integers, feasible: Integers,
+    unused: Floats,
+) -> bool:  # fmt: skip
+    """Go on with the labels of one position; return True if the table has no room for more."""
+    last, first_new = arcs.last, begin[i]
+    for index in range(counters[NEXT_ARC], relaxed.first_arc[i + 1]):
+        arc = relaxed.arc[index]
         low, high = begin[last[arc]], finish[last[arc]]
         if low == high:
             continue
@@ -262,24 +276,28 @@ def extend_to_position(
             break
         costs = costs_of_arc(arc, i, relaxed.replicas[index], arcs)
         find_feasible(costs, arcs, scope, feasible, unused)
-        for label in range(low, high):
+        for label in range(max(low, counters[NEXT_LABEL]), high):
             behind = look_behind(costs, label, bound, scope, table)
             if behind.most < costs.need:
                 continue
-            for level in range(levels):
+            looked = counters[LOOKED]
+            for level in range(len(feasible)):
                 step = extend_over_level(costs, behind, level, feasible, bound, arcs, scope, table)
                 count, counters[FEWEST] = step.need, 2**60
                 while count > 0:
                     # one count makes a label for each level at most
-                    if counters[SIZE] + levels > capacity:
-                        table = grow(table, scope.width)
-                        capacity = len(table.weight)
+                    if counters[SIZE] + len(feasible) > len(table.weight):
+                        # made once more, labels of this pair are equal to those made already
+                        counters[NEXT_ARC], counters[NEXT_LABEL] = index, label
+                        counters[LOOKED] = looked
+                        return True
                     count = try_count(step, count, bound, scope, table, first_new, counters)
-            if scope.beam > 0 and counters[SIZE] - first_new > 2 * scope.beam:
-                counters[SIZE] = thin(first_new, scope, table, counters)
+        counters[NEXT_LABEL] = 0
+        if scope.beam > 0 and counters[SIZE] - first_new > 2 * scope.beam:
+            counters[SIZE] = thin(first_new, scope, table, counters)
     if scope.beam > 0:
         counters[SIZE] = thin(first_new, scope, table, counters)
-    return table
+    return False
 
 
 def thin(begin: int, scope: Scope, table: LabelTable, counters: Integers) -> int:

@@ -19,9 +19,10 @@ at ``END`` of their class. ``FRONT`` is the number from the front of a stage at 
 one, else 0.
 """
 
-LOOKED, SIZE, FEWEST, THINNED = range(4)
+LOOKED, SIZE, FEWEST, THINNED, NEXT_ARC, NEXT_LABEL = range(6)
 """Counters of a search: candidates looked at, labels kept, the fewest micro-batches in flight of
-the numbers of replicas placed so far in front of one label, and labels that a beam left out."""
+the numbers of replicas placed so far in front of one label, labels that a beam left out, and the
+arc and label to go on with once the table is longer."""
 
 COST_STEPS = 50
 """Halvings of the range of costs until the cheapest labels are told from the others."""
