@@ -328,17 +328,19 @@ class BranchAndBound:
         """
         if self.least_weight == math.inf:
             return self.best_value  # there are none
-        high = self._most_metric()
+        self._prune(0.0)
+        arcs, high = self.arcs, self._most_metric()
         low = min(self._least_metric(), high)
         while high - low > tolerance * self.best_value and not self.effort.is_over:
             middle = low + (high - low) / 2
             caps = MetricCaps(first=middle, weight=self._weight_cap((low, 0.0)))
-            relaxed = self._relax(self.arcs, caps)
+            relaxed = self._relax(arcs, caps)
             self.effort.searches += 1
             if relaxed.least_weight > caps.weight:
                 low = min(max(relaxed.next_metrics[0], middle), high)
             else:
-                high = middle
+                # Caps only become tighter from here on.
+                high, arcs = middle, arcs.prune(relaxed.replicas)
         return low
 
     def lower_metric(self, tolerance: float) -> None:
@@ -395,7 +397,6 @@ class BranchAndBound:
             return  # nothing here, though elsewhere a plan is known
         # Each step makes the next one cheaper: a better incumbent lowers the caps, lower caps
         # leave fewer arcs, and fewer arcs shorten the searches.
-        self._prune(0.0)
         lower = self.narrow(max(self.effort.gap / 2, LEAST_TOLERANCE))
         self._prune(lower)
         if len(self.arcs.last) > LONG:

@@ -94,7 +94,6 @@ class StageStep(NamedTuple):
     """A stage put in front of a state: its devices, and the level of the cut behind it."""
 
     device_class: int
-    recompute: bool
     replicas: int
     end: int
     level: int
@@ -102,10 +101,11 @@ class StageStep(NamedTuple):
 
 
 class ArcColumns(NamedTuple):
-    """Arcs of one class, recomputed or not, sorted by first position."""
+    """Arcs of one class, sorted by first position."""
 
     first: Integers
     last: Integers
+    recompute: Integers
     forward_s: Floats
     backward_s: Floats
     room: Integers
@@ -151,7 +151,7 @@ class StepGraph:
         self.limits_stages = bool(options.num_stages or options.max_stages)
         self.most_stages = options.num_stages or options.max_stages or self.num_atoms
         self.bounds: dict[StepState, StateBounds] = {}
-        self._columns: dict[tuple[int, bool, int], ArcColumns] = {}
+        self._columns: dict[tuple[int, int], ArcColumns] = {}
         self.root = StepState(tuple(len(entry) for entry in self.classes))
         if self._least_steps() * PER_STEP > max_looked:
             raise TooLarge
@@ -159,15 +159,9 @@ class StepGraph:
 
     # --- Columns ------------------------------------------------------------------------------
 
-    @cached_property
-    def choices(self) -> list[tuple[int, bool]]:
-        """Return the classes of devices, each with the recomputation that options allow."""
-        pairs = np.unique(2 * self.arcs.device_class + self.arcs.recompute).tolist()
-        return [(pair // 2, bool(pair % 2)) for pair in pairs]
-
-    def columns(self, device_class: int, recompute: bool, replicas: int) -> ArcColumns:
+    def columns(self, device_class: int, replicas: int) -> ArcColumns:
         """Return the arcs of one class that one replica can work off below the limit."""
-        key = device_class, recompute, replicas
+        key = device_class, replicas
         if key not in self._columns:
             arcs, firsts = self.arcs, self.arcs.first_positions()
             up, down = self.front_s
@@ -175,13 +169,13 @@ class StepGraph:
             work_s = share * (arcs.first_unit + arcs.second_unit)
             chosen = np.flatnonzero(
                 (arcs.device_class == device_class)
-                & (arcs.recompute == recompute)
                 & (arcs.room >= 0)
                 & (up[firsts] + work_s + (0.0 if self.splits else down[firsts]) < self.limit_s)
             )
             first, last = firsts[chosen], arcs.last[chosen]
             self._columns[key] = ArcColumns(
-                first, last, arcs.first_unit[chosen], arcs.second_unit[chosen],
+                first, last, arcs.recompute[chosen], arcs.first_unit[chosen],
+                arcs.second_unit[chosen],
                 self._room_left(chosen, replicas),
                 arcs.saved[chosen], arcs.arriving[first] + arcs.returning[last],
                 arcs.gradients[chosen], np.searchsorted(first, np.arange(self.num_atoms + 2)),
@@ -223,9 +217,9 @@ class StepGraph:
         for count in self.root.free:
             states *= count + 1
         if self.has_equal_replicas:
-            return states * len(self.choices)
+            return states * len(self.classes)
         # Micro-batches in flight tell states with equally many devices left apart.
-        return states * most // 2 * (3 if most > 1 else 1) * len(self.choices)
+        return states * most // 2 * (3 if most > 1 else 1) * len(self.classes)
 
     # --- The dynamic program ------------------------------------------------------------------
 
@@ -272,14 +266,14 @@ class StepGraph:
     def _steps(self, state: StepState) -> Iterator[StageStep]:
         """Yield the stages that may be in front of a state, as far as devices go."""
         rules = self.rules
-        for number, recompute in self.choices:
-            most = min(state.free[number], rules.max_replicas, rules.num_microbatches)
+        for number, free in enumerate(state.free):
+            most = min(free, rules.max_replicas, rules.num_microbatches)
             counts = range(rules.min_replicas, most + 1)
             if self.has_equal_replicas and state.replicas:
                 counts = range(state.replicas, min(state.replicas, most) + 1)
             for replicas in counts:
                 for end, level in list_places(self.space.devices, state, number, replicas):
-                    yield StageStep(number, recompute, replicas, end, level, state)
+                    yield StageStep(number, replicas, end, level, state)
 
     def state_of(self, step: StageStep) -> StepState:
         """Return the state that a step leads to."""
@@ -301,16 +295,20 @@ class StepGraph:
         self, step: StageStep, found: StateBounds,
         waiting: dict[int, dict[StepState, StateBounds]],
     ) -> None:  # fmt: skip
-        columns = self.columns(step.device_class, step.recompute, step.replicas)
+        columns = self.columns(step.device_class, step.replicas)
         if not len(columns.first):
             return
         self.looked -= PER_STEP + len(columns.first)
         if self.looked < 0:
             raise TooLarge
+        # Most positions were pruned, and what ends there leads nowhere.
+        columns = columns.take(np.flatnonzero(np.isfinite(found.inner_s)[columns.last]))
+        if not len(columns.first):
+            return
         bounds = self.bound_arcs(step, columns, found)
         state = self.state_of(step)
         target = waiting[sum(state.free)].setdefault(state, self._new_bounds())
-        starts = columns.begin[:-1][np.diff(columns.begin) > 0]
+        starts = np.flatnonzero(np.diff(columns.first, prepend=-1))
         firsts = columns.first[starts]
         for column, values in zip(
             (target.inner_s, target.summed_s, target.behind_s), bounds, strict=True

@@ -126,7 +126,7 @@ class StepSearch:
         graph, _ = self.graphs[nodes[0].graph]
         begun = np.stack([node.columns for node in nodes])
         for step in graph.bounds[nodes[0].state].steps:
-            columns = graph.columns(step.device_class, step.recompute, step.replicas)
+            columns = graph.columns(step.device_class, step.replicas)
             spans = [columns.begin[node.position : node.position + 2].tolist() for node in nodes]
             rows = np.concatenate([np.arange(*span) for span in spans])
             if len(rows):
@@ -139,7 +139,7 @@ class StepSearch:
         """Push the nodes that ``owner`` names with the arcs ``rows`` of one step."""
         graph, added_s = self.graphs[nodes[0].graph]
         target = graph.bounds[step.behind]
-        columns = graph.columns(step.device_class, step.recompute, step.replicas).take(rows)
+        columns = graph.columns(step.device_class, step.replicas).take(rows)
         possible = np.isfinite(target.inner_s[columns.last]) & graph.fits(step, columns)
         columns, owner = columns.take(possible), owner[possible]
         if not len(owner):
@@ -149,8 +149,8 @@ class StepSearch:
         for row in np.flatnonzero(bounds < self.limit_s).tolist():
             node = nodes[owner[row]]
             arc = StageArc(
-                node.position, int(columns.last[row]), step.device_class, step.recompute,
-                step.replicas, step.end,
+                node.position, int(columns.last[row]), step.device_class,
+                bool(columns.recompute[row]), step.replicas, step.end,
             )  # fmt: skip
             self._push(
                 max(node.bound_s, float(bounds[row])), node.graph, arc.last, step.behind,
