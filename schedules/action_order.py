@@ -87,6 +87,13 @@ class ActionOrder:
         """Return the number of actions of each kind and stage, kind by kind."""
         return np.bincount(self.kinds, minlength=len(WORKS) * self.num_stages)
 
+    @cached_property
+    def holders(self) -> tuple[Ints, Ints]:
+        """Return the ranks of one stage after the other, and where each stage's begin."""
+        counts = [0, *map(len, self.stage_ranks)]
+        ranks = [rank for each in self.stage_ranks for rank in each]
+        return np.array(ranks, np.int64), np.cumsum(counts, dtype=np.int64)
+
     @property
     def ranks(self) -> Ints:
         """Return the rank of each action."""

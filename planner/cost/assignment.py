@@ -75,7 +75,8 @@ def shift_forward(assignment: Assignment, devices: Devices) -> Assignment:
         ):
             for s in members:
                 ends[s] -= shift
-    return replace(assignment, ends=tuple(ends))
+    moved = tuple(ends)
+    return assignment if moved == assignment.ends else replace(assignment, ends=moved)
 
 
 def place_stages(

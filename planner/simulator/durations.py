@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -78,6 +78,20 @@ class StageTimes:
     @property
     def num_stages(self) -> int:
         return len(self.forward_s)
+
+    @cached_property
+    def work_s(self) -> Floats:
+        """Return the durations of F, B, I, W and R of every stage, kind by kind."""
+        whole = np.asarray(self.backward_s, np.float64)
+        first = second = whole / 2
+        if len(self.backward_input_s):
+            first = np.asarray(self.backward_input_s, np.float64)
+            second = np.asarray(self.backward_weight_s, np.float64)
+        again = np.zeros_like(whole)
+        if len(self.recompute_s):
+            again = np.asarray(self.recompute_s, np.float64)
+        forward = np.asarray(self.forward_s, np.float64)
+        return np.concatenate((forward, whole - again, first - again, second, again))
 
     @property
     def shares_channels(self) -> bool:
@@ -162,9 +176,7 @@ class StepMessages(NamedTuple):
             sends = times.send_forward_s, times.send_backward_s
             nothing = [0.0] * (times.num_stages - 1)
             between = [one for each in sends for one in (each if len(each) else nothing)]
-            return _between_neighbours(times.num_stages)._replace(
-                send_s=np.array(between, np.float64)
-            )
+            return list_neighbours(times.num_stages)._replace(send_s=np.array(between, np.float64))
         return cls._build(times)
 
     @classmethod
@@ -192,7 +204,7 @@ class StepMessages(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _between_neighbours(num_stages: int) -> StepMessages:
+def list_neighbours(num_stages: int) -> StepMessages:
     """Return the messages of a pipeline without skip connections, which take no time yet."""
     nothing = [0.0] * num_stages
     return StepMessages._build(StageTimes(forward_s=nothing, backward_s=nothing))

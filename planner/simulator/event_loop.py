@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from ...core.errors import InvalidInput
 from ...schedules.action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, WORKS, ActionOrder, Ints
 from ...schedules.numba_jit import Kernel
-from .durations import StageTimes, StepMessages
+from .durations import StageTimes, StepMessages, list_neighbours
 
 Floats = NDArray[np.float64]
 
@@ -80,6 +79,7 @@ def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
     """
     times.check(order.num_stages)
     messages = StepMessages.of(times)
+    holders, first_holder = order.holders
     state = _run_events(
         len(order.stage),
         Actions(
@@ -87,8 +87,8 @@ def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
             kind=order.kinds,
             microbatch=order.microbatch,
             num_microbatches=order.num_microbatches,
-            first_holder=np.array([0, *accumulate(map(len, order.stage_ranks))], np.int64),
-            holders=np.array([rank for each in order.stage_ranks for rank in each], np.int64),
+            first_holder=first_holder,
+            holders=holders,
         ),
         _list_kinds(order, times, messages),
         messages,
@@ -108,24 +108,10 @@ def simulate_step(order: ActionOrder, times: StageTimes) -> SimulatedStep:
 
 def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:
     """Return the share of all ranks' time in which they compute neither forward nor backward."""
-    busy_s = math.fsum((counts * durations(times)).tolist())
+    busy_s = math.fsum((counts * times.work_s).tolist())
     capacity_s = step_time_s * num_ranks
     idle = 1 - busy_s / capacity_s if capacity_s else 0.0
     return idle if idle > ROUNDING else 0.0
-
-
-def durations(times: StageTimes) -> Floats:
-    """Return the durations of F, B, I, W and R of every stage, kind by kind."""
-    whole = np.asarray(times.backward_s, np.float64)
-    first, second = whole / 2, whole / 2
-    if len(times.backward_input_s):
-        first = np.asarray(times.backward_input_s, np.float64)
-        second = np.asarray(times.backward_weight_s, np.float64)
-    again = np.zeros_like(whole)
-    if len(times.recompute_s):
-        again = np.asarray(times.recompute_s, np.float64)
-    forward = np.asarray(times.forward_s, np.float64)
-    return np.concatenate((forward, whole - again, first - again, second, again))
 
 
 def _stuck(order: ActionOrder, messages: StepMessages, at: Ints, waiting: Ints) -> str:
@@ -223,20 +209,33 @@ class State(NamedTuple):
 
 
 def _list_kinds(order: ActionOrder, times: StageTimes, messages: StepMessages) -> Kinds:
-    reads, needs, makes = _list_results(order.num_stages)
+    if times.skips:
+        kinds = _kinds_of(order.num_stages, order.num_microbatches, messages)
+    else:
+        kinds = _kinds_between_neighbours(order.num_stages, order.num_microbatches)
+    return kinds._replace(duration_s=times.work_s)
+
+
+@lru_cache(maxsize=256)
+def _kinds_between_neighbours(stages: int, num_microbatches: int) -> Kinds:
+    return _kinds_of(stages, num_microbatches, list_neighbours(stages))
+
+
+def _kinds_of(stages: int, num_microbatches: int, messages: StepMessages) -> Kinds:
+    """Return the kinds of actions, which take no time yet."""
+    reads, needs, makes = _list_results(stages)
     first_read, first_made = messages.first_read, messages.first_made
     return Kinds(
-        duration_s=durations(times),
+        duration_s=np.zeros(len(reads)),
         first_read=first_read[reads],
         last_read=first_read[reads + 1],
-        needs=needs * order.num_microbatches,
-        makes=makes * order.num_microbatches,
+        needs=needs * num_microbatches,
+        makes=makes * num_microbatches,
         first_made=first_made[makes],
         last_made=first_made[makes + 1],
     )
 
 
-@lru_cache(maxsize=256)
 def _list_results(stages: int) -> tuple[Ints, Ints, Ints]:
     """Return what each kind of action reads of others, needs of its own rank, and makes."""
     forward = np.arange(stages)

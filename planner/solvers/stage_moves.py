@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,7 @@ from ..cost.chain import ChainCosts
 from ..cost.plan_cost import CostModel
 
 MAX_STAGES = 24
-"""Stages up to which devices are exchanged between every pair of stages."""
-
-MAX_RESHAPED = 8
-"""Stages up to which replicas are moved between every pair of stages."""
+"""Stages up to which devices are moved."""
 
 
 class Shape(NamedTuple):
@@ -57,12 +54,11 @@ def move_cuts(assignment: Assignment, costs: ChainCosts) -> Iterator[Assignment]
 
 
 def move_devices(assignment: Assignment, cost_model: CostModel) -> Iterator[Assignment]:
-    """Yield assignments with devices moved between stages, one stage split, or two merged.
+    """Yield assignments with a stage of more or fewer devices, one split, or two merged.
 
     Of several classes, stages exchange theirs, and idle devices take over a stage or a half of one.
     """
-    most = MAX_RESHAPED if len(cost_model.devices.classes) == 1 else MAX_STAGES
-    if assignment.chunks > 1 or assignment.num_stages > most:
+    if assignment.chunks > 1 or assignment.num_stages > MAX_STAGES:
         return
     shape = Shape(assignment.cuts, assignment.replicas, assignment.classes, assignment.recompute)
     devices = cost_model.devices
@@ -78,10 +74,8 @@ def move_devices(assignment: Assignment, cost_model: CostModel) -> Iterator[Assi
 
 def _reshape(shape: Shape, cost_model: CostModel) -> Iterator[Shape]:
     classes, counts = cost_model.devices.classes, range(len(cost_model.devices.classes))
-    is_small = len(shape.classes) <= MAX_RESHAPED
     for number in counts:
-        if is_small:
-            yield from _move_replicas(shape, number, cost_model)
+        yield from _change_replicas(shape, number, cost_model)
     for one, other in combinations(range(len(shape.classes)), 2):
         if shape.classes[one] != shape.classes[other]:
             swapped = list(shape.classes)
@@ -100,20 +94,15 @@ def _reshape(shape: Shape, cost_model: CostModel) -> Iterator[Shape]:
         yield from _merge(shape, stage)
 
 
-def _move_replicas(shape: Shape, number: int, cost_model: CostModel) -> Iterator[Shape]:
-    """Yield single devices and whole groups of a class moved from one of its stages to another.
-
-    Stage -1 stands for devices that the plan leaves idle.
-    """
+def _change_replicas(shape: Shape, number: int, cost_model: CostModel) -> Iterator[Shape]:
+    """Yield one stage of a class with a device, or a group of them, more or less."""
     entry = cost_model.devices.classes[number]
-    stages = [-1, *(stage for stage, own in enumerate(shape.classes) if own == number)]
-    for step in sorted({1, *(size for size in entry.group_sizes[:-1] if size < len(entry))}):
-        for taken, given in permutations(stages, 2):
-            moved = tuple(
-                count + step * ((stage == given) - (stage == taken))
-                for stage, count in enumerate(shape.replicas)
-            )
-            yield shape._replace(replicas=moved)
+    steps = sorted({1, *(size for size in entry.group_sizes[:-1] if size < len(entry))})
+    stages = [stage for stage, own in enumerate(shape.classes) if own == number]
+    for step, stage, way in product(steps, stages, (1, -1)):
+        count = shape.replicas[stage] + way * step
+        replicas = (*shape.replicas[:stage], count, *shape.replicas[stage + 1 :])
+        yield shape._replace(replicas=replicas)
 
 
 def _split(shape: Shape, stage: int, cost_model: CostModel) -> Iterator[Shape]:

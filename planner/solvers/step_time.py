@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from ...core.errors import DeadlineExceeded
 from ..cost.assignment import Assignment
@@ -140,9 +139,16 @@ def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:
 
 def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
     """Yield variations with one cut moved or replicas moved, in the plan's order of the layers."""
-    order, own = assignment.order, replace(assignment, order=())
-    view = request.reorder_profile(order) if order else request
-    if view.costs.has(own.cuts):
-        for other in chain(move_cuts(own, view.costs), move_devices(own, view.cost_model)):
-            if view.allows(other):
-                yield replace(other, order=order)
+    order = assignment.order
+    if not order:
+        yield from _move(request, assignment)
+        return
+    view = request.reorder_profile(order)
+    for other in filter(view.allows, _move(view, replace(assignment, order=()))):
+        yield replace(other, order=order)
+
+
+def _move(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
+    if request.costs.has(assignment.cuts):
+        yield from move_cuts(assignment, request.costs)
+        yield from move_devices(assignment, request.cost_model)

@@ -10,7 +10,7 @@ import pytest
 
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.schedule import Schedule
-from stagewright.planner.simulator.event_loop import durations, simulate_step
+from stagewright.planner.simulator.event_loop import simulate_step
 from stagewright.planner.simulator.simulate import StageTimes, simulate, step_time
 from stagewright.schedules import numba_jit as jit
 from stagewright.schedules.action_order import make_order
@@ -151,7 +151,7 @@ def test_no_split_step_ends_before_its_lower_bound(seed):
     name, times, num_microbatches, replicas, *_ = random_pipeline(seed, ("zero_bubble",))
     end_s, _ = step_time(name, times, num_microbatches, replicas)
     dealt = -(-num_microbatches // replicas[0])
-    forwards, _, inputs, weights, _ = np.split(durations(times), 5)
+    forwards, _, inputs, weights, _ = np.split(times.work_s, 5)
     for stage in range(len(replicas)):
         there_s, own_s = sum(forwards[:stage]), dealt * (forwards[stage] + inputs[stage])
         sync_s = times.sync_s[stage] if len(times.sync_s) else 0.0

@@ -46,7 +46,6 @@ def test_devices_move_stages_split_and_merge_by_hand():
         ((0, 2, 4), (3, 1)),  # the idle device joins
         ((0, 2, 4), (2, 2)),
         ((0, 2, 4), (1, 1)),  # one is left idle
-        ((0, 2, 4), (1, 2)),  # one changes sides
         ((0, 1, 2, 4), (1, 1, 1)),  # the first stage cut in two
         ((0, 2, 3, 4), (2, 1, 1)),  # the second one, half of it on the idle device
         ((0, 4), (3,)),  # both as one, on the devices of both or of one
