@@ -38,7 +38,7 @@ from stagewright import Training, build  # noqa: E402
 from stagewright.core.cluster.cluster import Cluster  # noqa: E402
 from stagewright.core.models.families import GPT2Config, GPT2Spec  # noqa: E402
 from stagewright.core.models.training_memory import RECIPES, Recipe  # noqa: E402
-from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
+from stagewright.core.plan.plan import Plan, PlanOptions, Stage  # noqa: E402
 from stagewright.core.plan.schedule import TrainingSchedule  # noqa: E402
 from stagewright.core.profile.profile import Profile  # noqa: E402
 from stagewright.core.requests.requests import ProfilingOptions  # noqa: E402
@@ -71,14 +71,17 @@ RECOMPUTED: dict[Literal["never", "layers"], tuple[int, ...]] = {
 """Numbers of micro-batches, by what is recomputed."""
 
 LENGTHS = {"never": 16, "layers": MOST_TOKENS}
-"""Tokens of a sample: more where each recomputation keeps 5 kB of random state beside them."""
+"""Tokens of a sample: more where each checkpoint keeps random state beside them."""
 
 RECIPES_MEASURED: tuple[Recipe, ...] = ("fp32", "bf16_mixed", "bf16_autocast")
 
 
 @dataclass(frozen=True)
 class StagePeak:
-    """One stage's memory, predicted and measured; ``update_bytes`` is of the optimizer's step."""
+    """One stage's memory, predicted and measured; ``update_bytes`` is of the optimizer's step.
+
+    Predicted is what the plan says, and `random_state_bytes`.
+    """
 
     model: str
     recipe: str
@@ -214,12 +217,21 @@ def train(path: Path, name: str, rank: int) -> StagePeak:
         microbatches=count,
         stage=rank,
         in_flight=stage.in_flight,
-        predicted_bytes=stage.memory.total_bytes,
+        predicted_bytes=stage.memory.total_bytes + random_state_bytes(stage),
         measured_bytes=held + during.peak_bytes,
         update_bytes=held_then + updating.peak_bytes,
         receives_bytes=receives.peak_bytes,
         predicted_receives_bytes=stage.memory.receive_buffers_bytes,
     )
+
+
+def random_state_bytes(stage: Stage) -> int:
+    """Return the bytes of the CPU generator's states that checkpoints keep.
+
+    Plans leave them out: 16 bytes of a GPU's generator for each checkpoint and micro-batch in
+    flight, but 5 kB of the CPU's.
+    """
+    return len(stage.checkpoints) * stage.in_flight * torch.get_rng_state().nbytes
 
 
 def put_gradients(training: Training) -> None:

@@ -17,8 +17,8 @@ NEAR = 0.05
 FREE_SIMULATIONS = 8
 """Plans simulated beyond the budget, unless they are large."""
 
-MAX_ACTIONS = 400_000
-"""Actions simulated for all others: a second without compiled code."""
+MAX_ACTIONS = 200_000
+"""Actions simulated for all others: half a second without compiled code."""
 
 LARGE = 10
 """Multiple of the budget beyond which no second plan is simulated."""
