@@ -62,7 +62,7 @@ SPLIT_PER_ARC = 4
 """The same limit in a large problem, per arc."""
 
 MOST_GIVEN_UP = 200_000_000
-"""Candidate labels of all searches given up, after which a proof is: ten seconds or more.
+"""Candidate labels of all searches given up, after which a proof is: some ten seconds.
 
 A quarter in a problem of a million arcs, where four times as many raised the bound by 0.1 %.
 """
@@ -324,7 +324,7 @@ class BranchAndBound:
 
         Bisection over relaxations (`label_setting.relax`); a failure moves the bound to the next
         value that some stage really has (Pinar and Aykanat, JPDC 2004). O(log(1 / tolerance))
-        relaxations of O(arcs).
+        relaxations of O(arcs); arcs that no such plan has are forgotten first.
         """
         if self.least_weight == math.inf:
             return self.best_value  # there are none
@@ -339,7 +339,8 @@ class BranchAndBound:
             if relaxed.least_weight > caps.weight:
                 low = min(max(relaxed.next_metrics[0], middle), high)
             else:
-                # Caps only become tighter from here on.
+                # Caps only become tighter: arcs outside these stay outside, and so no path within
+                # them has a metric that only those arcs have.
                 high, arcs = middle, arcs.prune(relaxed.replicas)
         return low
 

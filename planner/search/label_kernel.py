@@ -287,14 +287,15 @@ def extend_arcs(
                 while count > 0:
                     # one count makes a label for each level at most
                     if counters[SIZE] + len(feasible) > len(table.weight):
-                        # made once more, labels of this pair are equal to those made already
+                        # The pair begins anew: labels that it has made already are dominated by
+                        # equal ones, or by those that removed them.
                         counters[NEXT_ARC], counters[NEXT_LABEL] = index, label
                         counters[LOOKED] = looked
                         return True
                     count = try_count(step, count, bound, scope, table, first_new, counters)
+            if scope.beam > 0 and counters[SIZE] - first_new > 2 * scope.beam:
+                counters[SIZE] = thin(first_new, scope, table, counters)
         counters[NEXT_LABEL] = 0
-        if scope.beam > 0 and counters[SIZE] - first_new > 2 * scope.beam:
-            counters[SIZE] = thin(first_new, scope, table, counters)
     if scope.beam > 0:
         counters[SIZE] = thin(first_new, scope, table, counters)
     return False

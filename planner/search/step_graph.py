@@ -115,7 +115,7 @@ class ArcColumns(NamedTuple):
     begin: Integers
 
     def take(self, rows: Integers | Mask) -> ArcColumns:
-        """Return some of the arcs."""
+        """Return some of the arcs; ``begin`` stays that of all."""
         columns = {name: getattr(self, name)[rows] for name in self._fields[:-1]}
         return self._replace(**columns)
 

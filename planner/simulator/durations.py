@@ -35,7 +35,7 @@ class SkipTimes:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Durations of one micro-batch on one replica, in seconds; S stages.
+    """Durations of one micro-batch on one replica, in seconds; S stages. Not to be changed.
 
     Attributes:
         forward_s: Forward of each stage, S entries.

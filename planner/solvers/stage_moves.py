@@ -14,7 +14,7 @@ from ..cost.chain import ChainCosts
 from ..cost.plan_cost import CostModel
 
 MAX_STAGES = 24
-"""Stages up to which devices are moved."""
+"""Stages up to which plans get other devices, or one stage more or fewer."""
 
 
 class Shape(NamedTuple):

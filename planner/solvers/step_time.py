@@ -138,11 +138,12 @@ def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:
 
 
 def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
-    """Yield variations with one cut moved or replicas moved, in the plan's order of the layers."""
+    """Yield variations: one cut moved, or other devices or stages, in the plan's layer order."""
     order = assignment.order
-    if not order:
+    if not order:  # a tournament checks the constraints
         yield from _move(request, assignment)
         return
+    # Of plans in another order it checks few: the view has them all.
     view = request.reorder_profile(order)
     for other in filter(view.allows, _move(view, replace(assignment, order=()))):
         yield replace(other, order=order)
