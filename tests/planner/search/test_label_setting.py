@@ -13,6 +13,7 @@ from stagewright.planner.cost.assignment import Assignment, shift_forward
 from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.problem.constraints import allowed_positions, search_parts
+from stagewright.planner.search import label_kernel
 from stagewright.planner.search.arcs import (
     DevicePool,
     MetricCaps,
@@ -22,6 +23,7 @@ from stagewright.planner.search.arcs import (
 )
 from stagewright.planner.search.branch_and_bound import largest_metrics
 from stagewright.planner.search.label_setting import relax, search
+from stagewright.planner.search.label_table import LabelTable
 from tests.builders import random_cluster, random_profile
 from tests.planner.instances import PATTERNS, draw_levels
 
@@ -143,6 +145,31 @@ def test_compiled_and_plain_find_the_same(measure, monkeypatch):
         assert repr(one) == repr(other), seed
         kept.append(one[0].labels)
     assert max(kept) > 10
+
+
+@pytest.mark.parametrize("beam", [0, 2])
+def test_labels_made_again_once_the_table_is_longer_change_nothing(beam, monkeypatch):
+    """With a table that grows by one label, and with one that is never full."""
+    monkeypatch.setenv("STAGEWRIGHT_NUMBA", "0")
+    grown = []
+
+    def grow_by(more):
+        def grow(table, width):
+            grown.append(more)
+            longer = [column + [type(column[0])(0)] * more for column in table[1:]]
+            return LabelTable(table.columns + [0] * (more * width), *longer)
+
+        return grow
+
+    for seed in range(60):
+        given, caps = problem(seed), caps_of(seed)
+        found = []
+        for more in (1, 10_000):
+            monkeypatch.setattr(label_kernel, "grow", grow_by(more))
+            made = search(given.arcs, given.pool, given.rules, caps, paths=2**30, beam=beam)
+            found.append(repr(made))
+        assert found[0] == found[1], seed
+    assert grown.count(1) > 5 * grown.count(10_000)
 
 
 def test_pruned_arcs_lie_in_memory_as_all_do():
