@@ -337,6 +337,13 @@ def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
     job = hand_in(client).json()
     made = store.keys.create("project_default", name="watch", scopes=["read"])
     reading: list[str] = []
+    begun, format_event = threading.Event(), routes_jobs._format_event
+
+    def format_and_tell(*args: Any) -> Any:
+        begun.set()
+        return format_event(*args)
+
+    monkeypatch.setattr(routes_jobs, "_format_event", format_and_tell)
 
     def read() -> None:
         headers = {"Authorization": f"Bearer {made.secret}"}
@@ -344,10 +351,11 @@ def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
 
     thread = threading.Thread(target=read)
     thread.start()
+    assert begun.wait(timeout=60)
     time.sleep(0.5)
     assert reading == [], "the job goes on, and so does the stream"
     store.keys.revoke("project_default", made.key.id)
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert [kind for _, kind, _ in events(reading[0])][:1] == ["queued"]
     assert ": still here\n\n" in reading[0]
     client.post(f"/v1/jobs/{job['id']}/cancel")
