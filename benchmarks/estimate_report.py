@@ -77,8 +77,7 @@ measurements](truth.md) has the errors of transformers, and their bands. Below a
 profiles published with PipeDream (Narayanan et al. 2019), convolutional nets in float32, timed
 module by module on a GPU that the profiles do not name. Of that paper's it can only be the V100,
 and notes call it so: a ReLU of 1.6 GB in `vgg16` moves 740 GB/s, more than the Titan X's memory
-gives. They were compared before kernels were predicted by shape, and not since (the profiles are
-not at hand); the band printed for convolutional nets on GPUs is the largest of these errors. That
+gives. The band printed for convolutional nets on GPUs is the largest of these errors. That
 3 x 3 filters in float32 take Winograd's algorithm was put in after looking at these profiles; the
 efficiencies were not.
 """

@@ -1,8 +1,9 @@
 """Hold the estimator against other people's measurements.
 
-``--data FOLDER`` names the measurements. Prints median and largest error by set, with the tables of
-the package; ``--fit`` fits tables to all rows and writes them; ``--leave-one-out`` predicts every
-chip from tables fitted without any of its rows, as well. ``--write`` writes
+``--data FOLDER`` names the measurements, of these devices or others of the catalogue. Prints median
+and largest error by set, with the tables of the package; ``--fit`` fits tables to all rows and
+writes them. ``--leave-one-out`` predicts every device from tables fitted without its rows, as well,
+from which come the bands; without it, those of before are kept. ``--write`` writes
 `docs/evidence/truth.md` and needs both of these; ``--rows FILE`` writes every row as CSV.
 """
 
@@ -15,16 +16,17 @@ import math
 import pickle
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
 from typing import TypeVar
 
 import numpy as np
-from truth_fit import NOT_FITTED, chip, fit_table, related
+from truth_fit import NOT_FITTED, boards, fit_table
 from truth_floor import LARGE, find_floors
-from truth_links import fit_links, link_errors
+from truth_gathered import GATHERED, gathered_all_reduces, gathered_products
+from truth_links import fit_links, link_errors, predict_left_out
 from truth_models import mpt_rows, neusight_rows
 from truth_page import Verdict, write_page
 from truth_predict import Predictor
@@ -32,7 +34,7 @@ from truth_published import megatron_rows, published_rows
 from truth_rows import CollectiveRow, Row, collective_rows, kernel_rows
 
 from stagewright.core.cluster.accelerators import get_accelerator
-from stagewright.core.cluster.collectives import load_link_table
+from stagewright.core.cluster.collectives import LinkFigures, find_link_figures, load_link_table
 from stagewright.profiler.estimates.device_table import Arithmetic, GpuTable, load_gpu_table
 from stagewright.profiler.estimates.error_band import BY_RULE, GPU_UNCALIBRATED
 from stagewright.profiler.estimates.flops import OperationClass
@@ -72,21 +74,25 @@ COVERED = 0.9
 
 def main() -> None:
     options = _arguments()
-    rows, sums = read_rows(options.data, options.cache)
-    table = load_gpu_table()
+    sums = [*collective_rows(options.data), *gathered_all_reduces()]
     if options.fit:
-        table = fit_table(rows)
+        # Links first: rows of several devices hold what communication takes.
         _write_json(LINKS, {name: entry.model_dump() for name, entry in fit_links(sums).items()})
         load_link_table.cache_clear()
+    rows = read_rows(options.data, options.cache)
+    table = load_gpu_table()
+    if options.fit:
+        known = {"bands": table.bands, "kernel_bands": table.kernel_bands}
+        table = fit_table(rows).model_copy(update=known)
     predictor = Predictor(rows)
     inside = relative_errors(predictor, table)
-    print("in sample\n" + summarize(predictor.rows, inside))
+    how = "in sample" if options.fit else "by the tables of the package"
+    print(f"{how}\n{summarize(predictor.rows, inside)}")
     device_out, chip_out = ([float("nan")] * len(rows) for _ in range(2))
     if options.leave_one_out:
-        device_out = leave_one_out(predictor.rows, {row.device: row.device for row in rows})
+        device_out = leave_one_out(predictor.rows, lambda name: frozenset({name}), True)
         print("\nleave one device out\n" + summarize(predictor.rows, device_out))
-        chips = {row.device: chip(row.device) for row in rows}
-        chip_out = leave_one_out(predictor.rows, chips, device_out)
+        chip_out = leave_one_out(predictor.rows, boards)
         print("\nleave one chip out\n" + summarize(predictor.rows, chip_out))
         by_rule = {name + BY_RULE: sets for name, sets in BANDS.items()}
         found = bands(predictor.rows, device_out, BANDS) | bands(predictor.rows, chip_out, by_rule)
@@ -103,28 +109,28 @@ def main() -> None:
     print("\nall-reduce\n" + _describe_links(verdicts))
     if options.write:
         floors = find_floors(predictor.rows)
-        delays = link_errors(sums, known=load_link_table())
+        delays = link_errors(sums, lambda device: _with_bandwidths(sums, device))
         floors["all-reduce"] = mean(abs(error) for _, error in delays)
         PAGE.write_text(write_page(verdicts, table, NOT_FITTED, floors), encoding="utf-8")
     if options.rows:
         _write_rows(options.rows, verdicts)
 
 
-def read_rows(folder: Path, cache: Path | None) -> tuple[list[Row], list[CollectiveRow]]:
+def read_rows(folder: Path, cache: Path | None) -> list[Row]:
     """Return all rows; running the models takes a minute, so that ``cache`` may keep them."""
-    sums = collective_rows(folder)
     if cache is not None and cache.exists():
-        return list(pickle.loads(cache.read_bytes())), sums
+        return list(pickle.loads(cache.read_bytes()))
     rows = [
         *kernel_rows(folder),
         *neusight_rows(folder),
         *mpt_rows(folder),
         *published_rows(),
         *megatron_rows(folder),
+        *gathered_products(),
     ]
     if cache is not None:
         cache.write_bytes(pickle.dumps(rows))
-    return rows, sums
+    return rows
 
 
 def relative_errors(predictor: Predictor, table: GpuTable) -> list[float]:
@@ -132,28 +138,31 @@ def relative_errors(predictor: Predictor, table: GpuTable) -> list[float]:
 
 
 def leave_one_out(
-    rows: Sequence[Row], group_of: dict[str, str], known: Sequence[float] = ()
+    rows: Sequence[Row],
+    list_left_out: Callable[[str], frozenset[str]],
+    keep_gathered: bool = False,
 ) -> list[float]:
-    """Predict every group's devices from tables fitted to the others' rows alone.
+    """Predict every device from tables fitted without some devices' rows.
 
-    ``known`` has the errors of devices left out alone, which are those of groups of one.
+    Published products are only there to be fitted to: their errors are left NaN.
     """
     found: dict[int, float] = {}
-    for left_out in sorted(set(group_of.values())):
-        members = frozenset(name for name, group in group_of.items() if group == left_out)
-        if known and members | related(left_out) == {left_out}:
-            same = (index for index, row in enumerate(rows) if row.device == left_out)
-            found |= {index: known[index] for index in same}
-            continue
-        chosen = [index for index, row in enumerate(rows) if row.device in members]
-        table = fit_table(rows, members | related(left_out))
+    measured = {row.device for row in rows if row.group not in GATHERED}
+    for left_out in sorted({list_left_out(name) for name in measured}, key=sorted):
+        chosen = [
+            index
+            for index, row in enumerate(rows)
+            if row.device in left_out and row.group not in GATHERED
+        ]
+        table = fit_table(rows, left_out, keep_gathered=keep_gathered)
         predictor = Predictor([rows[index] for index in chosen])
         index_of = {id(rows[index]): index for index in chosen}
         errors = relative_errors(predictor, table)
         for row, error in zip(predictor.rows, errors, strict=True):
             found[index_of[id(row)]] = error
-        print(f"without {left_out}: median {np.median(np.abs(errors)):.1%}", file=sys.stderr)
-    return [found[index] for index in range(len(rows))]
+        names = ", ".join(sorted(left_out & measured))
+        print(f"without {names}: median {np.median(np.abs(errors)):.1%}", file=sys.stderr)
+    return [found.get(index, float("nan")) for index in range(len(rows))]
 
 
 def bands(
@@ -171,6 +180,8 @@ def summarize(rows: Sequence[Row], errors: Sequence[float]) -> str:
     """Return a table of errors by set and device."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
+        if math.isnan(error):
+            continue
         names = [row.group]
         if _is_large(row):
             names.append(row.group + ", from 4,096 rows")
@@ -223,14 +234,28 @@ def _share_of_peak(row: Row) -> float:
 
 
 def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:
-    inside, outside = link_errors(sums, load_link_table()), link_errors(sums)
+    errors = [
+        link_errors(sums, predict)
+        for predict in (
+            lambda device: find_link_figures(get_accelerator(device)),
+            lambda device: predict_left_out(sums, device, keep_gathered=True),
+            lambda device: predict_left_out(sums, device),
+        )
+    ]
     return [
         Verdict(
             "all-reduce", row.device, f"{row.size_bytes:,} bytes on {row.num_devices}",
-            row.measured_s, error, left, left,
+            row.measured_s, inside, left_out, chip_out,
         )
-        for (row, error), (_, left) in zip(inside, outside, strict=True)
+        for (row, inside), (_, left_out), (_, chip_out) in zip(*errors, strict=True)
     ]  # fmt: skip
+
+
+def _with_bandwidths(sums: Sequence[CollectiveRow], device: str) -> LinkFigures:
+    """Lend a device left out the bandwidths of its link: what remains is its delays."""
+    figures = predict_left_out(sums, device, keep_gathered=True)
+    bandwidth = find_link_figures(get_accelerator(device)).bandwidth
+    return figures.model_copy(update={"bandwidth": bandwidth})
 
 
 def _describe_links(verdicts: Sequence[Verdict]) -> str:
@@ -258,7 +283,7 @@ def _write_rows(path: Path, verdicts: Sequence[Verdict]) -> None:
         writer.writerow(
             ("set", "device", "what", "measured_s", "in_sample", "device_left_out", "chip_left_out")
         )
-        for one in sorted(verdicts, key=lambda one: -abs(one.chip_out)):
+        for one in sorted(verdicts, key=lambda one: -abs(one.judged)):
             errors = (one.in_sample, one.left_out, one.chip_out)
             writer.writerow((one.group, one.device, one.name, one.measured_s, *errors))
 

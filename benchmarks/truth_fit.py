@@ -8,16 +8,18 @@ dropped from the table, so that the rules have to say what it does.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import least_squares
+from truth_gathered import GATHERED
 from truth_predict import Predictor
 from truth_rows import Row
 
-from stagewright.core.cluster.accelerators import CATALOGUE, Accelerator, get_accelerator
+from stagewright.core.cluster.accelerators import Accelerator, Precision, get_accelerator
 from stagewright.profiler.estimates.device_table import (
     REFERENCE_NM,
+    REFERENCE_UNIT_FLOPS_PER_S,
     Arithmetic,
     DeviceFigures,
     GpuTable,
@@ -25,10 +27,13 @@ from stagewright.profiler.estimates.device_table import (
     MemoryFigures,
     ProductRule,
     arithmetic,
+    list_boards,
 )
 
 Name = tuple[str, ...]
 """A figure of the table: its field, and where it has several, which."""
+
+SOURCE = "docs/evidence/truth.md"
 
 PULL, MEMORY_PULL = 0.03, 0.3
 """Weight of a factor e on a figure against one set of rows of one device that is off by it."""
@@ -44,48 +49,55 @@ OUTLIER = 0.08
 RULE_OUTLIER = 0.2
 """Relative error from which on a device is an exception to the rules."""
 
+HIGHEST = {"memory": 0.95, "tensor": 0.9}
+"""Largest shares of a data sheet's rates. GeForce boards run products above their sheet's clock for
+seconds; no published training does."""
+
+DIFFERENCE = 1e-3
+"""Step of a figure's logarithm by which derivatives are taken."""
+
+GATHERED_WEIGHT = 0.1
+"""Of published products against measured ones: they decide where there are no others."""
+
 MOST_ROWS = 200
 """Rows of one set and device, of large products apart, that a fit looks at."""
-
-PUBLISHED_16_BIT = {
-    "A100-PCIe": 0.822, "H100": 0.801, "H200": 0.803, "B200": 0.776, "MI250X": 0.767,
-    "MI300X": 0.601,
-}  # fmt: skip
-"""Best share of peak reached by any bf16 product: the table "Maximum Achievable Matmul FLOPS" of
-Stas Bekman's Machine Learning Engineering Open Book. Not fitted to."""
-
-PUBLISHED_SOURCE = "Machine Learning Engineering Open Book: maximum achievable matmul FLOPS"
 
 OLDER_ATTENTION = {"H100": 0.6, "H200": 0.6, "B200": 0.6}
 """FlashAttention-2 reaches 35 % of an H100's peak against some 60 % of an A100's (Shah et al. 2024,
 Dao 2023); that of B200 is assumed to be as far behind."""
-
-CHIPS = {
-    "A100-40GB": "A100", "A100-80GB": "A100", "A100-PCIe": "A100", "A100-PCIe-40GB": "A100",
-    "V100": "V100 chip", "V100-PCIe": "V100 chip",
-}  # fmt: skip
-"""Devices that share a chip."""
 
 NODE_EXPONENT, NODE_SPREAD = 1.0, 0.3
 """What a smaller process gains in work per joule, before any measurement: about as its length
 (TSMC's statements for 16, 7 and 5 nm), and how far that may be off."""
 
 
-NOT_FITTED = ("published throughputs", "Megatron-LM 7B, bf16")
+NOT_FITTED = ("published throughputs", "looked-up throughputs", "Megatron-LM 7B, bf16")
 """Sets that no fit looks at."""
 
 
-def chip(device: str) -> str:
-    return CHIPS.get(device, device)
+def boards(device: str) -> frozenset[str]:
+    """Return the devices of the catalogue that have a device's chip."""
+    others = list_boards(get_accelerator(device))
+    return frozenset({device, *(other.name for other in others)})
 
 
 PRIOR = GpuTable(
     date="",
-    source="docs/evidence/truth.md",
+    source=SOURCE,
     products={
-        "simt": ProductRule(ceiling=0.9, flops_per_joule=80e9, node_exponent=1.0, rocm_share=0.6),
+        "simt": ProductRule(
+            ceiling=0.9,
+            width_exponent=0.25,
+            flops_per_joule=80e9,
+            node_exponent=1.0,
+            rocm_share=0.6,
+        ),
         "tensor": ProductRule(
-            ceiling=0.85, flops_per_joule=700e9, node_exponent=1.0, rocm_share=0.6
+            ceiling=0.85,
+            width_exponent=0.0,
+            flops_per_joule=700e9,
+            node_exponent=1.0,
+            rocm_share=0.6,
         ),
     },
     kernels={
@@ -123,26 +135,27 @@ Attention's backward is that of the first FlashAttention, which the whole models
 left-out device says."""
 
 
-def related(group: str) -> frozenset[str]:
-    """Return the devices of the catalogue that are a chip, or of it."""
-    return frozenset(entry.name for entry in CATALOGUE if group in (entry.name, chip(entry.name)))
+def fit_table(
+    rows: Sequence[Row], left_out: frozenset[str] = frozenset(), *, keep_gathered: bool = False
+) -> GpuTable:
+    """Return the table that predicts the rows best, without those of some devices.
 
-
-def fit_table(rows: Sequence[Row], left_out: frozenset[str] = frozenset()) -> GpuTable:
-    """Return the table that predicts the rows best, without those of some devices."""
-    kept = [row for row in rows if row.group not in NOT_FITTED and row.device not in left_out]
+    With ``keep_gathered`` what others published of these devices stays: single products, and how
+    far attention is behind.
+    """
+    unknown = frozenset[str]() if keep_gathered else left_out
+    kept = [
+        row
+        for row in rows
+        if row.group not in NOT_FITTED
+        and row.device not in (unknown if row.group in GATHERED else left_out)
+    ]
     figures = {
-        name: DeviceFigures(
-            tensor=share,
-            attention=OLDER_ATTENTION.get(name),
-            basis="rule",
-            source=PUBLISHED_SOURCE,
-        )
-        for name, share in PUBLISHED_16_BIT.items()
-        if name not in left_out
+        name: DeviceFigures(attention=share, source=SOURCE)
+        for name, share in OLDER_ATTENTION.items()
+        if name not in unknown
     }
-    table = PRIOR.model_copy(update={"devices": figures})
-    table = with_rules(table)
+    table = with_rules(PRIOR.model_copy(update={"devices": figures}))
     for kind in ("simt", "tensor"):
         chosen = _thin([row for row in kept if arithmetic(row.precision) == kind])
         # Kernels first: whole models could not tell a lower rate from what they lose besides.
@@ -152,13 +165,28 @@ def fit_table(rows: Sequence[Row], left_out: frozenset[str] = frozenset()) -> Gp
             # Products alone say what a device sustains; attention is a share of that.
             found = [row for row in kernels if row.group.startswith("attention") == is_attention]
             if found:
-                names = ATTENTION if is_attention else _kernel_names(kind, sorted(timed))
+                names = ATTENTION if is_attention else _kernel_names(kind, found)
                 table = _fit(found, table, names)
         models = [row for row in chosen if row.launch != "kernel"]
         if models:
-            others = sorted({row.device for row in models} - timed)
+            # A board of a chip that was timed follows it: its own rate could not be told from
+            # what models lose besides.
+            others = sorted({row.device for row in models if not boards(row.device) & timed})
             table = _fit(models, table, _model_names(kind, others))
+        measured = {row.device for row in chosen if row.group not in GATHERED}
+        table = _name_published(table, kind, timed - measured)
     return table
+
+
+def _name_published(table: GpuTable, kind: Arithmetic, names: set[str]) -> GpuTable:
+    """Say of devices that their share of one arithmetic rests on published products alone."""
+    devices = dict(table.devices)
+    for name in names:
+        before = devices[name]
+        devices[name] = before.model_copy(
+            update={"published": (*before.published, kind), "source": SOURCE}
+        )
+    return table.model_copy(update={"devices": devices})
 
 
 def _thin(rows: Sequence[Row]) -> list[Row]:
@@ -189,17 +217,39 @@ def _fit(rows: Sequence[Row], table: GpuTable, names: Sequence[Name]) -> GpuTabl
     for index, name in enumerate(names):
         if name[0] == "device":
             # A share of a data sheet's rate: not above it, and no kernel is worse than a fifth.
-            low[index], high[index] = np.log(0.15), 0.0 if name[-1] != "memory" else np.log(0.95)
+            low[index], high[index] = np.log(0.15), np.log(HIGHEST.get(name[-1], 1.0))
             first[index] = np.clip(first[index], np.log(0.2), -0.02)
         if name[-1] in ("half_tile", "small_tile"):
             high[index] = 0.0
             first[index] = min(first[index], -0.01)
-    found = least_squares(
-        residuals, first, bounds=(low, high), max_nfev=40,
-        diff_step=1e-3,
-    )  # fmt: skip
+    devices = np.array([row.device for row in predictor.rows])
+
+    def slopes(values: np.ndarray) -> np.ndarray:
+        """Return the residuals' derivatives; one step tells those of all devices' own figures."""
+        before = residuals(values)
+        found = np.zeros((len(before), len(values)))
+        for field, members in _group_names(names).items():
+            step = np.zeros(len(values))
+            step[members] = DIFFERENCE
+            step[(values + step) > high] *= -1
+            changed = (residuals(values + step) - before)[: len(devices)]
+            for index in members:
+                own = devices == names[index][1] if field[0] == "device" else True
+                found[: len(devices), index] = np.where(own, changed / step[index], 0.0)
+                found[len(devices) + index, index] = pull[index]
+        return found
+
+    found = least_squares(residuals, first, jac=slopes, bounds=(low, high), max_nfev=40)
     fitted = _set_all(table, names, np.exp(found.x))
     return with_rules(fitted)
+
+
+def _group_names(names: Sequence[Name]) -> dict[Name, list[int]]:
+    """Return which figures may be changed at once, as no row depends on two of them."""
+    groups = defaultdict(list)
+    for index, name in enumerate(names):
+        groups[("device", name[2]) if name[0] == "device" else name].append(index)
+    return groups
 
 
 def _soften(wrong: np.ndarray) -> np.ndarray:
@@ -211,8 +261,9 @@ def _soften(wrong: np.ndarray) -> np.ndarray:
     return np.sign(wrong) * OUTLIER * np.sqrt(2 * (relative - 1))
 
 
-def _kernel_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
+def _kernel_names(kind: Arithmetic, rows: Sequence[Row]) -> list[Name]:
     """Return the figures that kernels alone tell."""
+    devices = sorted({row.device for row in rows})
     names: list[Name] = [
         ("kernels", kind, field)
         for field in ("k_start", "half_tile", "small_tile", "cache_unit_rate", "start_s", "overlap")
@@ -221,7 +272,9 @@ def _kernel_names(kind: Arithmetic, devices: Sequence[str]) -> list[Name]:
     if any(get_accelerator(name).walks_columns for name in devices):
         names += [("kernels", kind, field) for field in ("columns", "column_exponent")]
     if kind == "simt":
-        names += [("device", name, "memory") for name in devices]
+        # Products say little of memory.
+        reducing = sorted({row.device for row in rows if "products" not in row.group})
+        names += [("device", name, "memory") for name in reducing]
         names += [("memory", field) for field in ("products", "reduction", "reread")]
     return names
 
@@ -263,7 +316,7 @@ def _set_all(table: GpuTable, names: Sequence[Name], values: np.ndarray) -> GpuT
         elif name[0] == "memory":
             memory = memory.model_copy(update={name[1]: value})
         elif name[0] == "device":
-            before = devices.get(name[1], DeviceFigures(source="docs/evidence/truth.md"))
+            before = devices.get(name[1], DeviceFigures(source=SOURCE))
             devices[name[1]] = before.model_copy(update={name[2]: value})
         else:
             plain[name[0]] = value
@@ -286,6 +339,8 @@ def _weights(rows: Sequence[Row]) -> np.ndarray:
             weight = 1 / counts[row.group, row.device]
             if _is_large(row):
                 weight *= 5
+            if row.group in GATHERED:
+                weight *= GATHERED_WEIGHT
         else:
             weight = min(0.1, 2 / counts[row.group, row.device])
         found.append(weight**0.5)
@@ -309,7 +364,7 @@ def with_rules(table: GpuTable) -> GpuTable:
     return table.model_copy(update={"products": products, "memory": memory})
 
 
-def _rule(shares: dict[str, float], before: ProductRule, precision: str) -> ProductRule:
+def _rule(shares: dict[str, float], before: ProductRule, precision: Precision) -> ProductRule:
     """Fit ceiling and work per joule by trying all on a grid; AMD's share is a median."""
     devices = [(get_accelerator(name), share) for name, share in shares.items()]
     rocm = [share for device, share in devices if device.backend == "rocm"]
@@ -317,41 +372,40 @@ def _rule(shares: dict[str, float], before: ProductRule, precision: str) -> Prod
     changed: dict[str, float] = {}
     if rocm:
         changed["rocm_share"] = float(np.median(rocm))
-    elif precision == "float32":
-        # No float32 of AMD's is known: its 16-bit share, published, says how far libraries get.
-        changed["rocm_share"] = PUBLISHED_16_BIT["MI300X"]
     if cuda:
-        price = _rule_price(cuda, precision)
-        tries = [
-            (price(ceiling, joule, exponent), ceiling, joule, exponent)
-            for ceiling in np.linspace(0.6, 1.0, 21)
-            for joule in before.flops_per_joule * np.exp(np.linspace(-1, 1, 41))
-            for exponent in np.linspace(0.3, 1.7, 15)
-        ]
-        _, ceiling, joule, exponent = min(tries)
-        changed |= {
-            "ceiling": float(ceiling),
-            "flops_per_joule": float(joule),
-            "node_exponent": float(exponent),
-        }
+        exponents = np.linspace(0, 0.5, 11) if before.width_exponent else np.zeros(1)
+        tries = np.meshgrid(
+            np.linspace(0.6, 1.0, 21),
+            exponents,
+            before.flops_per_joule * np.exp(np.linspace(-1, 1, 41)),
+            np.linspace(0.3, 1.7, 15),
+        )
+        values = [axis.ravel() for axis in tries]
+        best = int(np.argmin(_rule_price(cuda, precision, *values)))
+        names = ("ceiling", "width_exponent", "flops_per_joule", "node_exponent")
+        changed |= {name: float(axis[best]) for name, axis in zip(names, values, strict=True)}
     return before.model_copy(update=changed)
 
 
 def _rule_price(
-    devices: list[tuple[Accelerator, float]], precision: str
-) -> Callable[[float, float, float], float]:
-    node = np.array([device.node_nm for device, _ in devices])
-    powered = np.array(
-        [device.board_watts / device.peak_flops_per_s(precision) for device, _ in devices]  # type: ignore[arg-type]
-    )
-    shares = np.array([share for _, share in devices])
-
-    def price(ceiling: float, joule: float, exponent: float) -> float:
-        found = np.minimum(ceiling, joule * (REFERENCE_NM / node) ** exponent * powered)
+    devices: Sequence[tuple[Accelerator, float]],
+    precision: Precision,
+    ceilings: np.ndarray,
+    width_exponents: np.ndarray,
+    flops_per_joule: np.ndarray,
+    node_exponents: np.ndarray,
+) -> np.ndarray:
+    """Return how wrong rules are, one for each element of the arrays."""
+    price = ((node_exponents - NODE_EXPONENT) / NODE_SPREAD) ** 2 * 0.1
+    chips = [boards(device.name) for device, _ in devices]
+    for (device, share), chip in zip(devices, chips, strict=True):
+        peak = device.peak_flops_per_s(precision)
+        width = peak / device.num_units / REFERENCE_UNIT_FLOPS_PER_S
+        ceiling = np.minimum(1.0, ceilings * width**-width_exponents)
+        joule = flops_per_joule * (REFERENCE_NM / device.node_nm) ** node_exponents
+        found = np.minimum(ceiling, joule * device.board_watts / peak)
         # Squares up to some tenths: between two ceilings lies the middle, not either of them.
-        wrong = np.sqrt(1 + (np.log(found / shares) / RULE_OUTLIER) ** 2) - 1
-        return float(
-            RULE_OUTLIER * wrong.sum() + ((exponent - NODE_EXPONENT) / NODE_SPREAD) ** 2 * 0.1
-        )
-
+        wrong = np.sqrt(1 + (np.log(found / share) / RULE_OUTLIER) ** 2) - 1
+        # Boards of one chip are one exception to a rule, not several.
+        price = price + RULE_OUTLIER * wrong / chips.count(chip)
     return price

@@ -20,18 +20,26 @@ through its nearest neighbours among the *same device's* other rows, the best nu
 with all rows in sight. What even that leaves is the floor above; no rule for unseen devices comes
 below it but by chance.
 
-**All-reduces.** Every kind of link was measured on one device alone. The cards of the L40S's host
-reach 20 GB/s with 2, 5 with 4 and 1.5 with 8: no data sheet says so. The MI250's smallest
-all-reduces take 100 to 160 \u00b5s where RCCL's constants say 14 to 36, since the host started
-them one by one. Even with every bandwidth known, the constants' delays leave the floor above.
+**Products.** Cards of one kind differ: NeuSight's L4 sustained 9 TFLOP/s in float32 on large
+products, L4s of others 11 to 12.5; its P100 7.4, those of others 8 to 8.6. Small boards lose their
+clock by heat and power, and how much no data sheet says.
 
-**Published throughputs.** BERT-large at 512 tokens was published at a far higher share of the peak
-than the same model by the same authors at 128 (see its row), which eager attention with dropout
-does not explain.
+**All-reduces.** Hosts differ more than kinds of link. The cards of the L40S's host reach 20 GB/s
+with 2, 5 with 4 and 1.5 with 8; other hosts of the same PCIe have 5 with 4 cards on two sockets, 25
+with 4 and 20 with 8. An L40S left out is given their middle. No others published all-reduces of
+MI250s, whose smallest take 100 to 160 \u00b5s where RCCL's constants say 14 to 36, since the host
+started them one by one. Even with every bandwidth known, delays of others leave the floor above.
 
-**Training.** The worst rows contradict their neighbours: mpt-70b took 3.6 ms a token with
-micro-batches of 2 on 64 GPUs and 2.7 ms with 4 on 128; mpt-760m took longer for 96 sequences of 512
-tokens than for 24 of 2,048, which is as many tokens and more attention.
+**Published throughputs.** The row of BERT-large at 512 tokens (210 sequences a second) is 2.8 times
+fewer than the same authors' at 128. Their table of 20.06 has 78 on an A100, 5.3 times fewer, as the
+work would have it, and 4.8 times on a V100: those eight rows are among the looked-up ones, and all
+are predicted within 15 %. The odd one cannot be of the same work.
+
+**Training.** The worst rows contradict their neighbours. mpt-70b took 3.6 ms a token with
+micro-batches of 2 on 64 GPUs of 40 GB, 2.7 ms with as many on 32 of 80 GB. mpt-1b took 22% longer
+on 32 GPUs than on 16 and on 64. mpt-30b took 2.8 times as long for 8,192 tokens as for 4,096.
+mpt-760m took longer for 96 sequences of 512 tokens than for 24 of 2,048, which is as many tokens
+and more attention.
 
 **Megatron-LM.** The extract has 4 runs of real models with pipelines, where ten were asked for; 3
 of them (mixtral) do not say how many devices they ran on. On the 64 that the smaller two are
@@ -72,22 +80,27 @@ def list_goals(
     rows = []
     for name, sets, judged, pick, bound, floor in GOALS:
         found = [one for group in sets for one in groups[group]]
-        reached, inside = (
-            pick([abs(getattr(one, kind)) for one in found]) for kind in (judged, "in_sample")
+        reached, chip_out, inside = (
+            pick([abs(getattr(one, kind)) for one in found])
+            for kind in (judged, "chip_out", "in_sample")
         )
         left = f"{floors[floor]:.1%}" if floor else ""
         verdict = "yes" if reached <= bound else "no"
-        rows.append((name, f"{bound:.0%}", f"{reached:.1%}", f"{inside:.1%}", left, verdict))
+        figures = (f"{value:.1%}" for value in (reached, chip_out, inside))
+        rows.append((name, f"{bound:.0%}", *figures, left, verdict))
     published = groups["published throughputs"]
     outside = sum(abs(one.in_sample) > one.band for one in published)
     rows.append(
-        ("published throughputs outside their band", "0", outside, outside, "", _no(outside))
+        ("published throughputs outside their band", "0", outside, "", outside, "", _no(outside))
     )
     for suffix in ("", BY_RULE):
         band = table.bands["16-bit transformer" + suffix]
         name = f"band of 16-bit transformers{suffix}"
-        rows.append((name, "15%", f"{band:.0%}", "", "", _no(band > 0.15)))
-    head = ("what", "asked for", "reached, device left out", "in sample", "floor", "kept")
+        rows.append((name, "15%", f"{band:.0%}", "", "", "", _no(band > 0.15)))
+    head = (
+        "what", "asked for", "reached, device left out", "chip left out", "in sample", "floor",
+        "kept",
+    )  # fmt: skip
     return markdown_table(head, rows) + "\n"
 
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import least_squares
-from truth_rows import CollectiveRow
+from truth_fit import boards
+from truth_rows import MEASURED, CollectiveRow
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
 from stagewright.core.cluster.collectives import LinkFigures
 
-SCALED = {
-    "NVLink 2": "NVLink 3", "NVLink 4": "NVLink 3", "NVLink 5": "NVLink 3",
+NEAREST = {
+    "NVLink 2": "NVLink 3", "NVLink 4": "NVLink 3", "NVLink 5": "NVLink 4",
     "PCIe 3.0 x16": "PCIe 4.0 x16", "PCIe 5.0 x16": "PCIe 4.0 x16",
+    "PCIe 4.0 x16 without peer-to-peer": "PCIe 4.0 x16",
+    "PCIe 5.0 x16 without peer-to-peer": "PCIe 4.0 x16 without peer-to-peer",
 }  # fmt: skip
-"""Kinds without measurements: the nearest's figures, bandwidths by the ratio of data sheets."""
+"""Kinds whose figures, bandwidths by the ratio of data sheets, stand for what was not measured."""
+
+OUTLIER = 0.1
+"""Relative error from which on a row is more of an exception than a measure of the fit."""
 
 HOST_COPIES = 2.0
 """Without peer-to-peer every byte goes into the host's memory and out again."""
+
+DELAYS = ("start_s", "step_s", "small_share", "large_start_s", "large_step_s")
+
+SHARED_KNOTS = (2, 8)
+
+PULL = 0.05
+"""Weight of a factor e on a figure against one run that is off by it."""
+
+SMALLEST_BAND = 0.15
+"""Of measured kinds: another host of the same kind differs by as much."""
 
 RING_SHARE = {"NVLink": 20 / 25, "PCIe": 12 / 16}
 """Of the data sheet's rate: what NCCL's search for rings counts on, for a link of NVLink 3 and for
@@ -34,10 +51,6 @@ RING_START_S = (6.6e-6, 8.4e-6)
 SMALL_SHARE = 1 / 4
 """Of a ring's bandwidth that LL reaches in an all-reduce, by the same source."""
 
-
-SWITCH_SUMS = {"NVLink 4": 0.85 * 18 * 20.6e9 * 5 / 6, "NVLink 5": 0.74 * 18 * 40e9 * 5 / 6}
-"""Bytes of a message a second that switches sum themselves, from three devices on (NVLink SHARP):
-what NCCL 2.27 counts on (``nvlsEfficiency``, links and their rate: ``topo.h``, ``tuning.cc``)."""
 
 AMD_RINGS, AMD_LINK_RATE = {2: 4, 4: 1, 8: 3, 16: 6}, 36e9
 """Rings among dies of MI250s, and the rate of one that RCCL counts on (``MI200_XGMI_WIDTH``). A
@@ -55,103 +68,171 @@ AMD_START_S, AMD_DELAYS_S = (12e-6, 17e-6), (0.8e-6, 3.6e-6)
 
 
 def fit_links(rows: Sequence[CollectiveRow]) -> dict[str, LinkFigures]:
-    """Return the figures of every kind of link in the catalogue."""
-    rows = [row for row in rows if row.operation == "all_reduce"]
-    table = {}
-    for device in sorted({row.device for row in rows}):
+    """Return the figures of every kind of link in the catalogue, measured or from the nearest."""
+    rates = {
+        entry.link: entry.link_bandwidth_bytes_per_s
+        for entry in CATALOGUE
+        if entry.backend != "cpu"
+    }
+    families = defaultdict(list)
+    for row in rows:
+        if row.operation == "all_reduce":
+            families[_family(row.link)].append(row)
+    table: dict[str, LinkFigures] = {}
+    for found in families.values():
+        table |= _fit(found, rates)
+    for link in rates:
+        _add_nearest(link, rates, table)
+    # Where hosts differ, a device that was measured goes before its kind.
+    for device in {row.device for row in rows if row.host == MEASURED and _is_shared(row.link)}:
+        own = [row for row in rows if (row.device, row.host) == (device, MEASURED)]
         link = get_accelerator(device).link
-        table[link] = _fit([row for row in rows if row.device == device], device)
-    return {**table, **_by_rule(table)}
+        found = _fit([row for row in own if row.operation == "all_reduce"], rates)
+        table[device] = found[link]
+    return table
 
 
-def _fit(rows: Sequence[CollectiveRow], device: str) -> LinkFigures:
-    counts = sorted({row.num_devices for row in rows})
-    measured = np.array([row.measured_s for row in rows])
-    rate = get_accelerator(device).link_bandwidth_bytes_per_s
-    first = np.log([5e-6, 1e-6, rate / 5, 3e-5, 1e-6, *(rate / 2 for _ in counts)])
+def _family(link: str) -> str:
+    """Return the links whose delays are one library's: all NVLinks, all of PCIe, and any other."""
+    kind = link.partition(" ")[0]
+    return kind if kind in ("NVLink", "PCIe") else link
 
-    def figures(values: np.ndarray) -> LinkFigures:
-        start, step, small, large_start, large_step, *bandwidths = np.exp(values)
-        return LinkFigures(
-            basis="table",
-            source=f"all-reduces of {get_accelerator(device).full_name} (docs/evidence/truth.md)",
-            start_s=start,
-            step_s=step,
-            small_bandwidth=small,
-            large_start_s=large_start,
-            large_step_s=large_step,
-            bandwidth=dict(zip(counts, map(float, bandwidths), strict=True)),
-            error_band=0.0,
-        )
+
+def _add_nearest(link: str, rates: dict[str, float], table: dict[str, LinkFigures]) -> None:
+    """Add to a table what is said of a kind of link without rows of its own."""
+    if link in table:
+        return
+    if link not in NEAREST:
+        table[link] = ring_by_constants(link, rates[link])
+        return
+    near = NEAREST[link]
+    _add_nearest(near, rates, table)
+    factor = rates[link] / rates[near]
+    is_guess = "without" in link
+    if is_guess and "without" not in near:
+        factor /= HOST_COPIES
+    bandwidth = {count: value * factor for count, value in table[near].bandwidth.items()}
+    table[link] = table[near].model_copy(
+        update={
+            "basis": "guess" if is_guess else "rule",
+            "source": f"{near}, bandwidths x {factor:g}",
+            "bandwidth": bandwidth,
+            "error_band": 0.5,
+        }
+    )
+
+
+def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, LinkFigures]:
+    """Return figures of the links of one family, whose delays are the same.
+
+    Every host weighs the same. The cards of a host without a switch share its path, so
+    that their bandwidth falls with a power of their number, one from two to eight. Elsewhere every
+    number measured has its own, and the others follow the nearest one in the ratio expected.
+    """
+    by_link = {link: [row for row in rows if row.link == link] for link in _links(rows)}
+    expected = {link: ring_by_constants(link, rates[link]) for link in by_link}
+    delays = next(iter(expected.values()))
+    first = [getattr(delays, name) for name in DELAYS]
+    knots: list[tuple[str, int]] = []
+    for link, own in by_link.items():
+        counts = SHARED_KNOTS if _is_shared(link) else sorted({row.num_devices for row in own})
+        knots += [(link, count) for count in counts]
+    first += [expected[link].bus_bandwidth(count) for link, count in knots]
+    begin = np.log(first)
+    hosts = [(row.host, row.link, row.device) for row in rows]
+    weights = np.array([1 / hosts.count(host) for host in hosts])
+    measured_s = np.array([row.measured_s for row in rows])
+
+    def figures(values: np.ndarray) -> dict[str, LinkFigures]:
+        plain = dict(zip(DELAYS, np.exp(values[: len(DELAYS)]).tolist(), strict=True))
+        bandwidth: dict[str, dict[int, float]] = {link: {} for link in by_link}
+        for (link, count), value in zip(knots, np.exp(values[len(DELAYS) :]), strict=True):
+            most = min(bandwidth[link].values(), default=np.inf) if _is_shared(link) else np.inf
+            bandwidth[link][count] = float(min(value, most))
+        return {
+            link: LinkFigures(
+                basis="table", source=_describe(own), bandwidth=bandwidth[link], error_band=0.0,
+                **plain,
+            )
+            for link, own in by_link.items()
+        }  # fmt: skip
 
     def wrong(values: np.ndarray) -> np.ndarray:
         found = figures(values)
-        times = [found.all_reduce_time_s(row.size_bytes, row.num_devices) for row in rows]
-        return np.concatenate([np.log(np.array(times) / measured), 0.02 * (values - first)])
+        times = [found[row.link].all_reduce_time_s(row.size_bytes, row.num_devices) for row in rows]
+        return np.log(np.array(times) / measured_s)
 
-    best = least_squares(wrong, first, loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=100)
-    found = figures(best.x)
-    band = float(np.quantile(np.abs(np.exp(wrong(best.x)[: len(rows)]) - 1), 0.9))
-    return found.model_copy(update={"error_band": round(band, 3)})
+    def residuals(values: np.ndarray) -> np.ndarray:
+        # Soft L1 by hand: the library's own would see weighted rows, all of which are small.
+        off = wrong(values)
+        soft = np.sign(off) * OUTLIER * np.sqrt(2 * (np.sqrt(1 + (off / OUTLIER) ** 2) - 1))
+        return np.concatenate([soft * np.sqrt(weights), PULL * (values - begin)])
 
-
-def _by_rule(table: dict[str, LinkFigures]) -> dict[str, LinkFigures]:
-    rates = {entry.link: entry.link_bandwidth_bytes_per_s for entry in CATALOGUE}
-    found = {}
-    for link, rate in rates.items():
-        host = link.removesuffix(" without peer-to-peer")
-        if link in table:
-            continue
-        if link == MESH_LINK:
-            found[link] = _mesh(rate)
-            continue
-        near = SCALED.get(host, host)
-        if near not in table:
-            continue
-        factor = rate / rates[near] / (1.0 if host == link else HOST_COPIES)
-        entry = table[near]
-        found[link] = entry.model_copy(
-            update={
-                "basis": "rule" if host == link else "guess",
-                "source": f"{near}, bandwidths x {factor:g}",
-                "small_bandwidth": entry.small_bandwidth * factor,
-                "bandwidth": _scale(entry.bandwidth, factor, SWITCH_SUMS.get(link, 0.0)),
-                "error_band": 0.5,
-            }
-        )
-    return found
+    high = np.full(len(begin), np.inf)
+    high[DELAYS.index("small_share")] = 0.0
+    best = least_squares(
+        residuals, begin, bounds=(np.full(len(begin), -np.inf), high), diff_step=1e-3, max_nfev=100
+    ).x
+    sizes = np.abs(np.exp(wrong(best)) - 1)
+    table = {}
+    for link, found in figures(best).items():
+        own = np.array([row.link == link for row in rows])
+        band = max(_weighted_quantile(sizes[own], weights[own], 0.9), SMALLEST_BAND)
+        table[link] = found.model_copy(update={"error_band": round(band, 3)})
+    for link, found in table.items():
+        near = table.get(NEAREST.get(link, ""), expected[link])
+        if not _is_shared(link):
+            bandwidth = _fill(found.bandwidth, near)
+            table[link] = found.model_copy(update={"bandwidth": bandwidth})
+    return table
 
 
-def _mesh(rate: float) -> LinkFigures:
-    bandwidth = {count: (count - 1) * MESH_LINK_RATE for count in (2, 4, 8)}
-    update = {
-        "basis": "rule",
-        "source": "constants of RCCL",
-        "small_bandwidth": MESH_LINK_RATE * SMALL_SHARE,
-        "bandwidth": bandwidth,
-    }
-    return ring_by_constants(MESH_LINK, rate).model_copy(update=update)
+def _links(rows: Sequence[CollectiveRow]) -> list[str]:
+    return sorted({row.link for row in rows})
 
 
-def _scale(bandwidth: dict[int, float], factor: float, switch_sums: float) -> dict[int, float]:
-    """Scale bus bandwidths; where switches sum, the faster of rings and switches is taken."""
-    found = {}
-    for count, value in bandwidth.items():
-        by_switch = switch_sums * 2 * (count - 1) / count if count > 2 else 0.0
-        found[count] = max(value * factor, by_switch)
-    return found
+def _is_shared(link: str) -> bool:
+    return link.startswith("PCIe")
 
 
-def predict_left_out(rows: Sequence[CollectiveRow], device: str) -> LinkFigures:
-    """Return what the rules say of a device's link without any of its rows.
+def _describe(rows: Sequence[CollectiveRow]) -> str:
+    count = len({(row.host, row.device) for row in rows})
+    names = ", ".join(sorted({row.device for row in rows}))
+    return f"{count} host{'s' * (count > 1)} with {names} (docs/evidence/truth.md)"
 
-    A measured link of the same kind of wiring (switched, or the host's PCIe) lends its shares of
-    the data-sheet rate; if there is none, NCCL's own constants stand in, those of PCIe also for
-    links that NCCL does not know.
+
+def _fill(measured: dict[int, float], expected: LinkFigures) -> dict[int, float]:
+    """Add the numbers of devices that were expected but not measured."""
+    found = dict(measured)
+    for count, value in expected.bandwidth.items():
+        near = min(measured, key=lambda other, count=count: abs(np.log(other / count)))
+        found.setdefault(count, value * measured[near] / expected.bus_bandwidth(near))
+    return dict(sorted(found.items()))
+
+
+def _weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(reached, share)])
+
+
+def predict_left_out(
+    rows: Sequence[CollectiveRow], device: str, *, keep_gathered: bool = False
+) -> LinkFigures:
+    """Return what is said of a device's link without its rows, or without its measured ones.
+
+    Other devices with the same link stand in; if none was measured, the constants with which NCCL
+    and RCCL choose between their protocols do, those of PCIe also for links that NCCL does not
+    know.
     """
-    others = fit_links([row for row in rows if row.device != device])
-    entry = get_accelerator(device)
-    return others.get(entry.link) or ring_by_constants(entry.link, entry.link_bandwidth_bytes_per_s)
+    left_out = {device} if keep_gathered else boards(device)
+    others = [
+        row
+        for row in rows
+        if row.device not in left_out or (keep_gathered and row.host != MEASURED)
+    ]
+    # Nothing has the device's name now.
+    return fit_links(others)[get_accelerator(device).link]
 
 
 def ring_by_constants(link: str, rate: float) -> LinkFigures:
@@ -165,6 +246,8 @@ def ring_by_constants(link: str, rate: float) -> LinkFigures:
     starts, delays = RING_START_S, RING_DELAYS_S[kind]
     if is_amd:
         bandwidth = {count: rings * AMD_LINK_RATE for count, rings in AMD_RINGS.items()}
+        if link == MESH_LINK:
+            bandwidth = {count: (count - 1) * MESH_LINK_RATE for count in (2, 4, 8)}
         starts, delays = AMD_START_S, AMD_DELAYS_S
     # A ring takes 2 (n - 1) steps, and `step_s` counts n - 1.
     small_step_s, large_step_s = (2 * delay_s for delay_s in delays)
@@ -173,7 +256,7 @@ def ring_by_constants(link: str, rate: float) -> LinkFigures:
         source=f"constants of {'RCCL' if is_amd else 'NCCL'}",
         start_s=starts[0],
         step_s=small_step_s,
-        small_bandwidth=bandwidth[2] * SMALL_SHARE,
+        small_share=SMALL_SHARE,
         large_start_s=starts[1],
         large_step_s=large_step_s,
         bandwidth=bandwidth,
@@ -182,22 +265,17 @@ def ring_by_constants(link: str, rate: float) -> LinkFigures:
 
 
 def link_errors(
-    rows: Sequence[CollectiveRow],
-    table: dict[str, LinkFigures] | None = None,
-    known: dict[str, LinkFigures] | None = None,
+    rows: Sequence[CollectiveRow], predict: Callable[[str], LinkFigures]
 ) -> list[tuple[CollectiveRow, float]]:
-    """Return every all-reduce with its relative error; without a table, its device is left out.
+    """Return the relative errors of the measurements' all-reduces; published ones are fitted to.
 
-    ``known`` lends the bandwidths measured to a device left out: what remains is its delays.
+    ``predict`` returns the figures for a device.
     """
-    rows = [row for row in rows if row.operation == "all_reduce"]
+    judged = [row for row in rows if (row.operation, row.host) == ("all_reduce", MEASURED)]
     found = []
-    for device in sorted({row.device for row in rows}):
-        link = get_accelerator(device).link
-        figures = predict_left_out(rows, device) if table is None else table[link]
-        if known is not None:
-            figures = figures.model_copy(update={"bandwidth": known[link].bandwidth})
-        for row in (row for row in rows if row.device == device):
+    for device in sorted({row.device for row in judged}):
+        figures = predict(device)
+        for row in (row for row in judged if row.device == device):
             predicted_s = figures.all_reduce_time_s(row.size_bytes, row.num_devices)
             found.append((row, predicted_s / row.measured_s - 1))
     return found

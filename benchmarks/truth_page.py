@@ -12,7 +12,7 @@ from tables import markdown_table
 from truth_goals import REASONS, list_goals
 
 from stagewright.profiler.estimates.basis import WORDS
-from stagewright.profiler.estimates.device_table import GpuTable
+from stagewright.profiler.estimates.device_table import DeviceFigures, GpuTable
 from stagewright.profiler.estimates.flops import OPERATION_CLASSES
 
 INTRODUCTION = """# Predictions against other people's measurements
@@ -21,11 +21,13 @@ Written by `python benchmarks/truth.py --data FOLDER --fit --leave-one-out --wri
 extracts of public measurements. No GPU was at hand: nothing here was measured by this project.
 
 **In sample** means that the tables were fitted to rows of the device. **Device left out** means
-that they were fitted again without any row of that device, and **chip left out** without any
-device of its chip either (four A100s are one chip): its efficiency followed from the rules alone.
-What the form of the model and its starting values are was decided with all rows in sight, so that
-both flatter it a little. None uses the sets labelled "not fitted". Errors are
-(predicted - measured) / measured.
+that they were fitted again without any row of these measurements of it. What others published of it
+one by one stayed: single products and all-reduces, from benchmarks of cards and logs
+(`benchmarks/published/`, each with its source, found by searching after the measurements). **Chip
+left out** means that nothing of it was used, nor of any device with its chip (four A100s are one
+chip): what is said of it followed from the rules alone. What the form of the model and its starting
+values are was decided with all rows in sight, so that both flatter it a little. None uses the sets
+labelled "not fitted". Errors are (predicted - measured) / measured.
 
 Sources: NeuSight (MIT; float32, eager attention), aiconfigurator (Apache-2.0; bfloat16 kernels and
 NCCL, under CUDA graphs), llm-foundry (Apache-2.0; MPT under FSDP on A100s), nnScaler (MIT;
@@ -34,8 +36,8 @@ of NVIDIA's DeepLearningExamples. Left out: NeuSight's switch transformers (thei
 many tokens as a router gives them, which an estimate without values cannot know) and attention
 with sliding windows.
 
-Every kind of link was measured on at most one device, so that all-reduces of a device left out rest
-on the data sheet and on the constants with which NCCL and RCCL choose their protocols.
+Among the published figures are products of 20 devices and all-reduces of 22 hosts. Tables for
+devices and links that the measurements lack rest on them.
 """
 
 BANDS = """## Bands of kernels
@@ -73,7 +75,13 @@ class Verdict:
 
     @property
     def is_kernel(self) -> bool:
-        return not self.group.startswith(("forward,", "training", "published", "Megatron"))
+        models = ("forward,", "training", "published throughputs", "looked-up", "Megatron")
+        return not self.group.startswith(models)
+
+    @property
+    def judged(self) -> float:
+        """The error with the chip left out, or in sample for rows that are only fitted to."""
+        return self.in_sample if math.isnan(self.chip_out) else self.chip_out
 
 
 def write_page(
@@ -102,11 +110,11 @@ def write_page(
         if "4,096" in group:
             continue
         label = " (not fitted)" if group in not_fitted else ""
-        worst = sorted(found, key=lambda one: -abs(one.chip_out))
+        worst = sorted(found, key=lambda one: -abs(one.judged))
         shown = worst[:WORST_KERNELS] if worst[0].is_kernel else worst
         left = f" The worst {len(shown)} of {len(found)} rows." if len(shown) < len(found) else ""
         parts += [f"## {group.capitalize()}{label}\n", f"{left.strip()}\n" if left else ""]
-        parts.append(_rows(shown, with_bands=group.startswith("published")))
+        parts.append(_rows(shown, with_bands=group.endswith("throughputs")))
     return "\n".join(part for part in parts if part)
 
 
@@ -129,6 +137,9 @@ def _summary(groups: dict[str, list[Verdict]], not_fitted: Sequence[str]) -> str
         cells: list[str] = []
         for name in ("in_sample", "left_out", "chip_out"):
             errors = [getattr(one, name) for one in found]
+            if math.isnan(errors[0]):
+                cells += ["", "", ""]
+                continue
             sizes = [abs(error) for error in errors]
             worst = max(errors, key=abs)
             cells += [f"{median(sizes):.1%}", f"{mean(sizes):.1%}", f"{worst:+.0%}"]
@@ -150,10 +161,7 @@ def _figures(table: GpuTable) -> str:
     rows = [
         (
             name,
-            *(
-                "" if (share := getattr(entry, kind)) is None else f"{share:.2f}"
-                for kind in ("tensor", "simt", "memory")
-            ),
+            *(_share(entry, kind) for kind in ("tensor", "simt", "memory")),
             entry.source,
         )
         for name, entry in sorted(table.devices.items())
@@ -162,7 +170,8 @@ def _figures(table: GpuTable) -> str:
         (
             "rule for others",
             *(
-                f"min({rule.ceiling:.2f}, {rule.flops_per_joule / 1e9:.0f} GFLOP/J at 7 nm)"
+                f"min({rule.ceiling:.2f} x (0.2 TFLOP/s / rate of a multiprocessor) ^ "
+                f"{rule.width_exponent:.2f}, {rule.flops_per_joule / 1e9:.0f} GFLOP/J at 7 nm)"
                 for rule in (table.products["tensor"], table.products["simt"])
             ),
             f"{table.memory.copy_share:.2f}",
@@ -174,13 +183,21 @@ def _figures(table: GpuTable) -> str:
     )
 
 
+def _share(entry: DeviceFigures, kind: str) -> str:
+    share = getattr(entry, kind)
+    if share is None:
+        return ""
+    return f"{share:.2f}" + (" (published)" if kind in entry.published else "")
+
+
 def _rows(verdicts: Sequence[Verdict], *, with_bands: bool) -> str:
     head = ["device", "what", "measured", "in sample", "device left out", "chip left out"]
     head += ["printed band", "share of peak measured"] if with_bands else []
     rows = []
     for one in verdicts:
         cells = [one.device, one.name, f"{one.measured_s * 1e3:,.3g} ms"]
-        cells += [f"{error:+.1%}" for error in (one.in_sample, one.left_out, one.chip_out)]
+        errors = (one.in_sample, one.left_out, one.chip_out)
+        cells += ["" if math.isnan(error) else f"{error:+.1%}" for error in errors]
         if with_bands:
             cells += [f"{one.band:.0%}", f"{one.share_of_peak:.0%}"]
         rows.append(cells)

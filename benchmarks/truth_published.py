@@ -5,7 +5,6 @@ None of them is fitted to. What a source leaves open is assumed here, and said b
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from truth_models import META, Costs, run_both_ways
-from truth_rows import Row
+from truth_rows import Row, read_csv
 
 from stagewright.core.cluster.accelerators import Precision
 from stagewright.core.cluster.cluster import Cluster
@@ -45,6 +44,31 @@ BERT = (
 )
 """With the sequence length before the batch: the same, BERT 21.11."""
 
+LOOKED_UP = "looked-up throughputs"
+"""Set of the figures below, read in the sources and not remembered."""
+
+EARLIER_BERT = (
+    ("A100-40GB", "tf32", 128, 54, 234),
+    ("A100-40GB", "float16", 128, 64, 415),
+    ("A100-40GB", "tf32", 512, 8, 41),
+    ("A100-40GB", "float16", 512, 16, 78),
+    ("V100", "float32", 128, 8, 40),
+    ("V100", "float16", 128, 16, 164),
+    ("V100", "float32", 512, 2, 9),
+    ("V100", "float16", 512, 4, 34),
+)
+"""With sequences a second: DeepLearningExamples' README of BERT for PyTorch 20.06, one GPU, batches
+divided by the steps of accumulation (as kept at nlqq/NVIDIA-DeepLearningExamples, 68c8ab49)."""
+
+RESNET_FORWARD = (
+    ("V100", "float32", {64: 1200, 128: 1229, 256: 1261}),
+    ("V100", "float16", {64: 2984, 128: 3249, 256: 3382}),
+    ("T4", "float32", {64: 428, 128: 426, 256: 415}),
+    ("T4", "float16", {64: 1165, 128: 1190, 256: 1198}),
+)
+"""Images a second of inference by batch: DeepLearningExamples' README of ResNet-50 v1.5 for PyTorch
+21.03, at 291f0d02."""
+
 MASKED = {128: 20, 512: 80}
 """Positions of a sequence that its recipe predicts; only they go through the vocabulary's head."""
 
@@ -59,12 +83,26 @@ def published_rows() -> Iterator[Row]:
         yield _row(name, device, milliseconds, costs, precision)
     yield _row("GPT-2 124M s1024 b12", "A100-40GB", 250.0, _nano_gpt(12, 1024), "bfloat16")
     yield _row("Llama-3 8B s8192 b1, FSDP", "H100", 1422.0, _llama(8192), "bfloat16")
+    for device, precision, length, batch, per_second in EARLIER_BERT:
+        name = f"BERT-large s{length} {precision} b{batch}"
+        costs = _bert(precision, length, batch)
+        yield _row(name, device, 1e3 * batch / per_second, costs, precision, LOOKED_UP)
+    for device, precision, rates in RESNET_FORWARD:
+        for batch, per_second in rates.items():
+            costs = _resnet(device, precision, batch)[:1]
+            name = f"ResNet-50 forward {precision} b{batch}"
+            yield _row(name, device, 1e3 * batch / per_second, costs, precision, LOOKED_UP)
 
 
 def _row(
-    name: str, device: str, milliseconds: float, costs: tuple[Costs, ...], precision: Any
+    name: str,
+    device: str,
+    milliseconds: float,
+    costs: tuple[Costs, ...],
+    precision: Any,
+    group: str = "published throughputs",
 ) -> Row:
-    return Row("published throughputs", device, name, milliseconds / 1e3, costs, precision, "eager")
+    return Row(group, device, name, milliseconds / 1e3, costs, precision, "eager")
 
 
 def _resnet(device: str, precision: Precision, batch: int) -> tuple[Costs, Costs]:
@@ -214,9 +252,8 @@ def megatron_rows(folder: Path) -> Iterator[Row]:
     The step is the closed form of the interleaved schedule; all-reduces of tensor parallelism are
     priced by the link table, those of replicas taken as hidden.
     """
-    with (folder / "megatron" / "golden.csv").open(encoding="utf-8", newline="") as stream:
-        entries = [row for row in csv.DictReader(stream) if "gpt3_7b" in row["case"]]
-    for entry in entries:
+    entries = read_csv(folder / "megatron" / "golden.csv")
+    for entry in (row for row in entries if "gpt3_7b" in row["case"]):
         ways = int(entry["tensor-model-parallel-size"])
         stages = int(entry["pipeline-model-parallel-size"])
         batch, length = int(entry["micro-batch-size"]), int(entry["seq-length"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,25 +18,23 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from stagewright.core.cluster.accelerators import Precision
+from stagewright.core.cluster.accelerators import (
+    Precision,
+    find_by_driver_name,
+    get_accelerator,
+)
 from stagewright.profiler.estimates.device_table import Launch
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.layer_costs import CostRecorder
 from stagewright.profiler.estimates.meta_device import DeviceKernels
 
-DEVICES = {
-    "NVIDIA A100-SXM4-80GB": "A100-80GB",
-    "NVIDIA L40S": "L40S",
-    "NVIDIA A100-PCIE-40GB": "A100-PCIe-40GB",
-    "NVIDIA L4": "L4",
-    "Tesla P100-PCIE-16GB": "P100",
-    "Tesla P4": "P4",
-    "Tesla T4": "T4",
-    "Tesla V100-PCIE-32GB": "V100-PCIe",
-    "AMD Instinct MI100": "MI100",
-    "a100_80gb": "A100-80GB",
-    "a100_40gb": "A100-40GB",
-}
+
+def find_device(name: str) -> str:
+    """Return the catalogue's name of a device as a driver or a table of measurements calls it."""
+    found = find_by_driver_name(name.replace("_", " "))
+    if found is None:
+        raise ValueError(f"no device of the catalogue is called {name!r}; add it to the catalogue")
+    return found.name
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,11 @@ def record(call: Callable[[], Any], backend: str = "cuda") -> tuple[Cost, ...]:
     return tuple(recorder.costs)
 
 
-def _read(path: Path) -> Iterator[dict[str, str]]:
+def read_csv(path: Path) -> Iterator[dict[str, str]]:
+    """Return a file's rows; a folder of measurements may lack it, which is said."""
+    if not path.exists():
+        print(f"no {path}: its rows are left out", file=sys.stderr)
+        return
     with path.open(encoding="utf-8", newline="") as stream:
         yield from csv.DictReader(stream)
 
@@ -90,19 +93,19 @@ def _meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _gemms(folder: Path) -> Iterator[Row]:
     for path in sorted(folder.glob("*_gemm_bf16.csv")):
-        for entry in _read(path):
+        for entry in read_csv(path):
             m, n, k = (int(entry[key]) for key in "mnk")
             rows, weight = (_meta(*size, dtype=torch.bfloat16) for size in ((m, k), (n, k)))
             costs = record(lambda rows=rows, weight=weight: functional.linear(rows, weight))
             yield Row(
-                "products, bf16", DEVICES[entry["device"]], f"{m} x {n} x {k}",
+                "products, bf16", find_device(entry["device"]), f"{m} x {n} x {k}",
                 float(entry["latency_ms"]) / 1e3, (costs,), "bfloat16", facts={"m": m},
             )  # fmt: skip
 
 
 def _attentions(folder: Path) -> Iterator[Row]:
     for path in sorted(folder.glob("*_attention_bf16_forward.csv")):
-        for entry in _read(path):
+        for entry in read_csv(path):
             if entry.get("window_size", "0") not in ("0", "", None):
                 continue  # a sliding window is no operation of the models here
             batch, length, heads, groups, width = (
@@ -120,20 +123,20 @@ def _attentions(folder: Path) -> Iterator[Row]:
             # out.
             costs = tuple(cost for cost in costs if cost.kind == "attention")
             yield Row(
-                "attention forward, bf16", DEVICES[entry["device"]],
+                "attention forward, bf16", find_device(entry["device"]),
                 f"{batch} x {heads}/{groups} x {length} x {width}",
                 float(entry["latency_ms"]) / 1e3, (costs,), "bfloat16", facts={"m": batch * length},
             )  # fmt: skip
 
 
 def _neusight_kernels(folder: Path) -> Iterator[Row]:
-    for entry in _read(folder / "kernels_linear.csv"):
+    for entry in read_csv(folder / "kernels_linear.csv"):
         m, n, k = (int(float(entry[key])) for key in "MNK")
         rows, weight = (_meta(*size, dtype=torch.float32) for size in ((m, k), (n, k)))
         bias = _meta(n, dtype=torch.float32)
         costs = record(lambda a=rows, w=weight, b=bias: functional.linear(a, w, b))
         yield _fp32("products, fp32", entry, f"{m} x {n} x {k}", costs, m)
-    for entry in _read(folder / "kernels_bmm.csv"):
+    for entry in read_csv(folder / "kernels_bmm.csv"):
         b, m, n, k = (int(float(entry[key])) for key in "BMNK")
         left, right = (_meta(*size, dtype=torch.float32) for size in ((b, m, k), (b, k, n)))
         costs = record(lambda x=left, y=right: torch.bmm(x, y))
@@ -142,7 +145,7 @@ def _neusight_kernels(folder: Path) -> Iterator[Row]:
         ("ln", lambda x: functional.layer_norm(x, (x.shape[-1],))),
         ("softmax", lambda x: functional.softmax(x, -1)),
     ):
-        for entry in _read(folder / f"kernels_{name}.csv"):
+        for entry in read_csv(folder / f"kernels_{name}.csv"):
             rows_, width = (int(float(entry[key])) for key in "BH")
             values = _meta(rows_, width, dtype=torch.float32)
             costs = record(lambda x=values, call=call: call(x))
@@ -151,40 +154,53 @@ def _neusight_kernels(folder: Path) -> Iterator[Row]:
 
 def _fp32(group: str, entry: dict[str, str], name: str, costs: tuple[Cost, ...], rows: int) -> Row:
     return Row(
-        group, DEVICES[entry["Device"]], name, float(entry["Latency"]) / 1e3, (costs,), "float32",
-        facts={"m": rows},
+        group, find_device(entry["Device"]), name, float(entry["Latency"]) / 1e3, (costs,),
+        "float32", facts={"m": rows},
     )  # fmt: skip
+
+
+MEASURED = "measurements"
+"""The host of the folder's collectives, as no other is named."""
 
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One measured collective of a whole message on every device, in bytes."""
+    """One measured collective of a whole message on every device, in bytes.
+
+    Attributes:
+        link: Kind of link, as the catalogue calls it.
+        host: Which of several hosts with that link.
+    """
 
     device: str
     operation: str
     num_devices: int
     size_bytes: int
     measured_s: float
+    link: str
+    host: str = MEASURED
 
 
 def collective_rows(folder: Path) -> list[CollectiveRow]:
     found = []
     for path in sorted((folder / "aiconfigurator").glob("*_nccl.csv")):
-        for entry in _read(path):
+        for entry in read_csv(path):
             found.append(
                 CollectiveRow(
-                    DEVICES[entry["device"]],
+                    device := find_device(entry["device"]),
                     entry["op_name"],
                     int(entry["num_gpus"]),
                     2 * int(entry["message_elements"]),
                     float(entry["latency_ms"]) / 1e3,
+                    get_accelerator(device).link,
                 )
             )
     for path in sorted((folder / "nnscaler").glob("intra_*.json")):
         count = int(path.stem.partition("_")[2])
         for name, (sizes, times) in json.loads(path.read_text(encoding="utf-8")).items():
+            operation, link = name.replace(" ", "_"), get_accelerator("MI250").link
             found += [
-                CollectiveRow("MI250", name.replace(" ", "_"), count, int(size * 2**20), time_s)
+                CollectiveRow("MI250", operation, count, int(size * 2**20), time_s, link)
                 for size, time_s in zip(sizes, times, strict=True)
             ]
     return found

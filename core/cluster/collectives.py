@@ -4,13 +4,15 @@ Libraries change protocol with the size: one with little delay and a fraction of
 small messages, another for large ones. The time is the shorter of both, each a straight line in
 the bytes that every device sends (NCCL's "bus bytes", 2 (n - 1) / n of the message)::
 
-    small = start + step (n - 1) + bus bytes / small bandwidth
+    small = start + step (n - 1) + bus bytes / (small share x bandwidth(n))
     large = start' + step' (n - 1) + bus bytes / bandwidth(n)
 
 `tables/links.json` has the figures by kind of link, each with its source: fitted to measurements
 (``table``), scaled from the nearest kind that was measured or computed from constants of the
 communication library (``rule``), or assumed (``guess``).
-Cards of a host without a switch share its PCIe lanes, so that their bandwidth falls with n.
+Cards of a host without a switch share its PCIe lanes, so that their bandwidth falls with n. Hosts
+of one kind differ ten times in that: the kind has their middle, with its band, and a device whose
+own host was measured has figures of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from typing import Literal
 from pydantic import Field
 
 from ..document import Record
+from .accelerators import Accelerator
 
 
 class LinkFigures(Record):
     """Figures of one kind of link; seconds and bytes per second.
 
     Attributes:
+        small_share: Of the bandwidth, what the protocol for small messages reaches.
         bandwidth: Bus bandwidth of large messages, by number of devices.
         error_band: Relative error that at least 90 % of the rows fitted to keep to; of a rule or
             a guess, of all links predicted so.
@@ -40,7 +44,7 @@ class LinkFigures(Record):
     source: str
     start_s: float = Field(ge=0)
     step_s: float = Field(ge=0)
-    small_bandwidth: float = Field(gt=0)
+    small_share: float = Field(gt=0, le=1)
     large_start_s: float = Field(ge=0)
     large_step_s: float = Field(ge=0)
     bandwidth: dict[int, float] = Field(min_length=1)
@@ -63,13 +67,19 @@ class LinkFigures(Record):
             return 0.0
         steps = num_devices - 1
         sent = 2 * steps / num_devices * size_bytes
-        small = self.start_s + self.step_s * steps + sent / self.small_bandwidth
-        large = self.large_start_s + self.large_step_s * steps
-        return min(small, large + sent / self.bus_bandwidth(num_devices))
+        wire = sent / self.bus_bandwidth(num_devices)
+        small = self.start_s + self.step_s * steps + wire / self.small_share
+        return min(small, self.large_start_s + self.large_step_s * steps + wire)
+
+
+def find_link_figures(device: Accelerator) -> LinkFigures:
+    """Return what is known of a device's link: measured among such devices, or of its kind."""
+    table = load_link_table()
+    return table.get(device.name) or table[device.link]
 
 
 @cache
 def load_link_table() -> dict[str, LinkFigures]:
-    """Read the figures of every kind of link in the catalogue."""
+    """Read the figures of every kind of link in the catalogue, and of devices by name."""
     text = files(__package__).joinpath("tables", "links.json").read_text(encoding="utf-8")
     return {name: LinkFigures.model_validate(entry) for name, entry in json.loads(text).items()}

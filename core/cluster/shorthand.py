@@ -21,7 +21,7 @@ from itertools import groupby
 from ..errors import InvalidInput
 from .accelerators import Accelerator, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
-from .collectives import load_link_table
+from .collectives import find_link_figures
 
 UNIT_BYTES = {
     "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20,
@@ -145,7 +145,7 @@ def _build_levels(
         slowest = min(named, key=lambda entry: entry.link_bandwidth_bytes_per_s)
         bandwidth = slowest.link_bandwidth_bytes_per_s
         # Sums are of many megabytes, so that only the bandwidth of large messages counts.
-        figures = load_link_table()[slowest.link]
+        figures = find_link_figures(slowest)
         inside = INSIDE_NODE.model_copy(
             update={
                 "name": slowest.link,

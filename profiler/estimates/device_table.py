@@ -3,9 +3,12 @@
 `tables/gpu.json` is written by ``benchmarks/truth.py --fit`` from public measurements, and says
 for every device where its figures come from. The rules for devices that it lacks:
 
-- Large products sustain the smaller of `ceiling` x peak and what the board's power allows:
-  ``flops_per_joule`` at 7 nm, times (7 / node) ^ ``node_exponent``, times watts. Small boards (T4,
-  L4) are bound by power, not by their data sheet's clock. AMD's share is a figure of its own.
+- Another board of the same chip lends its share of the peak, the nearest in watts before others.
+- Otherwise large products sustain the smaller of two shares. One is `ceiling`, which falls with
+  the float32 rate of a multiprocessor: with twice the lanes, the rest of it (operands, integers)
+  did not double. The other is what the board's power allows: ``flops_per_joule`` at 7 nm, times
+  (7 / node) ^ ``node_exponent``, times watts. Small boards (T4, L4) are bound by power, not by
+  their data sheet's clock. AMD's share is a figure of its own.
 - Copies reach `copy` of the data sheet's bandwidth.
 """
 
@@ -18,7 +21,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from ...core.cluster.accelerators import Accelerator, Precision
+from ...core.cluster.accelerators import CATALOGUE, Accelerator, Precision
 from ...core.document import Record
 from .kernel_model import KernelConstants
 
@@ -34,14 +37,30 @@ again, as benchmarks of kernels do."""
 
 REFERENCE_NM = 7.0
 
+REFERENCE_UNIT_FLOPS_PER_S = 2e11
+"""Of a multiprocessor with 64 lanes, for which a rule's ceiling is stated."""
+
 
 class ProductRule(Record):
     """Rates that products of one arithmetic sustain on a device that the table lacks."""
 
     ceiling: float = Field(gt=0, le=1)
+    width_exponent: float = Field(ge=0)
     flops_per_joule: float = Field(gt=0)
     node_exponent: float
     rocm_share: float = Field(gt=0, le=1)
+
+    def share(self, device: Accelerator, precision: Precision) -> float:
+        """Return the share of a CUDA device's peak."""
+        peak = device.peak_flops_per_s(precision)
+        width = peak / device.num_units / REFERENCE_UNIT_FLOPS_PER_S
+        ceiling = min(1.0, self.ceiling / float(width**self.width_exponent))
+        smaller = float((REFERENCE_NM / device.node_nm) ** self.node_exponent)
+        per_joule = self.flops_per_joule * smaller
+        # tf32 takes the energy of twice the 16-bit operations.
+        if precision == "tf32":
+            per_joule /= 2
+        return min(ceiling, per_joule * device.board_watts / peak)
 
 
 class KernelFigures(Record):
@@ -86,16 +105,18 @@ class MemoryFigures(Record):
 class DeviceFigures(Record):
     """Measured shares of one device's data-sheet rates, where known.
 
-    ``basis`` is ``rule`` where the share is a best case that others published. ``attention`` is a
-    factor on the rate of fused attention against the table's for all devices: below 1 where
-    PyTorch's kernel was written for an earlier generation.
+    Attributes:
+        published: Arithmetics whose share rests on single published products alone, most of them
+            squares; profiles say of it that it follows from a rule.
+        attention: Factor on the rate of fused attention against the table's for all devices: below
+            1 where PyTorch's kernel was written for an earlier generation.
     """
 
     tensor: float | None = None
     simt: float | None = None
     memory: float | None = None
     attention: float | None = None
-    basis: Basis = "table"
+    published: tuple[Arithmetic, ...] = ()
     source: str
 
 
@@ -135,16 +156,15 @@ class GpuTable(Record):
         found = self.devices.get(device.name)
         share = None if found is None else getattr(found, kind)
         if found is not None and share is not None:
-            return share, found.basis
+            return share, "rule" if kind in found.published else "table"
+        shares = {name: getattr(entry, kind) for name, entry in self.devices.items()}
+        for other in list_boards(device):
+            if (lent := shares.get(other.name)) is not None:
+                return lent, "rule"
         rule = self.products[kind]
         if device.backend == "rocm":
             return rule.rocm_share, "rule"
-        per_joule = rule.flops_per_joule * (REFERENCE_NM / device.node_nm) ** rule.node_exponent
-        # tf32 takes the energy of twice the 16-bit operations.
-        if precision == "tf32":
-            per_joule /= 2
-        powered = per_joule * device.board_watts / device.peak_flops_per_s(precision)
-        return min(rule.ceiling, powered), "rule"
+        return rule.share(device, precision), "rule"
 
     def memory_share(self, device: Accelerator) -> tuple[float, Basis]:
         """Return the share of the data sheet's bandwidth that copies reach."""
@@ -162,6 +182,17 @@ class GpuTable(Record):
         """Return the table without a device's own figures."""
         kept = {key: entry for key, entry in self.devices.items() if key != name}
         return self.model_copy(update={"devices": kept})
+
+
+def list_boards(device: Accelerator) -> tuple[Accelerator, ...]:
+    """Return the other boards with a device's chip, the nearest in watts first."""
+    chip = (device.backend, device.num_units, device.node_nm)
+    others = (
+        entry
+        for entry in CATALOGUE
+        if (entry.backend, entry.num_units, entry.node_nm) == chip and entry.name != device.name
+    )
+    return tuple(sorted(others, key=lambda other: abs(other.board_watts - device.board_watts)))
 
 
 def arithmetic(precision: Precision) -> Arithmetic:

@@ -6,14 +6,18 @@ import pytest
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.cluster.collectives import LinkFigures, load_link_table
+from stagewright.core.cluster.collectives import (
+    LinkFigures,
+    find_link_figures,
+    load_link_table,
+)
 
 LINK = LinkFigures(
     basis="table",
     source="this test",
     start_s=1e-6,
     step_s=1e-6,
-    small_bandwidth=1e9,
+    small_share=0.01,
     large_start_s=1e-4,
     large_step_s=0,
     bandwidth={2: 1e11, 8: 1e10},
@@ -60,7 +64,7 @@ def test_cards_without_peer_to_peer_are_slower_than_those_with():
         Cluster.parse(f"2x{name}").levels[0].all_reduce_bandwidth_bytes_per_s
         for name in ("L40S", "RTX4090")
     )
-    assert without == pytest.approx(with_it / 2, rel=1e-3)
+    assert without < 0.7 * with_it
 
 
 def test_a_mesh_sums_over_as_many_rings_as_a_device_has_peers():
@@ -69,8 +73,23 @@ def test_a_mesh_sums_over_as_many_rings_as_a_device_has_peers():
         Cluster.parse(f"{count}xMI300X").levels[0].all_reduce_bandwidth_bytes_per_s
         for count in (2, 8)
     )
-    assert eight == pytest.approx(7 * two)
+    assert eight == pytest.approx(7 * two, rel=1e-3)
     assert two < get_accelerator("MI300X").link_bandwidth_bytes_per_s
     table = load_link_table()
-    assert table[get_accelerator("MI300X").link].basis == "rule"
-    assert table[get_accelerator("MI250").link].basis == "table"
+    assert {table[get_accelerator(name).link].basis for name in ("MI300X", "MI250")} == {"table"}
+
+
+def test_a_device_measured_itself_goes_before_its_kind_of_link():
+    """Hosts of PCIe differ ten times: an L40S has its own figures, an A6000 their middle."""
+    table = load_link_table()
+    own, kind = (find_link_figures(get_accelerator(name)) for name in ("L40S", "A6000"))
+    assert (own, kind) == (table["L40S"], table["PCIe 4.0 x16"])
+    assert own.error_band < kind.error_band
+    assert Cluster.parse("8xL40S").levels[0].error_band == own.error_band
+
+
+def test_the_small_protocol_has_a_share_of_the_bandwidth():
+    """A share of each count's, or it would be the faster one wherever large messages are slow."""
+    assert LINK.all_reduce_time_s(10**6, 8) == pytest.approx(1e-4 + 2 * 7 / 8 * 1e6 / 1e10)
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        LinkFigures.model_validate(LINK.model_dump() | {"small_share": 1.5})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
-from stagewright.profiler.estimates.device_table import load_gpu_table
+from stagewright.profiler.estimates.device_table import list_boards, load_gpu_table
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.kernel_model import (
     ChipFigures,
@@ -123,6 +123,25 @@ def test_the_table_goes_before_the_rule():
     assert basis == "table"
     assert share == table.devices["A100-80GB"].tensor
     assert table.without("A100-80GB").product_share(device, "bfloat16")[1] == "rule"
+
+
+def test_a_board_without_figures_of_its_own_takes_those_of_its_chip():
+    """The nearest in watts first; the rule is for chips of which nothing is known."""
+    table = load_gpu_table().without("GB200")
+    device = get_accelerator("GB200")
+    assert [entry.name for entry in list_boards(device)] == ["B200"]
+    assert table.product_share(device, "bfloat16") == (table.devices["B200"].tensor, "rule")
+    unknown = table.without("B200").product_share(device, "bfloat16")
+    assert unknown == (table.products["tensor"].share(device, "bfloat16"), "rule")
+    assert list_boards(get_accelerator("A100-PCIe-40GB"))[0].name == "A100-PCIe"
+
+
+def test_the_ceiling_falls_with_the_lanes_of_a_multiprocessor():
+    """An RTX 3090 reaches 70 % of its float32 rate, a V100 with half as many lanes over 90."""
+    rule = load_gpu_table().products["simt"]
+    wide, narrow = (rule.share(get_accelerator(name), "float32") for name in ("RTX3090", "V100"))
+    assert wide < 0.9 * narrow
+    assert narrow == pytest.approx(rule.ceiling, rel=0.02)
 
 
 def test_a_board_of_little_power_does_not_sustain_its_clock():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
 from stagewright.profiler.estimates.flops import Cost
 
 SHAPES = [(1, 4096, 4096, k) for k in (512, 1024, 4096)] + [(1, 512, 1024, 4096)]
@@ -20,8 +21,6 @@ def scripts(monkeypatch, request):
 
 def rows_of(scripts, device: str, share: float) -> list:
     """Products in float32 that reach a share of a device's peak."""
-    from stagewright.core.cluster.accelerators import get_accelerator
-
     rate = get_accelerator(device).peak_flops_per_s("float32") * share
     return [
         scripts[1].Row(
@@ -54,13 +53,35 @@ def test_a_leak_would_be_seen(scripts):
 def test_devices_of_one_chip_are_left_out_together(scripts):
     fit = scripts[0]
     others, twin = rows_of(scripts, "V100-PCIe", 0.9), rows_of(scripts, "A100-PCIe-40GB", 0.7)
-    found = fit.fit_table([*others, *twin], fit.related("A100"))
+    found = fit.fit_table([*others, *twin], fit.boards("A100-80GB"))
     assert not any(name.startswith("A100") for name in found.devices)
 
 
-def all_reduces(scripts, device: str, factor: float = 1.0) -> list:
+def test_published_products_stay_where_only_measured_rows_are_left_out(scripts):
+    """They decide about a device without others, and weigh little beside its own."""
+    fit = scripts[0]
+    others, own = rows_of(scripts, "V100-PCIe", 0.9), rows_of(scripts, "L4", 0.3)
+    published = [
+        replace(row, group="published products, fp32") for row in rows_of(scripts, "L4", 0.5)
+    ]
+    rows = [*others, *own, *published]
+    assert fit.fit_table(rows).devices["L4"].simt == pytest.approx(0.3, rel=0.1)
+    assert fit.fit_table(rows).devices["L4"].published == ()
+    kept = fit.fit_table(rows, frozenset({"L4"}), keep_gathered=True)
+    assert kept.devices["L4"].simt == pytest.approx(0.5, rel=0.1)
+    assert kept.devices["L4"].published == ("simt",)
+    assert kept.product_share(get_accelerator("L4"), "float32")[1] == "rule"
+    assert "L4" not in fit.fit_table(rows, frozenset({"L4"})).devices
+
+
+def all_reduces(
+    scripts, device: str, factor: float = 1.0, host: str = "measurements", rate: float = 1e11
+) -> list:
+    link = get_accelerator(device).link
     return [
-        scripts[1].CollectiveRow(device, "all_reduce", count, size, factor * (1e-5 + size / 1e11))
+        scripts[1].CollectiveRow(
+            device, "all_reduce", count, size, factor * (1e-5 + size / rate), link, host
+        )
         for count in (2, 8)
         for size in (1024, 2**20, 2**28)
     ]
@@ -84,13 +105,61 @@ def test_all_reduces_of_a_device_left_out_change_nothing(scripts, device):
     assert honest.basis == "guess"
 
 
-def test_switches_that_sum_are_faster_than_rings_from_three_devices_on(scripts):
+def test_hosts_of_a_shared_link_weigh_the_same_and_a_measured_device_has_its_own_figures(scripts):
     links = importlib.import_module("truth_links")
-    rows = [row for name in ("A100-80GB", "L40S", "MI250") for row in all_reduces(scripts, name)]
+    fast = [
+        row
+        for host in ("one", "two")
+        for row in all_reduces(scripts, "A6000", host=host, rate=2e10)
+    ]
+    slow = all_reduces(scripts, "L40S", rate=2e9)
+    table = links.fit_links([*fast, *slow])
+    own, kind = table["L40S"].bandwidth, table["PCIe 4.0 x16"].bandwidth
+    # An all-reduce of n bytes moves n of them past each of 2 devices, and 1.75 n past each of 8.
+    assert 2e9 < own[2] < 4e9
+    assert kind[2] > 3 * own[2]
+    assert table["PCIe 4.0 x16"].error_band > 0.5
+    assert links.predict_left_out([*fast, *slow], "L40S").bandwidth[2] > 3 * own[2]
+
+
+def test_published_all_reduces_of_a_device_stay_where_only_measured_ones_are_left_out(scripts):
+    links = importlib.import_module("truth_links")
+    rows = [
+        *all_reduces(scripts, "A100-80GB", rate=1e11),
+        *all_reduces(scripts, "A100-80GB", host="a log", rate=5e10),
+    ]
+    kept = links.predict_left_out(rows, "A100-80GB", keep_gathered=True)
+    assert kept.bandwidth[2] == pytest.approx(5e10, rel=0.2)
+    assert links.predict_left_out(rows, "A100-80GB").basis == "guess"
+
+
+def test_numbers_of_devices_not_measured_follow_the_ratio_of_the_nearest_kind(scripts):
+    """A B200's host was measured with 8 devices alone."""
+    links = importlib.import_module("truth_links")
+    rows = [
+        row
+        for name, rate in (("H100", 3e11), ("B200", 6e11))
+        for row in all_reduces(scripts, name, rate=rate)
+        if name == "H100" or row.num_devices == 8
+    ]
     table = links.fit_links(rows)
-    ring, switch = (table[name].bandwidth for name in ("NVLink 3", "NVLink 4"))
-    assert switch[2] == pytest.approx(1.5 * ring[2])
-    assert switch[8] > 1.5 * ring[8]
+    near, found = table["NVLink 4"].bandwidth, table["NVLink 5"].bandwidth
+    assert found[2] / found[8] == pytest.approx(near[2] / near[8])
+
+
+def test_published_figures_are_of_the_catalogue_and_name_their_source(scripts):
+    gathered = importlib.import_module("truth_gathered")
+    products, sums = list(gathered.gathered_products()), list(gathered.gathered_all_reduces())
+    for row in products:
+        peak = get_accelerator(row.device).peak_flops_per_s(row.precision)
+        flops = sum(cost.flops for part in row.parts for cost in part)
+        assert 0.1 < flops / row.measured_s / peak < 1.25, row
+    kinds = {entry.link for entry in CATALOGUE}
+    for row in sums:
+        assert get_accelerator(row.device)
+        assert row.link in kinds
+        assert row.host
+        assert row.measured_s < 2
 
 
 def test_the_floor_of_a_smooth_device_is_small_and_that_of_a_noisy_one_its_noise(scripts):
