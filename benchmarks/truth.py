@@ -23,18 +23,18 @@ from statistics import mean, median
 from typing import TypeVar
 
 import numpy as np
-from truth_fit import NOT_FITTED, boards, fit_table
+from published_figures import PUBLISHED, published_all_reduces, published_products
+from truth_fit import NOT_FITTED, fit_table, same_chip
 from truth_floor import LARGE, find_floors
-from truth_gathered import GATHERED, gathered_all_reduces, gathered_products
-from truth_links import fit_links, link_errors, predict_left_out
+from truth_links import fit_links, fit_links_without, link_errors
 from truth_models import mpt_rows, neusight_rows
 from truth_page import Verdict, write_page
 from truth_predict import Predictor
 from truth_published import megatron_rows, published_rows
-from truth_rows import CollectiveRow, Row, collective_rows, kernel_rows
+from truth_rows import MEASURED, CollectiveRow, Row, collective_rows, kernel_rows
 
 from stagewright.core.cluster.accelerators import get_accelerator
-from stagewright.core.cluster.collectives import LinkFigures, find_link_figures, load_link_table
+from stagewright.core.cluster.collectives import LinkFigures, load_link_table
 from stagewright.profiler.estimates.device_table import Arithmetic, GpuTable, load_gpu_table
 from stagewright.profiler.estimates.error_band import BY_RULE, GPU_UNCALIBRATED
 from stagewright.profiler.estimates.flops import OperationClass
@@ -74,9 +74,8 @@ COVERED = 0.9
 
 def main() -> None:
     options = _arguments()
-    sums = [*collective_rows(options.data), *gathered_all_reduces()]
+    sums = [*collective_rows(options.data), *published_all_reduces()]
     if options.fit:
-        # Links first: rows of several devices hold what communication takes.
         _write_json(LINKS, {name: entry.model_dump() for name, entry in fit_links(sums).items()})
         load_link_table.cache_clear()
     rows = read_rows(options.data, options.cache)
@@ -90,16 +89,13 @@ def main() -> None:
     print(f"{how}\n{summarize(predictor.rows, inside)}")
     device_out, chip_out = ([float("nan")] * len(rows) for _ in range(2))
     if options.leave_one_out:
-        device_out = leave_one_out(predictor.rows, lambda name: frozenset({name}), True)
+        device_out = leave_one_out(
+            predictor.rows, sums, lambda name: frozenset({name}), keep_published=True
+        )
         print("\nleave one device out\n" + summarize(predictor.rows, device_out))
-        chip_out = leave_one_out(predictor.rows, boards)
+        chip_out = leave_one_out(predictor.rows, sums, same_chip)
         print("\nleave one chip out\n" + summarize(predictor.rows, chip_out))
-        by_rule = {name + BY_RULE: sets for name, sets in BANDS.items()}
-        found = bands(predictor.rows, device_out, BANDS) | bands(predictor.rows, chip_out, by_rule)
-        kernels = {
-            kind: bands(predictor.rows, chip_out, sets) for kind, sets in KERNEL_BANDS.items()
-        }
-        table = table.model_copy(update={"bands": found, "kernel_bands": kernels})
+        table = _with_bands(table, predictor.rows, device_out, chip_out)
         print(f"\nbands: {table.bands}, of kernels: {table.kernel_bands}")
     if options.fit:
         today = f"{datetime.now(tz=UTC).date()}"
@@ -111,7 +107,9 @@ def main() -> None:
         floors = find_floors(predictor.rows)
         delays = link_errors(sums, lambda device: _with_bandwidths(sums, device))
         floors["all-reduce"] = mean(abs(error) for _, error in delays)
-        PAGE.write_text(write_page(verdicts, table, NOT_FITTED, floors), encoding="utf-8")
+        hosts = len({(row.host, row.device) for row in sums if row.host != MEASURED})
+        page = write_page(verdicts, table, NOT_FITTED, floors, hosts)
+        PAGE.write_text(page, encoding="utf-8")
     if options.rows:
         _write_rows(options.rows, verdicts)
 
@@ -126,7 +124,7 @@ def read_rows(folder: Path, cache: Path | None) -> list[Row]:
         *mpt_rows(folder),
         *published_rows(),
         *megatron_rows(folder),
-        *gathered_products(),
+        *published_products(),
     ]
     if cache is not None:
         cache.write_bytes(pickle.dumps(rows))
@@ -139,23 +137,26 @@ def relative_errors(predictor: Predictor, table: GpuTable) -> list[float]:
 
 def leave_one_out(
     rows: Sequence[Row],
+    sums: Sequence[CollectiveRow],
     list_left_out: Callable[[str], frozenset[str]],
-    keep_gathered: bool = False,
+    *,
+    keep_published: bool = False,
 ) -> list[float]:
-    """Predict every device from tables fitted without some devices' rows.
+    """Predict every device from tables of devices and links fitted without some devices' rows.
 
     Published products are only there to be fitted to: their errors are left NaN.
     """
     found: dict[int, float] = {}
-    measured = {row.device for row in rows if row.group not in GATHERED}
+    measured = {row.device for row in rows if row.group not in PUBLISHED}
     for left_out in sorted({list_left_out(name) for name in measured}, key=sorted):
         chosen = [
             index
             for index, row in enumerate(rows)
-            if row.device in left_out and row.group not in GATHERED
+            if row.device in left_out and row.group not in PUBLISHED
         ]
-        table = fit_table(rows, left_out, keep_gathered=keep_gathered)
-        predictor = Predictor([rows[index] for index in chosen])
+        links = fit_links_without(sums, left_out, keep_published=keep_published)
+        table = fit_table(rows, left_out, keep_published=keep_published, links=links)
+        predictor = Predictor([rows[index] for index in chosen], links)
         index_of = {id(rows[index]): index for index in chosen}
         errors = relative_errors(predictor, table)
         for row, error in zip(predictor.rows, errors, strict=True):
@@ -165,13 +166,35 @@ def leave_one_out(
     return [found.get(index, float("nan")) for index in range(len(rows))]
 
 
+def _with_bands(
+    table: GpuTable, rows: Sequence[Row], device_out: Sequence[float], chip_out: Sequence[float]
+) -> GpuTable:
+    """Return the table with new bands, and those of before for sets that were not measured."""
+    measured = bands(rows, device_out, BANDS)
+    # What follows from a rule is not surer than what was measured, whatever few chips say.
+    by_rule = {
+        name + BY_RULE: max(band, measured[name])
+        for name, band in bands(rows, chip_out, BANDS).items()
+    }
+    kernels = {
+        kind: table.kernel_bands.get(kind, {}) | bands(rows, chip_out, sets)
+        for kind, sets in KERNEL_BANDS.items()
+    }
+    return table.model_copy(
+        update={"bands": table.bands | measured | by_rule, "kernel_bands": kernels}
+    )
+
+
 def bands(
     rows: Sequence[Row], errors: Sequence[float], sets_of: Mapping[Name, tuple[str, ...]]
 ) -> dict[Name, float]:
-    """Return each class's band: what `COVERED` of the left-out rows of its sets keep to."""
+    """Return the band of each class measured: what `COVERED` of its left-out rows keep to."""
     found = {}
     for name, sets in sets_of.items():
         sizes = [abs(error) for row, error in zip(rows, errors, strict=True) if row.group in sets]
+        if not sizes:
+            print(f"no rows of {', '.join(sets)}: the band of before is kept", file=sys.stderr)
+            continue
         found[name] = float(np.ceil(100 * np.quantile(sizes, COVERED)) / 100)
     return found
 
@@ -237,9 +260,9 @@ def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:
     errors = [
         link_errors(sums, predict)
         for predict in (
-            lambda device: find_link_figures(get_accelerator(device)),
-            lambda device: predict_left_out(sums, device, keep_gathered=True),
-            lambda device: predict_left_out(sums, device),
+            lambda _: load_link_table(),
+            lambda device: fit_links_without(sums, frozenset({device}), keep_published=True),
+            lambda device: fit_links_without(sums, same_chip(device)),
         )
     ]
     return [
@@ -251,11 +274,12 @@ def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _with_bandwidths(sums: Sequence[CollectiveRow], device: str) -> LinkFigures:
+def _with_bandwidths(sums: Sequence[CollectiveRow], device: str) -> dict[str, LinkFigures]:
     """Lend a device left out the bandwidths of its link: what remains is its delays."""
-    figures = predict_left_out(sums, device, keep_gathered=True)
-    bandwidth = find_link_figures(get_accelerator(device)).bandwidth
-    return figures.model_copy(update={"bandwidth": bandwidth})
+    link = get_accelerator(device).link
+    found = fit_links_without(sums, frozenset({device}), keep_published=True)
+    own = load_link_table()[link].bandwidth
+    return found | {link: found[link].model_copy(update={"bandwidth": own})}
 
 
 def _describe_links(verdicts: Sequence[Verdict]) -> str:

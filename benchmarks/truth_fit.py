@@ -8,15 +8,16 @@ dropped from the table, so that the rules have to say what it does.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from published_figures import PUBLISHED
 from scipy.optimize import least_squares
-from truth_gathered import GATHERED
 from truth_predict import Predictor
 from truth_rows import Row
 
 from stagewright.core.cluster.accelerators import Accelerator, Precision, get_accelerator
+from stagewright.core.cluster.collectives import LinkFigures
 from stagewright.profiler.estimates.device_table import (
     REFERENCE_NM,
     REFERENCE_UNIT_FLOPS_PER_S,
@@ -27,7 +28,7 @@ from stagewright.profiler.estimates.device_table import (
     MemoryFigures,
     ProductRule,
     arithmetic,
-    list_boards,
+    list_same_chip,
 )
 
 Name = tuple[str, ...]
@@ -50,13 +51,13 @@ RULE_OUTLIER = 0.2
 """Relative error from which on a device is an exception to the rules."""
 
 HIGHEST = {"memory": 0.95, "tensor": 0.9}
-"""Largest shares of a data sheet's rates. GeForce boards run products above their sheet's clock for
-seconds; no published training does."""
+"""Largest shares of a data sheet's rates. GeForce cards run products above their sheet's clock for
+seconds; no training that we found published reaches three quarters of the sheet's rate."""
 
 DIFFERENCE = 1e-3
 """Step of a figure's logarithm by which derivatives are taken."""
 
-GATHERED_WEIGHT = 0.1
+PUBLISHED_WEIGHT = 0.1
 """Of published products against measured ones: they decide where there are no others."""
 
 MOST_ROWS = 200
@@ -75,9 +76,9 @@ NOT_FITTED = ("published throughputs", "looked-up throughputs", "Megatron-LM 7B,
 """Sets that no fit looks at."""
 
 
-def boards(device: str) -> frozenset[str]:
+def same_chip(device: str) -> frozenset[str]:
     """Return the devices of the catalogue that have a device's chip."""
-    others = list_boards(get_accelerator(device))
+    others = list_same_chip(get_accelerator(device))
     return frozenset({device, *(other.name for other in others)})
 
 
@@ -94,7 +95,6 @@ PRIOR = GpuTable(
         ),
         "tensor": ProductRule(
             ceiling=0.85,
-            width_exponent=0.0,
             flops_per_joule=700e9,
             node_exponent=1.0,
             rocm_share=0.6,
@@ -111,7 +111,7 @@ PRIOR = GpuTable(
             column_exponent=column_exponent,
             in_model=1.15,
         )
-        for kind, k_start, column_exponent in (("simt", 300, 0.5), ("tensor", 100, 0.0))
+        for kind, k_start, column_exponent in (("simt", 460, 0.5), ("tensor", 154, 0.0))
     },
     memory=MemoryFigures(
         copy_share=0.85, reduction=0.8, reread=0.67, backward=0.8, embedding=0.4, products=0.8
@@ -136,19 +136,23 @@ left-out device says."""
 
 
 def fit_table(
-    rows: Sequence[Row], left_out: frozenset[str] = frozenset(), *, keep_gathered: bool = False
+    rows: Sequence[Row],
+    left_out: frozenset[str] = frozenset(),
+    *,
+    keep_published: bool = False,
+    links: Mapping[str, LinkFigures] | None = None,
 ) -> GpuTable:
     """Return the table that predicts the rows best, without those of some devices.
 
-    With ``keep_gathered`` what others published of these devices stays: single products, and how
-    far attention is behind.
+    With ``keep_published`` what others published of these devices stays: single products, and how
+    far attention is behind. ``links`` price what rows send.
     """
-    unknown = frozenset[str]() if keep_gathered else left_out
+    unknown = frozenset[str]() if keep_published else left_out
     kept = [
         row
         for row in rows
         if row.group not in NOT_FITTED
-        and row.device not in (unknown if row.group in GATHERED else left_out)
+        and row.device not in (unknown if row.group in PUBLISHED else left_out)
     ]
     figures = {
         name: DeviceFigures(attention=share, source=SOURCE)
@@ -166,15 +170,16 @@ def fit_table(
             found = [row for row in kernels if row.group.startswith("attention") == is_attention]
             if found:
                 names = ATTENTION if is_attention else _kernel_names(kind, found)
-                table = _fit(found, table, names)
+                table = _fit(found, table, names, links)
         models = [row for row in chosen if row.launch != "kernel"]
         if models:
-            # A board of a chip that was timed follows it: its own rate could not be told from
-            # what models lose besides.
-            others = sorted({row.device for row in models if not boards(row.device) & timed})
-            table = _fit(models, table, _model_names(kind, others))
-        measured = {row.device for row in chosen if row.group not in GATHERED}
-        table = _name_published(table, kind, timed - measured)
+            # A device whose chip was timed follows it: its own rate could not be told from what
+            # models lose besides.
+            others = sorted({row.device for row in models if not same_chip(row.device) & timed})
+            table = _fit(models, table, _model_names(kind, others), links)
+        measured = {row.device for row in kernels if row.group not in PUBLISHED}
+        published = {row.device for row in kernels if row.group in PUBLISHED}
+        table = _name_published(table, kind, published - measured)
     return table
 
 
@@ -201,16 +206,21 @@ def _is_large(row: Row) -> bool:
     return "products" in row.group and row.facts.get("m", 0) >= 4096
 
 
-def _fit(rows: Sequence[Row], table: GpuTable, names: Sequence[Name]) -> GpuTable:
+def _fit(
+    rows: Sequence[Row],
+    table: GpuTable,
+    names: Sequence[Name],
+    links: Mapping[str, LinkFigures] | None,
+) -> GpuTable:
     """Return the table with the named figures fitted to rows."""
-    predictor = Predictor(rows)
+    predictor = Predictor(rows, links)
     first = np.array([np.log(_get(table, name)) for name in names])
     weights = _weights(predictor.rows)
 
     def residuals(values: np.ndarray) -> np.ndarray:
         tried = _set_all(table, names, np.exp(values))
         wrong = np.log(predictor.seconds(tried) / predictor.measured_s)
-        return np.concatenate([_soften(wrong) * weights, pull * (values - first)])
+        return np.concatenate([soften(wrong, OUTLIER) * weights, pull * (values - first)])
 
     low, high = first - 1.5, first + 1.5
     pull = np.array([MEMORY_PULL if name[0] in DRAWN else PULL for name in names])
@@ -218,7 +228,7 @@ def _fit(rows: Sequence[Row], table: GpuTable, names: Sequence[Name]) -> GpuTabl
         if name[0] == "device":
             # A share of a data sheet's rate: not above it, and no kernel is worse than a fifth.
             low[index], high[index] = np.log(0.15), np.log(HIGHEST.get(name[-1], 1.0))
-            first[index] = np.clip(first[index], np.log(0.2), -0.02)
+            first[index] = np.clip(first[index], np.log(0.2), high[index] - 0.02)
         if name[-1] in ("half_tile", "small_tile"):
             high[index] = 0.0
             first[index] = min(first[index], -0.01)
@@ -252,13 +262,13 @@ def _group_names(names: Sequence[Name]) -> dict[Name, list[int]]:
     return groups
 
 
-def _soften(wrong: np.ndarray) -> np.ndarray:
-    """Return residuals whose squares grow like errors' sizes beyond `OUTLIER` (soft L1).
+def soften(wrong: np.ndarray, outlier: float) -> np.ndarray:
+    """Return residuals whose squares grow like errors' sizes beyond an outlier's (soft L1).
 
     By hand: the library's own would see weighted rows, all of which are small.
     """
-    relative = np.sqrt(1 + (wrong / OUTLIER) ** 2)
-    return np.sign(wrong) * OUTLIER * np.sqrt(2 * (relative - 1))
+    relative = np.sqrt(1 + (wrong / outlier) ** 2)
+    return np.sign(wrong) * outlier * np.sqrt(2 * (relative - 1))
 
 
 def _kernel_names(kind: Arithmetic, rows: Sequence[Row]) -> list[Name]:
@@ -339,8 +349,8 @@ def _weights(rows: Sequence[Row]) -> np.ndarray:
             weight = 1 / counts[row.group, row.device]
             if _is_large(row):
                 weight *= 5
-            if row.group in GATHERED:
-                weight *= GATHERED_WEIGHT
+            if row.group in PUBLISHED:
+                weight *= PUBLISHED_WEIGHT
         else:
             weight = min(0.1, 2 / counts[row.group, row.device])
         found.append(weight**0.5)
@@ -365,7 +375,7 @@ def with_rules(table: GpuTable) -> GpuTable:
 
 
 def _rule(shares: dict[str, float], before: ProductRule, precision: Precision) -> ProductRule:
-    """Fit ceiling and work per joule by trying all on a grid; AMD's share is a median."""
+    """Fit a rule's figures by trying all on a grid; AMD's share is a median."""
     devices = [(get_accelerator(name), share) for name, share in shares.items()]
     rocm = [share for device, share in devices if device.backend == "rocm"]
     cuda = [entry for entry in devices if entry[0].backend == "cuda"]
@@ -373,7 +383,7 @@ def _rule(shares: dict[str, float], before: ProductRule, precision: Precision) -
     if rocm:
         changed["rocm_share"] = float(np.median(rocm))
     if cuda:
-        exponents = np.linspace(0, 0.5, 11) if before.width_exponent else np.zeros(1)
+        exponents = [0.0] if before.width_exponent is None else np.linspace(0, 0.5, 11)
         tries = np.meshgrid(
             np.linspace(0.6, 1.0, 21),
             exponents,
@@ -384,6 +394,8 @@ def _rule(shares: dict[str, float], before: ProductRule, precision: Precision) -
         best = int(np.argmin(_rule_price(cuda, precision, *values)))
         names = ("ceiling", "width_exponent", "flops_per_joule", "node_exponent")
         changed |= {name: float(axis[best]) for name, axis in zip(names, values, strict=True)}
+        if before.width_exponent is None:
+            del changed["width_exponent"]
     return before.model_copy(update=changed)
 
 
@@ -397,7 +409,7 @@ def _rule_price(
 ) -> np.ndarray:
     """Return how wrong rules are, one for each element of the arrays."""
     price = ((node_exponents - NODE_EXPONENT) / NODE_SPREAD) ** 2 * 0.1
-    chips = [boards(device.name) for device, _ in devices]
+    chips = [same_chip(device.name) for device, _ in devices]
     for (device, share), chip in zip(devices, chips, strict=True):
         peak = device.peak_flops_per_s(precision)
         width = peak / device.num_units / REFERENCE_UNIT_FLOPS_PER_S

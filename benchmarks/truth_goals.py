@@ -20,26 +20,33 @@ through its nearest neighbours among the *same device's* other rows, the best nu
 with all rows in sight. What even that leaves is the floor above; no rule for unseen devices comes
 below it but by chance.
 
-**Products.** Cards of one kind differ: NeuSight's L4 sustained 9 TFLOP/s in float32 on large
-products, L4s of others 11 to 12.5; its P100 7.4, those of others 8 to 8.6. Small boards lose their
-clock by heat and power, and how much no data sheet says.
+**Products.** Cards of one kind differ. In the middle of the large float32 products NeuSight's L4
+sustained 8.7 TFLOP/s, and squares of 4,096 to 10,240 rows on L4s of others 10.7 to 12.5; its P100
+6.8, and those of others 7.6 to 8.2 at 4,096. Small cards lose their clock by heat and power, and
+how much no data sheet says.
 
 **All-reduces.** Hosts differ more than kinds of link. The cards of the L40S's host reach 20 GB/s
-with 2, 5 with 4 and 1.5 with 8; other hosts of the same PCIe have 5 with 4 cards on two sockets, 25
-with 4 and 20 with 8. An L40S left out is given their middle. No others published all-reduces of
-MI250s, whose smallest take 100 to 160 \u00b5s where RCCL's constants say 14 to 36, since the host
-started them one by one. Even with every bandwidth known, delays of others leave the floor above.
+with 2, 5 with 4 and 1.5 with 8; four A100s on two sockets 5; RTX 4090s with a patched driver, which
+lets them talk to each other, 25 with 4 and 20 with 8. The table has the middle of these hosts for
+all devices on this PCIe, with a band of its own; the figures of PCIe 5.0 with peer-to-peer are from
+RTX 5090s with a patched driver. We found no all-reduces of MI250s by others; their smallest take
+100 to 160 \u00b5s where RCCL's constants say 14 to 36, since the host started them one by one. Even
+with every bandwidth known, delays of others leave the floor above.
 
-**Published throughputs.** The row of BERT-large at 512 tokens (210 sequences a second) is 2.8 times
-fewer than the same authors' at 128. Their table of 20.06 has 78 on an A100, 5.3 times fewer, as the
-work would have it, and 4.8 times on a V100: those eight rows are among the looked-up ones, and all
-are predicted within 15 %. The odd one cannot be of the same work.
+**Published throughputs.** At 512 tokens BERT-large is said to train 210 sequences a second, 2.8
+times fewer than at 128. The same authors' table of 20.06 has 78 on an A100, 5.3 times fewer than at
+128, as the work would have it, and 4.8 times on a V100. Those eight rows are among the looked-up
+ones, and all are predicted within 20 %. The odd one cannot be of the same work. GPT-2's and
+Llama-3's rows are quoted from memory; we could not look them up.
 
-**Training.** The worst rows contradict their neighbours. mpt-70b took 3.6 ms a token with
-micro-batches of 2 on 64 GPUs of 40 GB, 2.7 ms with as many on 32 of 80 GB. mpt-1b took 22% longer
-on 32 GPUs than on 16 and on 64. mpt-30b took 2.8 times as long for 8,192 tokens as for 4,096.
-mpt-760m took longer for 96 sequences of 512 tokens than for 24 of 2,048, which is as many tokens
-and more attention.
+**Training.** Steps of llm-foundry's ran under FSDP, and its traffic is added as if nothing hid it:
+inside a node by the table of links, between nodes at four fifths of the rate stated. Where they
+recompute, the last product of a block is left out, which no backward needs: the table's own steps
+take 1.07 to 1.2 times as long with recomputation, a whole forward more would be 1.33. The worst
+rows contradict their neighbours. mpt-70b took 3.6 ms a token with micro-batches of 2 on 64 GPUs of
+40 GB, 2.7 ms with as many on 32 of 80 GB. mpt-1b took 22 % longer on 32 GPUs than on 16 and on 64.
+mpt-30b took 2.8 times as long for 8,192 tokens as for 4,096. mpt-760m took longer for 96 sequences
+of 512 tokens than for 24 of 2,048, which is as many tokens and more attention.
 
 **Megatron-LM.** The extract has 4 runs of real models with pipelines, where ten were asked for; 3
 of them (mixtral) do not say how many devices they ran on. On the 64 that the smaller two are
@@ -66,11 +73,10 @@ GOALS: tuple[tuple[str, tuple[str, ...], str, Pick, float, str], ...] = (
         ("products, bf16, from 4,096 rows",), "left_out", mean, 0.08, "products, bf16",
     ),
     ("all-reduce, mean", ("all-reduce",), "left_out", mean, 0.15, "all-reduce"),
-    ("published throughputs, median", ("published throughputs",), "in_sample", median, 0.12, ""),
-    ("Megatron-LM, median", ("Megatron-LM 7B, bf16",), "in_sample", median, 0.12, ""),
+    ("published throughputs, median", ("published throughputs",), "left_out", median, 0.12, ""),
+    ("Megatron-LM, median", ("Megatron-LM 7B, bf16",), "left_out", median, 0.12, ""),
 )  # fmt: skip
-"""Name, sets, the errors that are judged, figure, bound and set of the floor. No table was fitted
-to the last two, so that their "in sample" errors are honest."""
+"""Name, sets, the errors that are judged, figure, bound and set of the floor."""
 
 
 def list_goals(
@@ -80,6 +86,8 @@ def list_goals(
     rows = []
     for name, sets, judged, pick, bound, floor in GOALS:
         found = [one for group in sets for one in groups[group]]
+        if not found:
+            continue
         reached, chip_out, inside = (
             pick([abs(getattr(one, kind)) for one in found])
             for kind in (judged, "chip_out", "in_sample")
@@ -89,9 +97,20 @@ def list_goals(
         figures = (f"{value:.1%}" for value in (reached, chip_out, inside))
         rows.append((name, f"{bound:.0%}", *figures, left, verdict))
     published = groups["published throughputs"]
-    outside = sum(abs(one.in_sample) > one.band for one in published)
+    outside, left_out, chip_out = (
+        sum(abs(getattr(one, kind)) > one.band for one in published)
+        for kind in ("in_sample", "left_out", "chip_out")
+    )
     rows.append(
-        ("published throughputs outside their band", "0", outside, "", outside, "", _no(outside))
+        (
+            "published throughputs outside their band",
+            "0",
+            left_out,
+            chip_out,
+            outside,
+            "",
+            _no(left_out),
+        )
     )
     for suffix in ("", BY_RULE):
         band = table.bands["16-bit transformer" + suffix]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import least_squares
-from truth_fit import boards
+from truth_fit import soften
 from truth_rows import MEASURED, CollectiveRow
 
-from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
+from stagewright.core.cluster.accelerators import CATALOGUE
 from stagewright.core.cluster.collectives import LinkFigures
 
 NEAREST = {
@@ -28,8 +28,10 @@ HOST_COPIES = 2.0
 """Without peer-to-peer every byte goes into the host's memory and out again."""
 
 DELAYS = ("start_s", "step_s", "small_share", "large_start_s", "large_step_s")
+"""Figures that are the library's, and the same for all links of a family."""
 
 SHARED_KNOTS = (2, 8)
+"""Numbers of cards from which to which one power of their number holds."""
 
 PULL = 0.05
 """Weight of a factor e on a figure against one run that is off by it."""
@@ -69,6 +71,7 @@ AMD_START_S, AMD_DELAYS_S = (12e-6, 17e-6), (0.8e-6, 3.6e-6)
 
 def fit_links(rows: Sequence[CollectiveRow]) -> dict[str, LinkFigures]:
     """Return the figures of every kind of link in the catalogue, measured or from the nearest."""
+    rows = [row for row in rows if row.operation == "all_reduce"]
     rates = {
         entry.link: entry.link_bandwidth_bytes_per_s
         for entry in CATALOGUE
@@ -76,19 +79,12 @@ def fit_links(rows: Sequence[CollectiveRow]) -> dict[str, LinkFigures]:
     }
     families = defaultdict(list)
     for row in rows:
-        if row.operation == "all_reduce":
-            families[_family(row.link)].append(row)
+        families[_family(row.link)].append(row)
     table: dict[str, LinkFigures] = {}
     for found in families.values():
         table |= _fit(found, rates)
     for link in rates:
         _add_nearest(link, rates, table)
-    # Where hosts differ, a device that was measured goes before its kind.
-    for device in {row.device for row in rows if row.host == MEASURED and _is_shared(row.link)}:
-        own = [row for row in rows if (row.device, row.host) == (device, MEASURED)]
-        link = get_accelerator(device).link
-        found = _fit([row for row in own if row.operation == "all_reduce"], rates)
-        table[device] = found[link]
     return table
 
 
@@ -125,48 +121,30 @@ def _add_nearest(link: str, rates: dict[str, float], table: dict[str, LinkFigure
 def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, LinkFigures]:
     """Return figures of the links of one family, whose delays are the same.
 
-    Every host weighs the same. The cards of a host without a switch share its path, so
-    that their bandwidth falls with a power of their number, one from two to eight. Elsewhere every
-    number measured has its own, and the others follow the nearest one in the ratio expected.
+    Every host weighs the same. The cards of a host without a switch share its path, so that their
+    bandwidth falls with a power of their number, one from two to eight. Elsewhere every number
+    measured has its own, and the others follow the nearest one in the ratio expected.
     """
-    by_link = {link: [row for row in rows if row.link == link] for link in _links(rows)}
-    expected = {link: ring_by_constants(link, rates[link]) for link in by_link}
-    delays = next(iter(expected.values()))
-    first = [getattr(delays, name) for name in DELAYS]
-    knots: list[tuple[str, int]] = []
-    for link, own in by_link.items():
-        counts = SHARED_KNOTS if _is_shared(link) else sorted({row.num_devices for row in own})
-        knots += [(link, count) for count in counts]
-    first += [expected[link].bus_bandwidth(count) for link, count in knots]
-    begin = np.log(first)
+    links = sorted({row.link for row in rows})
+    expected = {link: ring_by_constants(link, rates[link]) for link in links}
+    knots = [(link, count) for link in links for count in _knots(rows, link)]
+    delays = expected[links[0]]
+    begin = np.log(
+        [getattr(delays, name) for name in DELAYS]
+        + [expected[link].bus_bandwidth(count) for link, count in knots]
+    )
     hosts = [(row.host, row.link, row.device) for row in rows]
     weights = np.array([1 / hosts.count(host) for host in hosts])
     measured_s = np.array([row.measured_s for row in rows])
 
-    def figures(values: np.ndarray) -> dict[str, LinkFigures]:
-        plain = dict(zip(DELAYS, np.exp(values[: len(DELAYS)]).tolist(), strict=True))
-        bandwidth: dict[str, dict[int, float]] = {link: {} for link in by_link}
-        for (link, count), value in zip(knots, np.exp(values[len(DELAYS) :]), strict=True):
-            most = min(bandwidth[link].values(), default=np.inf) if _is_shared(link) else np.inf
-            bandwidth[link][count] = float(min(value, most))
-        return {
-            link: LinkFigures(
-                basis="table", source=_describe(own), bandwidth=bandwidth[link], error_band=0.0,
-                **plain,
-            )
-            for link, own in by_link.items()
-        }  # fmt: skip
-
     def wrong(values: np.ndarray) -> np.ndarray:
-        found = figures(values)
+        found = _figures(values, knots)
         times = [found[row.link].all_reduce_time_s(row.size_bytes, row.num_devices) for row in rows]
         return np.log(np.array(times) / measured_s)
 
     def residuals(values: np.ndarray) -> np.ndarray:
-        # Soft L1 by hand: the library's own would see weighted rows, all of which are small.
-        off = wrong(values)
-        soft = np.sign(off) * OUTLIER * np.sqrt(2 * (np.sqrt(1 + (off / OUTLIER) ** 2) - 1))
-        return np.concatenate([soft * np.sqrt(weights), PULL * (values - begin)])
+        soft = soften(wrong(values), OUTLIER) * np.sqrt(weights)
+        return np.concatenate([soft, PULL * (values - begin)])
 
     high = np.full(len(begin), np.inf)
     high[DELAYS.index("small_share")] = 0.0
@@ -174,31 +152,49 @@ def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, Li
         residuals, begin, bounds=(np.full(len(begin), -np.inf), high), diff_step=1e-3, max_nfev=100
     ).x
     sizes = np.abs(np.exp(wrong(best)) - 1)
-    table = {}
-    for link, found in figures(best).items():
+    table = _figures(best, knots)
+    for link in links:
         own = np.array([row.link == link for row in rows])
         band = max(_weighted_quantile(sizes[own], weights[own], 0.9), SMALLEST_BAND)
-        table[link] = found.model_copy(update={"error_band": round(band, 3)})
-    for link, found in table.items():
-        near = table.get(NEAREST.get(link, ""), expected[link])
+        update = {"error_band": round(band, 3), "source": _describe(rows, link)}
+        table[link] = table[link].model_copy(update=update)
+    for link in sorted(links, key=lambda link: link in NEAREST):
         if not _is_shared(link):
-            bandwidth = _fill(found.bandwidth, near)
-            table[link] = found.model_copy(update={"bandwidth": bandwidth})
+            near = table.get(NEAREST.get(link, ""), expected[link])
+            bandwidth = _fill(table[link].bandwidth, near)
+            table[link] = table[link].model_copy(update={"bandwidth": bandwidth})
     return table
 
 
-def _links(rows: Sequence[CollectiveRow]) -> list[str]:
-    return sorted({row.link for row in rows})
+def _knots(rows: Sequence[CollectiveRow], link: str) -> list[int]:
+    """Return the numbers of devices whose bandwidth is fitted."""
+    if _is_shared(link):
+        return list(SHARED_KNOTS)
+    return sorted({row.num_devices for row in rows if row.link == link})
+
+
+def _figures(values: np.ndarray, knots: Sequence[tuple[str, int]]) -> dict[str, LinkFigures]:
+    """Return figures by the logarithms of their delays and of every knot's bandwidth."""
+    plain = dict(zip(DELAYS, np.exp(values[: len(DELAYS)]).tolist(), strict=True))
+    bandwidth: dict[str, dict[int, float]] = defaultdict(dict)
+    for (link, count), value in zip(knots, np.exp(values[len(DELAYS) :]), strict=True):
+        # More cards of a host are not faster together than fewer.
+        most = min(bandwidth[link].values(), default=np.inf) if _is_shared(link) else np.inf
+        bandwidth[link][count] = float(min(value, most))
+    return {
+        link: LinkFigures(basis="table", source="", bandwidth=counts, error_band=0.0, **plain)
+        for link, counts in bandwidth.items()
+    }
 
 
 def _is_shared(link: str) -> bool:
     return link.startswith("PCIe")
 
 
-def _describe(rows: Sequence[CollectiveRow]) -> str:
-    count = len({(row.host, row.device) for row in rows})
-    names = ", ".join(sorted({row.device for row in rows}))
-    return f"{count} host{'s' * (count > 1)} with {names} (docs/evidence/truth.md)"
+def _describe(rows: Sequence[CollectiveRow], link: str) -> str:
+    hosts = {(row.host, row.device) for row in rows if row.link == link}
+    names = ", ".join(sorted({device for _, device in hosts}))
+    return f"{len(hosts)} host{'s' * (len(hosts) > 1)} with {names} (docs/evidence/truth.md)"
 
 
 def _fill(measured: dict[int, float], expected: LinkFigures) -> dict[int, float]:
@@ -216,23 +212,22 @@ def _weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) ->
     return float(values[order][np.searchsorted(reached, share)])
 
 
-def predict_left_out(
-    rows: Sequence[CollectiveRow], device: str, *, keep_gathered: bool = False
-) -> LinkFigures:
-    """Return what is said of a device's link without its rows, or without its measured ones.
+def fit_links_without(
+    rows: Sequence[CollectiveRow], left_out: frozenset[str], *, keep_published: bool = False
+) -> dict[str, LinkFigures]:
+    """Return what is said of links without some devices' rows, or without their measured ones.
 
-    Other devices with the same link stand in; if none was measured, the constants with which NCCL
-    and RCCL choose between their protocols do, those of PCIe also for links that NCCL does not
-    know.
+    Other devices with the same link stand in; if none was measured, the nearest kind of link does,
+    and without one the constants with which NCCL and RCCL choose between their protocols, those of
+    PCIe also for links that NCCL does not know.
     """
-    left_out = {device} if keep_gathered else boards(device)
-    others = [
-        row
-        for row in rows
-        if row.device not in left_out or (keep_gathered and row.host != MEASURED)
-    ]
-    # Nothing has the device's name now.
-    return fit_links(others)[get_accelerator(device).link]
+    return fit_links(
+        [
+            row
+            for row in rows
+            if row.device not in left_out or (keep_published and row.host != MEASURED)
+        ]
+    )
 
 
 def ring_by_constants(link: str, rate: float) -> LinkFigures:
@@ -265,17 +260,17 @@ def ring_by_constants(link: str, rate: float) -> LinkFigures:
 
 
 def link_errors(
-    rows: Sequence[CollectiveRow], predict: Callable[[str], LinkFigures]
+    rows: Sequence[CollectiveRow], predict: Callable[[str], dict[str, LinkFigures]]
 ) -> list[tuple[CollectiveRow, float]]:
     """Return the relative errors of the measurements' all-reduces; published ones are fitted to.
 
-    ``predict`` returns the figures for a device.
+    ``predict`` returns the table of links for a device.
     """
     judged = [row for row in rows if (row.operation, row.host) == ("all_reduce", MEASURED)]
     found = []
     for device in sorted({row.device for row in judged}):
-        figures = predict(device)
+        table = predict(device)
         for row in (row for row in judged if row.device == device):
-            predicted_s = figures.all_reduce_time_s(row.size_bytes, row.num_devices)
+            predicted_s = table[row.link].all_reduce_time_s(row.size_bytes, row.num_devices)
             found.append((row, predicted_s / row.measured_s - 1))
     return found

@@ -14,7 +14,6 @@ from torch.nn import functional
 from truth_rows import Row, find_device, read_csv, record
 
 from stagewright.core.cluster.accelerators import get_accelerator
-from stagewright.core.cluster.collectives import find_link_figures
 from stagewright.profiler.estimates.flops import Cost
 
 Costs = tuple[Cost, ...]
@@ -164,17 +163,17 @@ NODE_BYTES_PER_S = 0.8 * 200e9
 """What 1,600 Gbit/s between the source's nodes sustain, by the usual four fifths of a ring."""
 
 
-def sharding_s(parameters: float, gpus: int, reduced_bytes: int, device: str) -> float:
-    """Return the time to gather bfloat16 weights twice and scatter the sum of their gradients.
+def sharding(parameters: float, gpus: int, reduced_bytes: int) -> tuple[float, tuple[float, int]]:
+    """Return seconds between nodes, and bytes sent inside one, of a micro-batch under FSDP.
 
-    None of it is taken as hidden: otherwise small micro-batches would be as fast as large ones.
+    Weights in bfloat16 are gathered twice, and the sum of their gradients is scattered. None of it
+    is taken as hidden: otherwise small micro-batches would be as fast as large ones.
     """
     moved = parameters * (2 + 2 + reduced_bytes)
     nodes = gpus // GPUS_PER_NODE
     if nodes > 1:
-        return moved * (nodes - 1) / nodes / NODE_BYTES_PER_S
-    figures = find_link_figures(get_accelerator(device))
-    return moved * (gpus - 1) / gpus / figures.bus_bandwidth(gpus)
+        return moved * (nodes - 1) / nodes / NODE_BYTES_PER_S, (0.0, 1)
+    return 0.0, (moved * (gpus - 1) / gpus, gpus)
 
 
 def mpt_rows(folder: Path) -> Iterator[Row]:
@@ -195,14 +194,14 @@ def mpt_rows(folder: Path) -> Iterator[Row]:
             again = forward[: _last_product(forward)]
         blocks = MPT_SIZES[size][2]
         update = Cost("elementwise", 0, ADAM_BYTES * parameters // gpus // steps)
-        reduced_bytes = 2 if entry["MP Mode"] == "PURE" else 4
+        between_s, sent = sharding(parameters, gpus, 2 if entry["MP Mode"] == "PURE" else 4)
         yield Row(
             "training, bf16", device,
             f"mpt-{size} {length} x {batch} on {gpus}" + (" recomputed" if again else ""),
             tokens / float(entry["Throughput (T/s/GPU)"]),
             (forward * blocks + again * blocks, backward * blocks, first + last, (update,)),
             "bfloat16", "eager",
-            fixed_s=sharding_s(parameters, gpus, reduced_bytes, device),
+            fixed_s=between_s, sent=sent,
             facts={"gpus": gpus, "parameters": parameters},
         )  # fmt: skip
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from published_figures import PUBLISHED
 from tables import markdown_table
+from truth_fit import HIGHEST
 from truth_goals import REASONS, list_goals
 
 from stagewright.profiler.estimates.basis import WORDS
-from stagewright.profiler.estimates.device_table import DeviceFigures, GpuTable
+from stagewright.profiler.estimates.device_table import DeviceFigures, GpuTable, ProductRule
 from stagewright.profiler.estimates.flops import OPERATION_CLASSES
 
 INTRODUCTION = """# Predictions against other people's measurements
@@ -22,12 +24,14 @@ extracts of public measurements. No GPU was at hand: nothing here was measured b
 
 **In sample** means that the tables were fitted to rows of the device. **Device left out** means
 that they were fitted again without any row of these measurements of it. What others published of it
-one by one stayed: single products and all-reduces, from benchmarks of cards and logs
-(`benchmarks/published/`, each with its source, found by searching after the measurements). **Chip
-left out** means that nothing of it was used, nor of any device with its chip (four A100s are one
-chip): what is said of it followed from the rules alone. What the form of the model and its starting
-values are was decided with all rows in sight, so that both flatter it a little. None uses the sets
-labelled "not fitted". Errors are (predicted - measured) / measured.
+one by one stayed: single products and all-reduces, from benchmarks of cards and from logs, which
+were searched for after these measurements (`benchmarks/published/`; some logs could not be traced
+to their repository). **Chip left out** means that nothing of it was used, nor of any device with as
+many multiprocessors of the same process (four A100s are one chip): what is said of it followed from
+the rules alone. What the form of the model and its starting values are was decided with all rows in
+sight, so that both flatter it a little. None uses the sets labelled "not fitted": "published
+throughputs" are those that the project was asked to hold itself against, "looked-up" ones were
+read in DeepLearningExamples' tables since. Errors are (predicted - measured) / measured.
 
 Sources: NeuSight (MIT; float32, eager attention), aiconfigurator (Apache-2.0; bfloat16 kernels and
 NCCL, under CUDA graphs), llm-foundry (Apache-2.0; MPT under FSDP on A100s), nnScaler (MIT;
@@ -36,8 +40,8 @@ of NVIDIA's DeepLearningExamples. Left out: NeuSight's switch transformers (thei
 many tokens as a router gives them, which an estimate without values cannot know) and attention
 with sliding windows.
 
-Among the published figures are products of 20 devices and all-reduces of 22 hosts. Tables for
-devices and links that the measurements lack rest on them.
+Among the published figures are products of {devices} devices and all-reduces of {hosts} hosts.
+Tables for devices and links that the measurements lack rest on them.
 """
 
 BANDS = """## Bands of kernels
@@ -47,6 +51,14 @@ measured is a guess, as wide as the widest. Normalisations and sums were measure
 models keep to narrower bands, as errors of kernels cancel in part. So a layer's band is that of its
 classes by their shares of its time, narrowed by one factor for all layers, with which their mean is
 the model's: what may change a plan is by how much more one class can be off than another.
+
+"""
+
+SHARES = """## Shares of the data sheet's rates
+
+A "published" share rests on single products that others published. Those of 16 bits are capped at
+0.90, as training that we found published never reached three quarters of a sheet's rate; GeForce
+cards run single products above their sheet's clock.
 
 """
 
@@ -89,15 +101,21 @@ def write_page(
     table: GpuTable,
     not_fitted: Sequence[str],
     floors: dict[str, float],
+    hosts: int,
 ) -> str:
-    """Return the page; ``floors`` has what even the device's own rows leave, by set."""
+    """Return the page.
+
+    ``floors`` has what even the device's own rows leave, by set; ``hosts`` is the number of those
+    whose all-reduces were published.
+    """
+    devices = len({one.device for one in verdicts if one.group in PUBLISHED})
     groups = defaultdict(list)
     for verdict in verdicts:
         groups[verdict.group].append(verdict)
         if verdict.is_large:
             groups[verdict.group + ", from 4,096 rows"].append(verdict)
     parts = [
-        INTRODUCTION,
+        INTRODUCTION.format(devices=devices, hosts=hosts),
         "## Goals\n",
         list_goals(groups, table, floors),
         REASONS,
@@ -170,23 +188,29 @@ def _figures(table: GpuTable) -> str:
         (
             "rule for others",
             *(
-                f"min({rule.ceiling:.2f} x (0.2 TFLOP/s / rate of a multiprocessor) ^ "
-                f"{rule.width_exponent:.2f}, {rule.flops_per_joule / 1e9:.0f} GFLOP/J at 7 nm)"
+                f"min({rule.ceiling:.2f}{_width(rule)}, "
+                f"{rule.flops_per_joule / 1e9:.0f} GFLOP/J at 7 nm)"
                 for rule in (table.products["tensor"], table.products["simt"])
             ),
             f"{table.memory.copy_share:.2f}",
             "fitted to the devices above",
         )
     ]
-    return (
-        "## Shares of the data sheet's rates\n\n" + markdown_table(head, [*rows, *rules], 5) + "\n"
-    )
+    return SHARES + markdown_table(head, [*rows, *rules], 5) + "\n"
+
+
+def _width(rule: ProductRule) -> str:
+    if rule.width_exponent is None:
+        return ""
+    return f" x (0.2 TFLOP/s / rate of a multiprocessor) ^ {rule.width_exponent:.2f}"
 
 
 def _share(entry: DeviceFigures, kind: str) -> str:
     share = getattr(entry, kind)
     if share is None:
         return ""
+    if share >= HIGHEST.get(kind, 1.0):
+        return f"{share:.2f} (capped)"
     return f"{share:.2f}" + (" (published)" if kind in entry.published else "")
 
 

@@ -16,7 +16,6 @@ from truth_models import META, Costs, run_both_ways
 from truth_rows import Row, read_csv
 
 from stagewright.core.cluster.accelerators import Precision
-from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.models.families import LlamaConfig, LlamaSpec, ResNetSpec
 from stagewright.core.requests.default_samples import default_sample
 from stagewright.profiler.estimates.estimate import DTYPES, spec_work, target
@@ -273,14 +272,13 @@ def megatron_rows(folder: Path) -> Iterator[Row]:
         passes = MEGATRON_DEPTH // stages // chunks if chunks else 1
         fill = (stages - 1) / passes
         per_stage = MEGATRON_DEPTH // stages
-        link = Cluster.parse("8xA100-80GB").levels[0]
         message = 2 * batch * length * MEGATRON_WIDTH
-        summed_s = 4 * per_stage * microbatches * link.all_reduce_time_s(message, ways)
+        sent = 4 * per_stage * microbatches * message * 2 * (ways - 1) / ways
         # The last stage has the head, and every micro-batch waits for it.
         parts = (blocks * round(per_stage * (microbatches + fill)), ends * microbatches)
         parameters = 7.5e9 / 8
         yield Row(
             "Megatron-LM 7B, bf16", "A100-80GB", f"{entry['case'].partition('/')[2]}",
             float(entry["iteration_s_median"]), (*parts, (_adam(parameters),)), "bfloat16",
-            "compiled", fixed_s=summed_s if ways > 1 else 0.0,
+            "compiled", sent=(sent, ways),
         )  # fmt: skip

@@ -45,8 +45,9 @@ class Row:
         group: Set of rows it belongs to.
         device: Name in the catalogue.
         parts: Lists of operations that ran one after the other.
-        fixed_s: Time that the estimator does not price, such as exposed communication.
-        repeats: How often the parts ran in the time measured.
+        fixed_s: Time that the estimator does not price.
+        sent: Bytes that every device sends to others of its node while nothing else is done, and
+            among how many.
     """
 
     group: str
@@ -57,7 +58,7 @@ class Row:
     precision: Precision
     launch: Launch = "kernel"
     fixed_s: float = 0.0
-    repeats: float = 1.0
+    sent: tuple[float, int] = (0.0, 1)
     facts: dict[str, float] = field(default_factory=dict, compare=False)
 
 
@@ -87,12 +88,19 @@ def read_csv(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(stream)
 
 
+def _find_files(folder: Path, pattern: str) -> list[Path]:
+    found = sorted(folder.glob(pattern))
+    if not found:
+        print(f"no {folder / pattern}: their rows are left out", file=sys.stderr)
+    return found
+
+
 def _meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
 def _gemms(folder: Path) -> Iterator[Row]:
-    for path in sorted(folder.glob("*_gemm_bf16.csv")):
+    for path in _find_files(folder, "*_gemm_bf16.csv"):
         for entry in read_csv(path):
             m, n, k = (int(entry[key]) for key in "mnk")
             rows, weight = (_meta(*size, dtype=torch.bfloat16) for size in ((m, k), (n, k)))
@@ -104,7 +112,7 @@ def _gemms(folder: Path) -> Iterator[Row]:
 
 
 def _attentions(folder: Path) -> Iterator[Row]:
-    for path in sorted(folder.glob("*_attention_bf16_forward.csv")):
+    for path in _find_files(folder, "*_attention_bf16_forward.csv"):
         for entry in read_csv(path):
             if entry.get("window_size", "0") not in ("0", "", None):
                 continue  # a sliding window is no operation of the models here
@@ -183,7 +191,7 @@ class CollectiveRow:
 
 def collective_rows(folder: Path) -> list[CollectiveRow]:
     found = []
-    for path in sorted((folder / "aiconfigurator").glob("*_nccl.csv")):
+    for path in _find_files(folder / "aiconfigurator", "*_nccl.csv"):
         for entry in read_csv(path):
             found.append(
                 CollectiveRow(
@@ -195,7 +203,7 @@ def collective_rows(folder: Path) -> list[CollectiveRow]:
                     get_accelerator(device).link,
                 )
             )
-    for path in sorted((folder / "nnscaler").glob("intra_*.json")):
+    for path in _find_files(folder / "nnscaler", "intra_*.json"):
         count = int(path.stem.partition("_")[2])
         for name, (sizes, times) in json.loads(path.read_text(encoding="utf-8")).items():
             operation, link = name.replace(" ", "_"), get_accelerator("MI250").link

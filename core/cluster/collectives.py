@@ -11,8 +11,7 @@ the bytes that every device sends (NCCL's "bus bytes", 2 (n - 1) / n of the mess
 (``table``), scaled from the nearest kind that was measured or computed from constants of the
 communication library (``rule``), or assumed (``guess``).
 Cards of a host without a switch share its PCIe lanes, so that their bandwidth falls with n. Hosts
-of one kind differ ten times in that: the kind has their middle, with its band, and a device whose
-own host was measured has figures of its own.
+differ by up to ten times in that: the table has their middle, with its band.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from typing import Literal
 from pydantic import Field
 
 from ..document import Record
-from .accelerators import Accelerator
 
 
 class LinkFigures(Record):
@@ -36,8 +34,9 @@ class LinkFigures(Record):
     Attributes:
         small_share: Of the bandwidth, what the protocol for small messages reaches.
         bandwidth: Bus bandwidth of large messages, by number of devices.
-        error_band: Relative error that at least 90 % of the rows fitted to keep to; of a rule or
-            a guess, of all links predicted so.
+        error_band: Relative error that at least 90 % of the rows fitted to keep to, every host
+            weighing the same, and no less than another host of the kind may differ; of a rule or a
+            guess, of all links predicted so.
     """
 
     basis: Literal["table", "rule", "guess"]
@@ -72,14 +71,8 @@ class LinkFigures(Record):
         return min(small, self.large_start_s + self.large_step_s * steps + wire)
 
 
-def find_link_figures(device: Accelerator) -> LinkFigures:
-    """Return what is known of a device's link: measured among such devices, or of its kind."""
-    table = load_link_table()
-    return table.get(device.name) or table[device.link]
-
-
 @cache
 def load_link_table() -> dict[str, LinkFigures]:
-    """Read the figures of every kind of link in the catalogue, and of devices by name."""
+    """Read the figures of every kind of link in the catalogue."""
     text = files(__package__).joinpath("tables", "links.json").read_text(encoding="utf-8")
     return {name: LinkFigures.model_validate(entry) for name, entry in json.loads(text).items()}

@@ -21,7 +21,7 @@ from itertools import groupby
 from ..errors import InvalidInput
 from .accelerators import Accelerator, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
-from .collectives import find_link_figures
+from .collectives import load_link_table
 
 UNIT_BYTES = {
     "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20,
@@ -142,10 +142,17 @@ def _build_levels(
     size = parts[0].num_devices if has_nodes else count
     if named:
         # Devices of different kinds talk at the speed of the slowest interconnect.
-        slowest = min(named, key=lambda entry: entry.link_bandwidth_bytes_per_s)
+        table = load_link_table()
+        slowest = min(
+            named,
+            key=lambda entry: (
+                entry.link_bandwidth_bytes_per_s,
+                table[entry.link].bus_bandwidth(size),
+            ),
+        )
         bandwidth = slowest.link_bandwidth_bytes_per_s
         # Sums are of many megabytes, so that only the bandwidth of large messages counts.
-        figures = find_link_figures(slowest)
+        figures = table[slowest.link]
         inside = INSIDE_NODE.model_copy(
             update={
                 "name": slowest.link,

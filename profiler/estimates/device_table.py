@@ -3,12 +3,12 @@
 `tables/gpu.json` is written by ``benchmarks/truth.py --fit`` from public measurements, and says
 for every device where its figures come from. The rules for devices that it lacks:
 
-- Another board of the same chip lends its share of the peak, the nearest in watts before others.
-- Otherwise large products sustain the smaller of two shares. One is `ceiling`, which falls with
-  the float32 rate of a multiprocessor: with twice the lanes, the rest of it (operands, integers)
-  did not double. The other is what the board's power allows: ``flops_per_joule`` at 7 nm, times
-  (7 / node) ^ ``node_exponent``, times watts. Small boards (T4, L4) are bound by power, not by
-  their data sheet's clock. AMD's share is a figure of its own.
+- Another device with the same chip lends its share of the peak, the nearest in watts before others.
+- Otherwise large products sustain the smaller of two shares. One is `ceiling`, which in float32
+  falls with the rate of a multiprocessor: with twice the lanes, the rest of it (operands, integers)
+  did not double. The other is what the device's power allows: ``flops_per_joule`` at 7 nm, times
+  (7 / node) ^ ``node_exponent``, times watts. Small cards (T4, L4) are bound by power, not by their
+  data sheet's clock. AMD's share is a figure of its own.
 - Copies reach `copy` of the data sheet's bandwidth.
 """
 
@@ -38,14 +38,15 @@ again, as benchmarks of kernels do."""
 REFERENCE_NM = 7.0
 
 REFERENCE_UNIT_FLOPS_PER_S = 2e11
-"""Of a multiprocessor with 64 lanes, for which a rule's ceiling is stated."""
+"""Float32 rate of a multiprocessor with 64 lanes at some 1.5 GHz, at which a rule's `ceiling` is
+stated."""
 
 
 class ProductRule(Record):
     """Rates that products of one arithmetic sustain on a device that the table lacks."""
 
     ceiling: float = Field(gt=0, le=1)
-    width_exponent: float = Field(ge=0)
+    width_exponent: float | None = Field(None, ge=0)
     flops_per_joule: float = Field(gt=0)
     node_exponent: float
     rocm_share: float = Field(gt=0, le=1)
@@ -53,8 +54,10 @@ class ProductRule(Record):
     def share(self, device: Accelerator, precision: Precision) -> float:
         """Return the share of a CUDA device's peak."""
         peak = device.peak_flops_per_s(precision)
-        width = peak / device.num_units / REFERENCE_UNIT_FLOPS_PER_S
-        ceiling = min(1.0, self.ceiling / float(width**self.width_exponent))
+        ceiling = self.ceiling
+        if self.width_exponent is not None:
+            width = peak / device.num_units / REFERENCE_UNIT_FLOPS_PER_S
+            ceiling = min(1.0, ceiling / float(width**self.width_exponent))
         smaller = float((REFERENCE_NM / device.node_nm) ** self.node_exponent)
         per_joule = self.flops_per_joule * smaller
         # tf32 takes the energy of twice the 16-bit operations.
@@ -76,7 +79,7 @@ class KernelFigures(Record):
     column_exponent: float = 0.0
     in_model: float = 1.0
     """Factor on a product's time inside a model against one kernel again and again: caches hold
-    other kernels' data, the clock has to last, and communication takes its part."""
+    other kernels' data, and the clock has to last."""
 
     def constants(self) -> KernelConstants:
         return KernelConstants(**self.model_dump(exclude={"in_model"}))
@@ -158,7 +161,7 @@ class GpuTable(Record):
         if found is not None and share is not None:
             return share, "rule" if kind in found.published else "table"
         shares = {name: getattr(entry, kind) for name, entry in self.devices.items()}
-        for other in list_boards(device):
+        for other in list_same_chip(device):
             if (lent := shares.get(other.name)) is not None:
                 return lent, "rule"
         rule = self.products[kind]
@@ -184,8 +187,12 @@ class GpuTable(Record):
         return self.model_copy(update={"devices": kept})
 
 
-def list_boards(device: Accelerator) -> tuple[Accelerator, ...]:
-    """Return the other boards with a device's chip, the nearest in watts first."""
+def list_same_chip(device: Accelerator) -> tuple[Accelerator, ...]:
+    """Return the other devices with a device's chip, the nearest in watts first.
+
+    Chips are taken to be the same with as many multiprocessors in the same process: parts of a chip
+    that are sold with fewer are others.
+    """
     chip = (device.backend, device.num_units, device.node_nm)
     others = (
         entry

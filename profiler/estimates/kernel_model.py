@@ -6,11 +6,11 @@ A matrix product is cut into tiles of its result, which the multiprocessors take
     compute = waves * 2 * tile_m * tile_n * (k / parts + start) / (rate / units * tile_rate)
 
 The last wave counts whole, though it rarely is ("wave quantisation"), and every tile pays for
-filling and emptying its pipeline. That is a latency, so that a faster multiprocessor loses more
-steps of k to it: ``start`` is ``k_start`` for each TFLOP/s of one. The library is taken to choose
-the best of the tiles and of the parts that it may cut k into. Traffic is hidden behind arithmetic,
-nearly: the two are joined by a norm of order ``overlap``. What fits in the last-level cache is
-moved faster.
+filling and emptying its pipeline. That is a latency of so many cycles, so that a wider
+multiprocessor loses more steps of k to it: ``start`` is ``k_start`` for each 1,024 FLOP that one
+does in a cycle. The library is taken to choose the best of the tiles and of the parts that it may
+cut k into. Traffic is hidden behind arithmetic, nearly: the two are joined by a norm of order
+``overlap``. What fits in the last-level cache is moved faster.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ChipFigures:
         bandwidth_bytes_per_s: That copies sustain.
         cache_bytes: Its last-level cache.
         num_units: Its multiprocessors.
+        clock_hz: Their boost clock.
         walks_columns: Whether its library's products fall back for many columns (see
             `column_slowdown`).
     """
@@ -54,6 +55,7 @@ class ChipFigures:
     bandwidth_bytes_per_s: float
     cache_bytes: float
     num_units: int
+    clock_hz: float
     walks_columns: bool = False
 
 
@@ -62,7 +64,8 @@ class KernelConstants:
     """Constants of all devices for one kind of arithmetic; fitted, in the tables.
 
     Attributes:
-        k_start: Steps of k that a tile's start and end are worth on a multiprocessor of 1 TFLOP/s.
+        k_start: Steps of k that a tile's start and end are worth on a multiprocessor that does
+            1,024 FLOP in a cycle.
         half_tile: Rate of a tile of half the largest area, against the largest's.
         small_tile: Factor on the rate each time the area halves again.
         cache_unit_rate: Bytes a second that one multiprocessor draws from the last-level cache.
@@ -83,7 +86,7 @@ class KernelConstants:
 
     def tile_start(self, chip: ChipFigures) -> float:
         """Return the steps of k that a tile's start and end are worth on a device."""
-        return self.k_start * chip.rate_flops_per_s / chip.num_units / 1e12
+        return self.k_start * chip.rate_flops_per_s / chip.num_units / chip.clock_hz / 1024
 
 
 def traffic_seconds(moved: Array, chip: ChipFigures, cache_unit_rate: float) -> Array:

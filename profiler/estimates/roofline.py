@@ -56,6 +56,7 @@ class GpuKernels:
     Attributes:
         constants: Of its arithmetic.
         num_units: Its multiprocessors.
+        clock_hz: Their boost clock.
         cache_bytes: Its last-level cache.
         walks_columns: See `ChipFigures`.
         attention_backward: Rate of attention's backward against its forward's.
@@ -67,6 +68,7 @@ class GpuKernels:
 
     constants: KernelConstants
     num_units: int
+    clock_hz: float
     cache_bytes: int
     walks_columns: bool
     attention_backward: float
@@ -169,6 +171,7 @@ def _gpu_rates(
         gpu=GpuKernels(
             constants=kernels.constants(),
             num_units=device.num_units,
+            clock_hz=device.clock_hz,
             cache_bytes=device.cache_bytes,
             walks_columns=device.walks_columns,
             attention_backward=table.attention_backward / table.attention_forward,
@@ -262,6 +265,7 @@ class CostTable:
                     bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * rates.traffic,
                     cache_bytes=gpu.cache_bytes,
                     num_units=gpu.num_units,
+                    clock_hz=gpu.clock_hz,
                     walks_columns=gpu.walks_columns,
                 )
                 price = attention_seconds if name == "attention" else product_seconds
@@ -282,6 +286,7 @@ class CostTable:
             bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * rates.efficiency[name],
             cache_bytes=gpu.cache_bytes,
             num_units=gpu.num_units,
+            clock_hz=gpu.clock_hz,
         )
         moved = self._bytes[chosen]
         if name == "elementwise":

@@ -6,11 +6,7 @@ import pytest
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.cluster.collectives import (
-    LinkFigures,
-    find_link_figures,
-    load_link_table,
-)
+from stagewright.core.cluster.collectives import LinkFigures, load_link_table
 
 LINK = LinkFigures(
     basis="table",
@@ -47,7 +43,7 @@ def test_every_link_of_the_catalogue_has_figures():
 
 
 def test_cards_of_a_host_share_its_lanes():
-    """8 cards without a switch sum far slower each than 2; with one they do not."""
+    """8 cards without a switch sum slower each than 2; with one they do not."""
     pcie, nvlink = (
         [
             Cluster.parse(f"{count}x{name}").levels[0].all_reduce_bandwidth_bytes_per_s
@@ -55,7 +51,7 @@ def test_cards_of_a_host_share_its_lanes():
         ]
         for name in ("L40S", "A100-80GB")
     )
-    assert pcie[1] < pcie[0] / 5
+    assert pcie[1] < 0.8 * pcie[0]
     assert nvlink[1] > 0.8 * nvlink[0]
 
 
@@ -79,13 +75,19 @@ def test_a_mesh_sums_over_as_many_rings_as_a_device_has_peers():
     assert {table[get_accelerator(name).link].basis for name in ("MI300X", "MI250")} == {"table"}
 
 
-def test_a_device_measured_itself_goes_before_its_kind_of_link():
-    """Hosts of PCIe differ ten times: an L40S has its own figures, an A6000 their middle."""
+@pytest.mark.parametrize("kinds", [("4xL40S", "4xRTX4090"), ("4xRTX4090", "4xL40S")])
+def test_cards_of_several_kinds_sum_as_the_slowest_link_of_them_whatever_their_order(kinds):
+    """Both are on PCIe 4.0 x16, and a data sheet says no more."""
+    level = Cluster.parse(",".join(kinds)).levels[0]
+    figures = load_link_table()[get_accelerator("RTX4090").link]
+    assert level.all_reduce_bandwidth_bytes_per_s == figures.bus_bandwidth(8)
+    assert level.error_band == figures.error_band
+
+
+def test_hosts_that_differ_have_a_wide_band_and_switches_a_narrow_one():
     table = load_link_table()
-    own, kind = (find_link_figures(get_accelerator(name)) for name in ("L40S", "A6000"))
-    assert (own, kind) == (table["L40S"], table["PCIe 4.0 x16"])
-    assert own.error_band < kind.error_band
-    assert Cluster.parse("8xL40S").levels[0].error_band == own.error_band
+    assert table["PCIe 4.0 x16"].error_band > 0.5
+    assert table["NVLink 4"].error_band < 0.3
 
 
 def test_the_small_protocol_has_a_share_of_the_bandwidth():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
-from stagewright.profiler.estimates.device_table import list_boards, load_gpu_table
+from stagewright.profiler.estimates.device_table import list_same_chip, load_gpu_table
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.kernel_model import (
     ChipFigures,
@@ -20,7 +20,11 @@ from stagewright.profiler.estimates.kernel_model import (
 from stagewright.profiler.estimates.roofline import CostTable, default_rates
 
 CHIP = ChipFigures(
-    rate_flops_per_s=1e14, bandwidth_bytes_per_s=1e15, cache_bytes=4e7, num_units=100
+    rate_flops_per_s=1e14,
+    bandwidth_bytes_per_s=1e15,
+    cache_bytes=4e7,
+    num_units=100,
+    clock_hz=1e12 / 1024,
 )
 CONSTANTS = KernelConstants(
     k_start=100, half_tile=0.9, small_tile=0.8, cache_unit_rate=3e13, overlap=8, start_s=1e-6
@@ -125,15 +129,15 @@ def test_the_table_goes_before_the_rule():
     assert table.without("A100-80GB").product_share(device, "bfloat16")[1] == "rule"
 
 
-def test_a_board_without_figures_of_its_own_takes_those_of_its_chip():
+def test_a_device_without_figures_of_its_own_takes_those_of_its_chip():
     """The nearest in watts first; the rule is for chips of which nothing is known."""
     table = load_gpu_table().without("GB200")
     device = get_accelerator("GB200")
-    assert [entry.name for entry in list_boards(device)] == ["B200"]
+    assert [entry.name for entry in list_same_chip(device)] == ["B200"]
     assert table.product_share(device, "bfloat16") == (table.devices["B200"].tensor, "rule")
     unknown = table.without("B200").product_share(device, "bfloat16")
     assert unknown == (table.products["tensor"].share(device, "bfloat16"), "rule")
-    assert list_boards(get_accelerator("A100-PCIe-40GB"))[0].name == "A100-PCIe"
+    assert list_same_chip(get_accelerator("A100-PCIe-40GB"))[0].name == "A100-PCIe"
 
 
 def test_the_ceiling_falls_with_the_lanes_of_a_multiprocessor():

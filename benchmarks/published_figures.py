@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parent / "published"
 
 PRODUCTS = {"float32": "published products, fp32"}
 SIXTEEN_BITS = "published products, 16 bits"
-GATHERED = (*PRODUCTS.values(), SIXTEEN_BITS)
+PUBLISHED = (*PRODUCTS.values(), SIXTEEN_BITS)
 """Sets of rows that say what a device sustains where the measurements have none of it."""
 
 PRECISIONS: dict[str, Precision] = {
@@ -34,7 +34,7 @@ BEST_SIZE = 8192
 """Size of the square that a figure without a shape, the best of several, is taken to be of."""
 
 
-def gathered_products() -> Iterator[Row]:
+def published_products() -> Iterator[Row]:
     """Return the published products."""
     for entry in read_csv(FOLDER / "products.csv"):
         precision = PRECISIONS[entry["precision"]]
@@ -49,7 +49,7 @@ def gathered_products() -> Iterator[Row]:
         )  # fmt: skip
 
 
-def gathered_all_reduces() -> Iterator[CollectiveRow]:
+def published_all_reduces() -> Iterator[CollectiveRow]:
     """Return the published all-reduces, of float32."""
     for entry in read_csv(FOLDER / "all_reduces.csv"):
         yield CollectiveRow(
