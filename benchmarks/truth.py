@@ -68,6 +68,9 @@ KERNEL_BANDS: dict[Arithmetic, dict[OperationClass, tuple[str, ...]]] = {
 }
 """Sets of kernels whose errors with the chip left out make the band of a class of kernels."""
 
+SOURCES = ("aiconfigurator", "llm-foundry", "megatron", "neusight", "nnscaler")
+"""Folders of the measurements; without one of them a fit would forget what it says."""
+
 COVERED = 0.9
 """Share of left-out rows that a band has to hold."""
 
@@ -75,15 +78,13 @@ COVERED = 0.9
 def main() -> None:
     options = _arguments()
     sums = [*collective_rows(options.data), *published_all_reduces()]
-    if options.fit:
-        _write_json(LINKS, {name: entry.model_dump() for name, entry in fit_links(sums).items()})
-        load_link_table.cache_clear()
     rows = read_rows(options.data, options.cache)
-    table = load_gpu_table()
+    table, links = load_gpu_table(), load_link_table()
     if options.fit:
+        links = fit_links(sums)
         known = {"bands": table.bands, "kernel_bands": table.kernel_bands}
-        table = fit_table(rows).model_copy(update=known)
-    predictor = Predictor(rows)
+        table = fit_table(rows, links=links).model_copy(update=known)
+    predictor = Predictor(rows, links)
     inside = relative_errors(predictor, table)
     how = "in sample" if options.fit else "by the tables of the package"
     print(f"{how}\n{summarize(predictor.rows, inside)}")
@@ -97,19 +98,20 @@ def main() -> None:
         print("\nleave one chip out\n" + summarize(predictor.rows, chip_out))
         table = _with_bands(table, predictor.rows, device_out, chip_out)
         print(f"\nbands: {table.bands}, of kernels: {table.kernel_bands}")
-    if options.fit:
-        today = f"{datetime.now(tz=UTC).date()}"
-        _write_json(TABLE, table.model_copy(update={"date": today}).model_dump())
     verdicts = _verdicts(predictor.rows, table, inside, device_out, chip_out)
-    verdicts += _link_verdicts(sums)
+    verdicts += _link_verdicts(sums, links)
     print("\nall-reduce\n" + _describe_links(verdicts))
     if options.write:
         floors = find_floors(predictor.rows)
-        delays = link_errors(sums, lambda device: _with_bandwidths(sums, device))
+        delays = link_errors(sums, lambda device: _with_bandwidths(sums, links, device))
         floors["all-reduce"] = mean(abs(error) for _, error in delays)
         hosts = len({(row.host, row.device) for row in sums if row.host != MEASURED})
         page = write_page(verdicts, table, NOT_FITTED, floors, hosts)
         PAGE.write_text(page, encoding="utf-8")
+    if options.fit:
+        today = f"{datetime.now(tz=UTC).date()}"
+        _write_json(TABLE, table.model_copy(update={"date": today}).model_dump())
+        _write_json(LINKS, {name: entry.model_dump() for name, entry in links.items()})
     if options.rows:
         _write_rows(options.rows, verdicts)
 
@@ -256,11 +258,11 @@ def _share_of_peak(row: Row) -> float:
     return flops / row.measured_s / get_accelerator(row.device).peak_flops_per_s(row.precision)
 
 
-def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:
+def _link_verdicts(sums: Sequence[CollectiveRow], links: dict[str, LinkFigures]) -> list[Verdict]:
     errors = [
         link_errors(sums, predict)
         for predict in (
-            lambda _: load_link_table(),
+            lambda _: links,
             lambda device: fit_links_without(sums, frozenset({device}), keep_published=True),
             lambda device: fit_links_without(sums, same_chip(device)),
         )
@@ -274,11 +276,13 @@ def _link_verdicts(sums: Sequence[CollectiveRow]) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _with_bandwidths(sums: Sequence[CollectiveRow], device: str) -> dict[str, LinkFigures]:
+def _with_bandwidths(
+    sums: Sequence[CollectiveRow], links: dict[str, LinkFigures], device: str
+) -> dict[str, LinkFigures]:
     """Lend a device left out the bandwidths of its link: what remains is its delays."""
     link = get_accelerator(device).link
     found = fit_links_without(sums, frozenset({device}), keep_published=True)
-    own = load_link_table()[link].bandwidth
+    own = links[link].bandwidth
     return found | {link: found[link].model_copy(update={"bandwidth": own})}
 
 
@@ -323,6 +327,11 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.write and not (options.fit and options.leave_one_out):
         parser.error("--write needs --fit and --leave-one-out: the page has both")
+    if not options.data.is_dir():
+        parser.error(f"{options.data} is no folder; --data takes that of the measurements")
+    lacks = [name for name in SOURCES if not (options.data / name).is_dir()]
+    if lacks and options.fit:
+        parser.error(f"{options.data} lacks {', '.join(lacks)}: tables are fitted to all of them")
     return options
 
 

@@ -162,7 +162,11 @@ def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, Li
         if not _is_shared(link):
             near = table.get(NEAREST.get(link, ""), expected[link])
             bandwidth = _fill(table[link].bandwidth, near)
-            table[link] = table[link].model_copy(update={"bandwidth": bandwidth})
+            source = table[link].source
+            if added := sorted(set(bandwidth) - set(table[link].bandwidth)):
+                counts, of = ", ".join(map(str, added)), NEAREST.get(link, near.source)
+                source += f"; with {counts} devices in the ratio of {of}"
+            table[link] = table[link].model_copy(update={"bandwidth": bandwidth, "source": source})
     return table
 
 

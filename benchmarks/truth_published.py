@@ -74,7 +74,7 @@ MASKED = {128: 20, 512: 80}
 
 def published_rows() -> Iterator[Row]:
     for device, precision, batch, milliseconds in RESNET:
-        costs = _resnet(device, precision, batch)
+        costs = _resnet(device, precision, batch, training=True)
         yield _row(f"ResNet-50 {precision} b{batch}", device, milliseconds, costs, precision)
     for device, precision, length, batch, milliseconds in BERT:
         costs = _bert(precision, length, batch)
@@ -88,7 +88,7 @@ def published_rows() -> Iterator[Row]:
         yield _row(name, device, 1e3 * batch / per_second, costs, precision, LOOKED_UP)
     for device, precision, rates in RESNET_FORWARD:
         for batch, per_second in rates.items():
-            costs = _resnet(device, precision, batch)[:1]
+            costs = _resnet(device, precision, batch, training=False)
             name = f"ResNet-50 forward {precision} b{batch}"
             yield _row(name, device, 1e3 * batch / per_second, costs, precision, LOOKED_UP)
 
@@ -104,17 +104,18 @@ def _row(
     return Row(group, device, name, milliseconds / 1e3, costs, precision, "eager")
 
 
-def _resnet(device: str, precision: Precision, batch: int) -> tuple[Costs, Costs]:
+def _resnet(device: str, precision: Precision, batch: int, *, training: bool) -> tuple[Costs, ...]:
     with META:
-        model = build_model(ResNetSpec(family="resnet")).to(DTYPES[precision])
+        model = build_model(ResNetSpec(family="resnet")).to(DTYPES[precision]).train(training)
         images = torch.empty(batch, 3, 224, 224, dtype=DTYPES[precision])
-    recorders = [CostRecorder(target(device, precision).winograd) for _ in range(2)]
-    with DeviceKernels("cuda"):
+    recorders = [CostRecorder(target(device, precision).winograd) for _ in range(1 + training)]
+    with DeviceKernels("cuda"), torch.set_grad_enabled(training):
         with recorders[0]:
             output = model(images).sum()
-        with recorders[1]:
-            output.backward()
-    return tuple(recorders[0].costs), tuple(recorders[1].costs)
+        if training:
+            with recorders[1]:
+                output.backward()
+    return tuple(tuple(recorder.costs) for recorder in recorders)
 
 
 class EagerAttention(nn.Module):

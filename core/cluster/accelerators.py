@@ -165,7 +165,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         source=H100_SHEET,
     ),
     _gpu(
-        "H200", "NVIDIA H200 SXM", r"h200", tera=(67, 494.5, 989.5, 989.5),
+        "H200", "NVIDIA H200 SXM", r"(?<!g)h200(?!.*nvl)", tera=(67, 494.5, 989.5, 989.5),
         chip=(132, 50, 700, 5, 1.83), memory_gb=141, gb_per_s=4800, link="NVLink 4",
         source="NVIDIA H200 Tensor Core GPU data sheet, November 2023; sparse rates halved",
     ),
@@ -175,7 +175,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         source="NVIDIA Blackwell Architecture Technical Brief, 2024, and HGX B200 data sheet",
     ),
     _gpu(
-        "RTX4090", "NVIDIA GeForce RTX 4090", r"rtx 4090", tera=(82.6, 82.6, 165.2, 165.2),
+        "RTX4090", "NVIDIA GeForce RTX 4090", r"rtx 4090$", tera=(82.6, 82.6, 165.2, 165.2),
         chip=(128, 72, 450, 5, 2.52), memory_gb=24, gb_per_s=1008,
         link="PCIe 4.0 x16 without peer-to-peer",
         source="NVIDIA Ada GPU Architecture white paper 2.0, table 2, 2022; "
@@ -192,7 +192,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         source="NVIDIA L40S data sheet, August 2023",
     ),
     _gpu(
-        "V100", "NVIDIA V100 SXM2 16 GB", r"v100(?!.*pcie)", tera=(15.7, 15.7, None, 125),
+        "V100", "NVIDIA V100 SXM2 16 GB", r"v100(?!.*(pcie|fhhl))", tera=(15.7, None, None, 125),
         chip=(80, 6, 300, 12, 1.53), memory_gb=16, gb_per_s=900, link="NVLink 2",
         source="NVIDIA V100 Tensor Core GPU data sheet, January 2020; "
         "no tf32 or bfloat16 products, 125 TFLOP/s in float16", aliases=("v100-16gb",),
@@ -209,12 +209,12 @@ CATALOGUE: tuple[Accelerator, ...] = (
         source="NVIDIA A100 PCIe 40 GB product brief, 2020",
     ),
     _gpu(
-        "V100-PCIe", "NVIDIA V100 PCIe", r"v100-pcie", tera=(14, 14, None, 112),
+        "V100-PCIe", "NVIDIA V100 PCIe", r"v100-pcie", tera=(14, None, None, 112),
         chip=(80, 6, 250, 12, 1.37), memory_gb=32, gb_per_s=900, link="PCIe 3.0 x16",
         source="NVIDIA V100 Tensor Core GPU data sheet, January 2020",
     ),
     _gpu(
-        "P100", "NVIDIA P100 PCIe 16 GB", r"p100", tera=(9.3, None, None, 18.7),
+        "P100", "NVIDIA P100 PCIe 16 GB", r"p100(?!.*sxm)", tera=(9.3, None, None, 18.7),
         chip=(56, 4, 250, 16, 1.3), memory_gb=16, gb_per_s=732, link="PCIe 3.0 x16",
         source="NVIDIA Tesla P100 data sheet, 2016",
     ),

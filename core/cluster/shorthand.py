@@ -141,17 +141,12 @@ def _build_levels(
     inside = INSIDE_NODE if has_nodes else LinkLevel(group_size=count)
     size = parts[0].num_devices if has_nodes else count
     if named:
-        # Devices of different kinds talk at the speed of the slowest interconnect.
+        # Devices of different kinds talk, and sum, at the speed of the slowest interconnect.
         table = load_link_table()
-        slowest = min(
-            named,
-            key=lambda entry: (
-                entry.link_bandwidth_bytes_per_s,
-                table[entry.link].bus_bandwidth(size),
-            ),
-        )
-        bandwidth = slowest.link_bandwidth_bytes_per_s
-        # Sums are of many megabytes, so that only the bandwidth of large messages counts.
+        bandwidth = min(entry.link_bandwidth_bytes_per_s for entry in named)
+        slowest = min(named, key=lambda entry: table[entry.link].bus_bandwidth(size))
+        # Sums are of many megabytes, so that only the bandwidth of large messages counts; it is
+        # that among all devices of a node, also for sums of some of them.
         figures = table[slowest.link]
         inside = INSIDE_NODE.model_copy(
             update={

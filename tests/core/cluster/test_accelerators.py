@@ -75,6 +75,27 @@ def test_found_by_what_drivers_report(device_name, name):
     assert found.name == name
 
 
+@pytest.mark.parametrize(
+    "device_name",
+    [
+        "NVIDIA GH200 480GB",
+        "NVIDIA H200 NVL",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "Tesla P100-SXM2-16GB",
+        "Tesla V100-FHHL-16GB",
+    ],
+)
+def test_a_slower_or_faster_namesake_is_no_device_of_the_catalogue(device_name):
+    assert find_by_driver_name(device_name) is None
+
+
+@pytest.mark.parametrize("name", ["V100", "V100-PCIe", "T4", "P100"])
+def test_tf32_is_refused_where_there_is_none(name):
+    with pytest.raises(InvalidInput, match="does not support tf32"):
+        check_precision(get_accelerator(name), "tf32")
+
+
 def test_a_processor_is_no_gpu():
     assert find_by_driver_name("AMD EPYC") is None
     # A slice of a card has its name, and a seventh of its speed.

@@ -84,6 +84,14 @@ def test_cards_of_several_kinds_sum_as_the_slowest_link_of_them_whatever_their_o
     assert level.error_band == figures.error_band
 
 
+def test_the_slowest_sum_is_that_of_the_table_not_of_the_data_sheet():
+    """Infinity Fabric states 50 GB/s, PCIe 5.0 64, but copies through a host sum far slower."""
+    level = Cluster.parse("1xMI210,1xRTX5090").levels[0]
+    figures = load_link_table()[get_accelerator("RTX5090").link]
+    assert level.all_reduce_bandwidth_bytes_per_s == figures.bus_bandwidth(2)
+    assert level.bandwidth_bytes_per_s == get_accelerator("MI210").link_bandwidth_bytes_per_s
+
+
 def test_hosts_that_differ_have_a_wide_band_and_switches_a_narrow_one():
     table = load_link_table()
     assert table["PCIe 4.0 x16"].error_band > 0.5

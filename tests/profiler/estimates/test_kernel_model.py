@@ -120,6 +120,14 @@ def test_the_host_bounds_many_small_kernels_and_a_graph_does_not():
     assert graph < eager
 
 
+def test_a_tile_starts_after_as_many_cycles_whatever_the_clock():
+    """A multiprocessor of the same rate at twice the clock is half as wide: it loses half."""
+    fast = replace(CHIP, clock_hz=2 * CHIP.clock_hz)
+    assert CONSTANTS.tile_start(CHIP) == pytest.approx(CONSTANTS.k_start)
+    assert CONSTANTS.tile_start(fast) == pytest.approx(CONSTANTS.k_start / 2)
+    assert seconds_of(1, 4096, 4096, 64, chip=fast) < 0.8 * seconds_of(1, 4096, 4096, 64)
+
+
 def test_the_table_goes_before_the_rule():
     table = load_gpu_table()
     device = get_accelerator("A100-80GB")
