@@ -169,7 +169,7 @@ def test_help_lists_every_family(command):
 def test_a_gpu_without_bfloat16_is_a_usage_error(run):
     ran = run("estimate", "mlp", "--config", "{}", "-d", "V100", "--precision", "bf16")
     assert ran.code == 2
-    assert "does not support bfloat16; it supports float32, tf32, float16" in ran.stderr
+    assert "does not support bfloat16; it supports float32, float16" in ran.stderr
 
 
 def test_without_transformers_the_extra_is_named(run, monkeypatch):
