@@ -23,7 +23,6 @@ from statistics import mean, median
 from typing import TypeVar
 
 import numpy as np
-from published_figures import PUBLISHED, published_all_reduces, published_products
 from truth_fit import NOT_FITTED, fit_table, same_chip
 from truth_floor import LARGE, find_floors
 from truth_links import fit_links, fit_links_without, link_errors
@@ -32,6 +31,7 @@ from truth_page import Verdict, write_page
 from truth_predict import Predictor
 from truth_published import megatron_rows, published_rows
 from truth_rows import MEASURED, CollectiveRow, Row, collective_rows, kernel_rows
+from truth_singles import PUBLISHED, published_all_reduces, published_products
 
 from stagewright.core.cluster.accelerators import get_accelerator
 from stagewright.core.cluster.collectives import LinkFigures, load_link_table

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from published_figures import PUBLISHED
 from scipy.optimize import least_squares
 from truth_predict import Predictor
 from truth_rows import Row
+from truth_singles import PUBLISHED
 
 from stagewright.core.cluster.accelerators import Accelerator, Precision, get_accelerator
 from stagewright.core.cluster.collectives import LinkFigures

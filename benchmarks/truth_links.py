@@ -34,7 +34,7 @@ SHARED_KNOTS = (2, 8)
 """Numbers of cards from which to which one power of their number holds."""
 
 PULL = 0.05
-"""Weight of a factor e on a figure against one run that is off by it."""
+"""Weight of a factor e on a figure against one host that is off by it."""
 
 SMALLEST_BAND = 0.15
 """Of measured kinds: another host of the same kind differs by as much."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from published_figures import PUBLISHED
 from tables import markdown_table
 from truth_fit import HIGHEST
 from truth_goals import REASONS, list_goals
+from truth_singles import PUBLISHED
 
 from stagewright.profiler.estimates.basis import WORDS
 from stagewright.profiler.estimates.device_table import DeviceFigures, GpuTable, ProductRule

@@ -174,8 +174,8 @@ def test_numbers_of_devices_not_measured_follow_the_ratio_of_the_nearest_kind(sc
     assert found[2] / found[8] == pytest.approx(near[2] / near[8])
 
 
-def test_published_figures_are_of_the_catalogue_and_possible(scripts):
-    figures = importlib.import_module("published_figures")
+def test_truth_singles_are_of_the_catalogue_and_possible(scripts):
+    figures = importlib.import_module("truth_singles")
     products, sums = list(figures.published_products()), list(figures.published_all_reduces())
     assert len(products) > 200
     assert len(sums) > 200
@@ -192,7 +192,7 @@ def test_published_figures_are_of_the_catalogue_and_possible(scripts):
 
 @pytest.mark.parametrize("name", ["products.csv", "all_reduces.csv"])
 def test_every_published_figure_names_its_source(scripts, name):
-    figures = importlib.import_module("published_figures")
+    figures = importlib.import_module("truth_singles")
     sources = {entry["source"] for entry in figures.read_csv(figures.FOLDER / name)}
     assert len(sources) > 20
     # A log that could not be traced to its repository says so.
@@ -201,7 +201,7 @@ def test_every_published_figure_names_its_source(scripts, name):
 
 def test_the_table_of_links_has_the_hosts_published(scripts):
     """Fitted before a log was added, it would say less of them than the files do."""
-    figures = importlib.import_module("published_figures")
+    figures = importlib.import_module("truth_singles")
     hosts = defaultdict(set)
     for row in figures.published_all_reduces():
         hosts[row.link].add((row.host, row.device))
@@ -232,3 +232,33 @@ def test_the_floor_of_a_smooth_device_is_small_and_that_of_a_noisy_one_its_noise
         for index, row in enumerate(rows)
     ]
     assert floor.find_floors(noisy)["products, fp32"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("folders", "options", "says"),
+    [
+        (None, [], "is no folder"),
+        (["neusight"], ["--fit"], "lacks aiconfigurator, llm-foundry, megatron, nnscaler"),
+    ],
+)
+def test_tables_are_not_fitted_to_parts_of_the_measurements(
+    scripts, monkeypatch, tmp_path, capsys, folders, options, says
+):
+    """A mistyped folder would leave the package's tables with published figures alone."""
+    truth = importlib.import_module("truth")
+    data = tmp_path / "data"
+    for name in folders or ():
+        (data / name).mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", ["truth.py", "--data", str(data), *options])
+    for name in ("TABLE", "LINKS"):  # were it to go on, it would write these
+        monkeypatch.setattr(truth, name, tmp_path / name)
+    with pytest.raises(SystemExit) as ended:
+        truth.main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_device_that_the_catalogue_lacks_is_named(scripts):
+    assert scripts[1].find_device("AMD_Instinct_MI210") == "MI210"
+    with pytest.raises(ValueError, match="'GeForce 256'; add it to the catalogue"):
+        scripts[1].find_device("GeForce 256")

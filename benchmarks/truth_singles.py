@@ -1,4 +1,4 @@
-"""Products and all-reduces that others published one by one, as rows.
+"""Single products and all-reduces that others published, as rows.
 
 `published/products.csv` and `published/all_reduces.csv` have the figures, each with its source:
 benchmarks of single cards and logs of ``all_reduce_perf``, as printed. They were looked up on
@@ -24,12 +24,6 @@ SIXTEEN_BITS = "published products, 16 bits"
 PUBLISHED = (*PRODUCTS.values(), SIXTEEN_BITS)
 """Sets of rows that say what a device sustains where the measurements have none of it."""
 
-PRECISIONS: dict[str, Precision] = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-}
-
 BEST_SIZE = 8192
 """Size of the square that a figure without a shape, the best of several, is taken to be of."""
 
@@ -37,7 +31,7 @@ BEST_SIZE = 8192
 def published_products() -> Iterator[Row]:
     """Return the published products."""
     for entry in read_csv(FOLDER / "products.csv"):
-        precision = PRECISIONS[entry["precision"]]
+        precision: Precision = entry["precision"]  # type: ignore[assignment]
         m, n, k = (int(entry[key] or BEST_SIZE) for key in "mnk")
         dtype = DTYPES[precision]
         rows, weight = (torch.empty(*size, dtype=dtype, device="meta") for size in ((m, k), (n, k)))
