@@ -107,14 +107,16 @@ def _add_nearest(link: str, rates: dict[str, float], table: dict[str, LinkFigure
     is_guess = "without" in link
     if is_guess and "without" not in near:
         factor /= HOST_COPIES
-    bandwidth = {count: value * factor for count, value in table[near].bandwidth.items()}
-    table[link] = table[near].model_copy(
-        update={
-            "basis": "guess" if is_guess else "rule",
-            "source": f"{near}, bandwidths x {factor:g}",
-            "bandwidth": bandwidth,
-            "error_band": 0.5,
-        }
+    table[link] = (
+        table[near]
+        .scale(factor)
+        .model_copy(
+            update={
+                "basis": "guess" if is_guess else "rule",
+                "source": f"{near}, bandwidths x {factor:g}",
+                "error_band": 0.5,
+            }
+        )
     )
 
 
@@ -161,12 +163,14 @@ def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, Li
     for link in sorted(links, key=lambda link: link in NEAREST):
         if not _is_shared(link):
             near = table.get(NEAREST.get(link, ""), expected[link])
-            bandwidth = _fill(table[link].bandwidth, near)
+            measured = dict(table[link].bandwidth)
+            bandwidth = _fill(measured, near)
             source = table[link].source
-            if added := sorted(set(bandwidth) - set(table[link].bandwidth)):
+            if added := sorted(set(bandwidth) - set(measured)):
                 counts, of = ", ".join(map(str, added)), NEAREST.get(link, near.source)
                 source += f"; with {counts} devices in the ratio of {of}"
-            table[link] = table[link].model_copy(update={"bandwidth": bandwidth, "source": source})
+            update = {"bandwidth": tuple(bandwidth.items()), "source": source}
+            table[link] = table[link].model_copy(update=update)
     return table
 
 
@@ -186,7 +190,9 @@ def _figures(values: np.ndarray, knots: Sequence[tuple[str, int]]) -> dict[str, 
         most = min(bandwidth[link].values(), default=np.inf) if _is_shared(link) else np.inf
         bandwidth[link][count] = float(min(value, most))
     return {
-        link: LinkFigures(basis="table", source="", bandwidth=counts, error_band=0.0, **plain)
+        link: LinkFigures(
+            basis="table", source="", bandwidth=tuple(counts.items()), error_band=0.0, **plain
+        )
         for link, counts in bandwidth.items()
     }
 
@@ -204,7 +210,7 @@ def _describe(rows: Sequence[CollectiveRow], link: str) -> str:
 def _fill(measured: dict[int, float], expected: LinkFigures) -> dict[int, float]:
     """Add the numbers of devices that were expected but not measured."""
     found = dict(measured)
-    for count, value in expected.bandwidth.items():
+    for count, value in expected.bandwidth:
         near = min(measured, key=lambda other, count=count: abs(np.log(other / count)))
         found.setdefault(count, value * measured[near] / expected.bus_bandwidth(near))
     return dict(sorted(found.items()))
@@ -258,7 +264,7 @@ def ring_by_constants(link: str, rate: float) -> LinkFigures:
         small_share=SMALL_SHARE,
         large_start_s=starts[1],
         large_step_s=large_step_s,
-        bandwidth=bandwidth,
+        bandwidth=tuple(bandwidth.items()),
         error_band=0.5,
     )
 

@@ -6,10 +6,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
-from ..core.cluster.cluster import Cluster, LinkLevel
-from ..core.cluster.pair_links import PairLink
+from ..core.cluster.cluster import Cluster
 from ..core.document import is_same_id
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, PlanMismatch
 from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
@@ -302,20 +301,10 @@ def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Ch
         yield _Change("cuts inside blocks allowed (no cut_at)", cluster, allowed)
 
 
-Link = TypeVar("Link", LinkLevel, PairLink)
-
-
 def _twice_as_fast(cluster: Cluster) -> Cluster:
-    def double(link: Link) -> Link:
-        summed = link.all_reduce_bandwidth_bytes_per_s
-        change = {
-            "bandwidth_bytes_per_s": 2 * link.bandwidth_bytes_per_s,
-            "all_reduce_bandwidth_bytes_per_s": summed and 2 * summed,
-        }
-        return link.model_copy(update=change)
-
-    levels, links = map(double, cluster.levels), map(double, cluster.links)
-    return cluster.model_copy(update={"levels": tuple(levels), "links": tuple(links)})
+    levels = tuple(level.scale(2) for level in cluster.levels)
+    links = tuple(link.scale(2) for link in cluster.links)
+    return cluster.model_copy(update={"levels": levels, "links": links})
 
 
 def _change_memory(cluster: Cluster, factor: float | None) -> Cluster:

@@ -11,6 +11,7 @@ from ..document import Document, LongTuple, Name, NonEmptyTuple, Record
 from ..errors import InvalidInput
 from ..text_table import format_table
 from ..units import format_bytes, format_time
+from .collectives import AllReduceFigures
 from .pair_links import PairLink, check_pair_links, number_pair_links
 from .places import (
     check_places,
@@ -67,6 +68,8 @@ class LinkLevel(Record):
         bandwidth_bytes_per_s: Point-to-point, one direction.
         all_reduce_bandwidth_bytes_per_s: Bytes each device moves per second in an all-reduce;
             the point-to-point bandwidth if not known.
+        all_reduce: Times of all-reduces by size and number of devices, in place of those of a ring
+            of one bandwidth.
         shared: Whether all devices of one inner group use one connection at this level (one
             network card a node), so that their messages queue in the simulation.
         error_band: Relative error to expect of its times; `None` if not known.
@@ -77,24 +80,47 @@ class LinkLevel(Record):
     latency_s: float = Field(DEFAULT_LATENCY_S, ge=0)
     bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
+    all_reduce: AllReduceFigures | None = Field(None, exclude_if=lambda figures: figures is None)
     shared: bool = False
     error_band: float | None = Field(None, ge=0, exclude_if=lambda band: band is None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.all_reduce and self.all_reduce_bandwidth_bytes_per_s:
+            raise ValueError(
+                "all-reduces have both all_reduce and all_reduce_bandwidth_bytes_per_s; give one"
+            )
+        return self
 
     def transfer_time_s(self, size_bytes: int) -> float:
         """Return the time of one message: latency + bytes / bandwidth, or 0 for no bytes."""
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s if size_bytes else 0.0
 
-    def all_reduce_time_s(self, size_bytes: int, num_ranks: int) -> float:
-        """Return the time of a ring all-reduce: 2 (n-1) messages of 1/n of the bytes each.
+    def all_reduce_time_s(self, size_bytes: float, num_ranks: int) -> float:
+        """Return the time of an all-reduce: by `all_reduce`, or of a ring.
 
-        Source: Patarasu and Yuan 2009.
+        A ring sends 2 (n - 1) messages of 1/n of the bytes each (Patarasu and Yuan 2009).
         """
         if num_ranks < 2 or not size_bytes:
             return 0.0
+        if self.all_reduce:
+            return self.all_reduce.all_reduce_time_s(size_bytes, num_ranks)
         bandwidth = self.all_reduce_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
-        # A ring: n - 1 messages of 1/n of the bytes to sum, and as many to hand out the sums.
+        # n - 1 of them to sum, and as many to hand out the sums.
         messages = 2 * (num_ranks - 1)
         return messages * (self.latency_s + size_bytes / num_ranks / bandwidth)
+
+    def scale(self, bandwidth: float, delays: float = 1.0) -> LinkLevel:
+        """Return the link with all its bandwidths, and its delays, times a factor."""
+        summed, figures = self.all_reduce_bandwidth_bytes_per_s, self.all_reduce
+        return self.model_copy(
+            update={
+                "latency_s": self.latency_s * delays,
+                "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * bandwidth,
+                "all_reduce_bandwidth_bytes_per_s": summed and summed * bandwidth,
+                "all_reduce": figures and figures.scale(bandwidth, delays),
+            }
+        )
 
 
 class Cluster(Document):
@@ -281,9 +307,7 @@ def format_cluster(cluster: Cluster) -> str:
             f"{joined}, shared" if level.shared else joined,
             format_time(level.latency_s),
             f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
-            f"{format_bytes(level.all_reduce_bandwidth_bytes_per_s)}/s"
-            if level.all_reduce_bandwidth_bytes_per_s
-            else "as bandwidth",
+            _format_all_reduce(level),
         )
         for level, joined in zip(cluster.levels, list_sizes(cluster), strict=True)
     ]
@@ -293,9 +317,7 @@ def format_cluster(cluster: Cluster) -> str:
             str(link),
             format_time(link.latency_s),
             f"{format_bytes(link.bandwidth_bytes_per_s)}/s",
-            f"{format_bytes(link.all_reduce_bandwidth_bytes_per_s)}/s"
-            if link.all_reduce_bandwidth_bytes_per_s
-            else "as bandwidth",
+            _format_all_reduce(link),
         )
         for link in cluster.links
     ]
@@ -304,6 +326,15 @@ def format_cluster(cluster: Cluster) -> str:
         headings = ("link", "joins", "latency", "bandwidth", "all-reduce")
         text += "\n\n" + format_table([headings, *links])
     return text
+
+
+def _format_all_reduce(link: LinkLevel | PairLink) -> str:
+    if isinstance(link, LinkLevel) and link.all_reduce:
+        knots = link.all_reduce.bandwidth
+        shown = dict.fromkeys((knots[0], knots[-1]))
+        return ", ".join(f"{format_bytes(rate)}/s of {count}" for count, rate in shown)
+    summed = link.all_reduce_bandwidth_bytes_per_s
+    return f"{format_bytes(summed)}/s" if summed else "as bandwidth"
 
 
 def _what(device: Device) -> tuple[str, int | None, float]:

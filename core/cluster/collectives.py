@@ -1,4 +1,4 @@
-"""Times of all-reduces over the links of a catalogue device, by message size and devices.
+"""Times of all-reduces by message size and number of devices.
 
 Libraries change protocol with the size: one with little delay and a fraction of the bandwidth for
 small messages, another for large ones. The time is the shorter of both, each a straight line in
@@ -21,19 +21,100 @@ from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 from math import log
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..document import Record
 
+MAX_KNOTS = 64
+MAX_COUNTED = 1024
+"""Most devices for which a bandwidth of its own can be given."""
 
-class LinkFigures(Record):
-    """Figures of one kind of link; seconds and bytes per second.
+Knot = tuple[
+    Annotated[int, Field(ge=2, le=MAX_COUNTED)],
+    Annotated[float, Field(gt=0)],
+]
+
+
+class AllReduceFigures(Record):
+    """Times of all-reduces over one link by size and number of devices; seconds and bytes/s.
 
     Attributes:
+        start_s: Time of the protocol for small messages before anything is sent.
+        step_s: Time it takes besides for every device after the first.
         small_share: Of the bandwidth, what the protocol for small messages reaches.
-        bandwidth: Bus bandwidth of large messages, by number of devices.
+        large_start_s: As ``start_s``, of the protocol for large messages.
+        large_step_s: As ``step_s``, of the protocol for large messages.
+        bandwidth: Bus bandwidth of large messages, as pairs of a number of devices and its figure.
+    """
+
+    start_s: float = Field(ge=0)
+    step_s: float = Field(ge=0)
+    small_share: float = Field(gt=0, le=1)
+    large_start_s: float = Field(ge=0)
+    large_step_s: float = Field(ge=0)
+    bandwidth: tuple[Knot, ...] = Field(min_length=1, max_length=MAX_KNOTS)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        counts = [count for count, _ in self.bandwidth]
+        if counts != sorted(set(counts)):
+            raise ValueError(f"numbers of devices must rise, and these are {counts}")
+        return self
+
+    def bus_bandwidth(self, num_devices: int) -> float:
+        """Return the bandwidth of large messages, between the counts measured by its logarithm."""
+        if num_devices <= self.bandwidth[0][0]:
+            return self.bandwidth[0][1]
+        for (low, slow), (high, fast) in pairwise(self.bandwidth):
+            if num_devices <= high:
+                share = log(num_devices / low) / log(high / low)
+                return float(slow ** (1 - share) * fast**share)
+        return self.bandwidth[-1][1]
+
+    def all_reduce_time_s(self, size_bytes: float, num_devices: int) -> float:
+        """Return the time of an all-reduce: the shorter of the two protocols."""
+        if num_devices < 2 or not size_bytes:
+            return 0.0
+        bandwidth = self.bus_bandwidth(num_devices)
+        messages, part = 2 * (num_devices - 1), size_bytes / num_devices
+        return min(
+            start_s + messages * (delay_s + part / (share * bandwidth))
+            for start_s, delay_s, share in self.protocols
+        )
+
+    @property
+    def protocols(self) -> tuple[tuple[float, float, float], ...]:
+        """Return the start, the delay of each of 2 (n - 1) messages and the share of bandwidth."""
+        return (
+            (self.start_s, self.step_s / 2, self.small_share),
+            (self.large_start_s, self.large_step_s / 2, 1.0),
+        )
+
+    def among(self, num_devices: int) -> AllReduceFigures:
+        """Return the figures for some of a node's devices.
+
+        Where fewer devices have more bandwidth, all share the lanes of their host. Those of other
+        stages sum at the same time then, and nothing above the bandwidth of all is counted on.
+        """
+        whole = self.bus_bandwidth(num_devices)
+        knots = [(count, min(rate, whole)) for count, rate in self.bandwidth if count < num_devices]
+        own = {name: getattr(self, name) for name in AllReduceFigures.model_fields}
+        return AllReduceFigures(**own | {"bandwidth": (*knots, (max(num_devices, 2), whole))})
+
+    def scale(self, bandwidth: float, delays: float = 1.0) -> Self:
+        """Return the figures with the bandwidth, and all delays, times a factor."""
+        names = "start_s", "step_s", "large_start_s", "large_step_s"
+        change: dict[str, object] = {name: delays * getattr(self, name) for name in names}
+        change["bandwidth"] = tuple((count, bandwidth * rate) for count, rate in self.bandwidth)
+        return self.model_copy(update=change)
+
+
+class LinkFigures(AllReduceFigures):
+    """Figures of one kind of link.
+
+    Attributes:
         error_band: Relative error that at least 90 % of the rows fitted to keep to, every host
             weighing the same, and no less than another host of the kind may differ; of a rule or a
             guess, of all links predicted so.
@@ -41,34 +122,7 @@ class LinkFigures(Record):
 
     basis: Literal["table", "rule", "guess"]
     source: str
-    start_s: float = Field(ge=0)
-    step_s: float = Field(ge=0)
-    small_share: float = Field(gt=0, le=1)
-    large_start_s: float = Field(ge=0)
-    large_step_s: float = Field(ge=0)
-    bandwidth: dict[int, float] = Field(min_length=1)
     error_band: float
-
-    def bus_bandwidth(self, num_devices: int) -> float:
-        """Return the bandwidth of large messages, between the counts measured by its logarithm."""
-        counts = sorted(self.bandwidth)
-        if num_devices <= counts[0]:
-            return self.bandwidth[counts[0]]
-        for low, high in pairwise(counts):
-            if num_devices <= high:
-                share = log(num_devices / low) / log(high / low)
-                return float(self.bandwidth[low] ** (1 - share) * self.bandwidth[high] ** share)
-        return self.bandwidth[counts[-1]]
-
-    def all_reduce_time_s(self, size_bytes: int, num_devices: int) -> float:
-        """Return the time of an all-reduce among devices of one node."""
-        if num_devices < 2 or not size_bytes:
-            return 0.0
-        steps = num_devices - 1
-        sent = 2 * steps / num_devices * size_bytes
-        wire = sent / self.bus_bandwidth(num_devices)
-        small = self.start_s + self.step_s * steps + wire / self.small_share
-        return min(small, self.large_start_s + self.large_step_s * steps + wire)
 
 
 @cache

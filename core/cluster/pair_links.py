@@ -33,6 +33,16 @@ class PairLink(Record):
     bandwidth_bytes_per_s: float = Field(gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
 
+    def scale(self, bandwidth: float) -> PairLink:
+        """Return the link with its bandwidths times a factor."""
+        summed = self.all_reduce_bandwidth_bytes_per_s
+        return self.model_copy(
+            update={
+                "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * bandwidth,
+                "all_reduce_bandwidth_bytes_per_s": summed and summed * bandwidth,
+            }
+        )
+
     def __str__(self) -> str:
         return f"{self.level} {self.groups[0]} and {self.groups[1]}"
 

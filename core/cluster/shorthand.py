@@ -145,14 +145,12 @@ def _build_levels(
         table = load_link_table()
         bandwidth = min(entry.link_bandwidth_bytes_per_s for entry in named)
         slowest = min(named, key=lambda entry: table[entry.link].bus_bandwidth(size))
-        # Sums are of many megabytes, so that only the bandwidth of large messages counts; it is
-        # that among all devices of a node, also for sums of some of them.
         figures = table[slowest.link]
         inside = INSIDE_NODE.model_copy(
             update={
                 "name": slowest.link,
                 "bandwidth_bytes_per_s": bandwidth,
-                "all_reduce_bandwidth_bytes_per_s": figures.bus_bandwidth(size),
+                "all_reduce": figures.among(size),
                 "error_band": figures.error_band or None,
             }
         )

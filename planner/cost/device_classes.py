@@ -109,15 +109,21 @@ class Devices:
         levels, known = [], []
         for level, own in enumerate(self.cluster.levels):
             known += list(self.pair_links.get(level, {}).values())
+            delays = [each.latency_s for each in (own, *known)]
             rates = [each.bandwidth_bytes_per_s for each in (own, *known)]
             sums = [
                 each.all_reduce_bandwidth_bytes_per_s or each.bandwidth_bytes_per_s
                 for each in (own, *known)
+                if not each.all_reduce
             ]
+            if own.all_reduce:  # a ring at least as fast as its two protocols, for any number
+                delays += [delay_s for _, delay_s, _ in own.all_reduce.protocols]
+                sums += [rate for _, rate in own.all_reduce.bandwidth]
             change = {
-                "latency_s": min(each.latency_s for each in (own, *known)),
+                "latency_s": min(delays),
                 "bandwidth_bytes_per_s": max(rates),
                 "all_reduce_bandwidth_bytes_per_s": max(sums),
+                "all_reduce": None,
             }
             levels.append(own.model_copy(update=change) if known else own)
         return self.cluster.model_copy(update={"levels": tuple(levels), "links": ()})

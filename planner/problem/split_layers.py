@@ -147,10 +147,9 @@ def _split_layer(
 def collectives_s(own: SplitLayer, degree: int, link: LinkLevel) -> tuple[float, float]:
     """Return the time of a layer's collectives in a forward and in a backward.
 
-    Rings: an all-reduce takes 2 (t - 1) messages of 1/t of its bytes, an all-gather or
-    reduce-scatter half as many. No work is done meanwhile.
+    An all-gather or a reduce-scatter takes half as long as an all-reduce: it sends half as much.
+    No work is done meanwhile.
     """
-    bandwidth = link.all_reduce_bandwidth_bytes_per_s or link.bandwidth_bytes_per_s
     gathered = own.forward_gathered_bytes, own.backward_gathered_bytes
     both = sum(size > 0 for size in gathered)
     found = []
@@ -159,10 +158,14 @@ def collectives_s(own: SplitLayer, degree: int, link: LinkLevel) -> tuple[float,
         (own.backward_reduced_bytes, own.backward_reductions, gathered[1]),
     ):
         gathers = own.gathers / both if size else 0.0
-        rounds = 2 * reductions + gathers
-        sent = (2 * reduced + size) / degree
-        found.append((degree - 1) * (rounds * link.latency_s + sent / bandwidth))
+        time_s = _collective_s(link, reduced, reductions, degree)
+        found.append(time_s + _collective_s(link, size, gathers, degree) / 2)
     return found[0], found[1]
+
+
+def _collective_s(link: LinkLevel, size_bytes: int, number: float, degree: int) -> float:
+    number = number or 1.0
+    return number * link.all_reduce_time_s(size_bytes / number, degree)
 
 
 def _add(timing: Timing, share: float, more_s: float) -> Timing:
@@ -226,7 +229,7 @@ def group_devices(cluster: Cluster, degree: int) -> tuple[Cluster, dict[str, tup
     heads = {run[0] for run in groups}
     folded = cluster.without(*(i for i in range(len(cluster.devices)) if i not in heads))
     levels = [
-        _share_connection(link, degree) if link.shared and level else link
+        link.scale(1 / degree) if link.shared and level else link
         for level, link in enumerate(folded.levels)
     ]
     # A level whose groups hold one group of devices each joins nothing any more.
@@ -259,13 +262,3 @@ def _list_device_groups(cluster: Cluster, degree: int) -> list[tuple[int, ...]]:
         for run in runs
         for at in range(0, len(run) - degree + 1, degree)
     ]
-
-
-def _share_connection(link: LinkLevel, degree: int) -> LinkLevel:
-    all_reduce = link.all_reduce_bandwidth_bytes_per_s
-    return link.model_copy(
-        update={
-            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s / degree,
-            "all_reduce_bandwidth_bytes_per_s": all_reduce and all_reduce / degree,
-        }
-    )

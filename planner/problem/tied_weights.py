@@ -74,15 +74,18 @@ def _pattern(
         for pair, is_cut in zip(pairwise(layers), split, strict=True):
             (apart if is_cut else together).append(pair)
         owners = 1 + sum(split)
-        owners = owners if most_owners is None else min(owners, most_owners)
+        fewest = owners if most_owners is None else min(owners, most_owners)
+        counts = range(fewest, owners + 1)
         for size_bytes in groups[layers]:
-            least_sync_s += _least_sync_s(devices, size_bytes, owners)
+            least_sync_s += _least_sync_s(devices, size_bytes, counts)
     return TiePattern(tuple(together), tuple(apart), least_sync_s)
 
 
-def _least_sync_s(devices: Devices, size_bytes: int, num_owners: int) -> float:
-    # A bound for any placement: the owners may be joined by the fastest link of the cluster.
+def _least_sync_s(devices: Devices, size_bytes: int, counts: range) -> float:
+    # A bound for any placement: the owners may be joined by the fastest link of the cluster. They
+    # may be any of these numbers, and more of them may take less.
     links = devices.bounding_cluster.levels
-    if num_owners < 2 or not links:
-        return 0.0
-    return min(link.all_reduce_time_s(size_bytes, num_owners) for link in links)
+    return min(
+        (link.all_reduce_time_s(size_bytes, owners) for link in links for owners in counts),
+        default=0.0,
+    )

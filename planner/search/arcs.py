@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.models.training_memory import TrainingBytes, training_bytes
 from ...core.plan.plan import PlanOptions
@@ -22,9 +21,7 @@ from ..cost.assignment import Assignment, shift_forward
 from ..cost.chain import Mask, StageTable
 from ..cost.device_classes import DeviceClass, Devices
 from ..cost.sharing import SharedBytes, list_shared
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from .device_pool import DevicePool, Floats, Integers, build_pool
 
 UNLIMITED_BYTES = 2**62
 
@@ -110,29 +107,6 @@ class StageArcs(NamedTuple):
 
 ARC_COLUMNS = StageArcs._fields[1:14]
 """Fields of `StageArcs` with one entry per arc."""
-
-
-class DevicePool(NamedTuple):
-    """Device classes and link levels as arrays; K classes.
-
-    Attributes:
-        total: Devices of each class, shape (K,).
-        groups: See `DeviceClass.group_sizes`, shape (K, levels).
-        between: Level between two classes, shape (K, K).
-        speed: Relative to the slowest class, shape (K,).
-        latency: Seconds, by level, shape (levels,).
-        bandwidth: Bytes per second of an all-reduce, by level, shape (levels,).
-        granule: More replicas than this occupy a multiple of it of devices, and on all but the
-            last stage come in multiples of it; 0 where they need not.
-    """
-
-    total: Integers
-    groups: Integers
-    between: Integers
-    speed: Floats
-    latency: Floats
-    bandwidth: Floats
-    granule: int
 
 
 class SearchRules(NamedTuple):
@@ -228,33 +202,7 @@ class SearchSpace:
 
     def pool(self) -> DevicePool:
         """Return the device classes as arrays."""
-        devices = self.devices
-        count, levels = len(devices.classes), len(devices.levels)
-        between = np.zeros((count, count), dtype=np.int64)
-        for one in range(count):
-            for other in range(count):
-                if one != other:
-                    between[one, other] = devices.level_between(one, other)
-        speeds = np.array([entry.speed for entry in devices.classes])
-        only = devices.classes[0] if count == 1 else None
-        inner = only.group_sizes[0] if only and levels > 1 else 0
-        in_whole_groups = inner > 1 and only is not None and len(only) % inner == 0
-        return DevicePool(
-            total=np.array([len(entry) for entry in devices.classes], dtype=np.int64),
-            groups=np.array(
-                [entry.group_sizes[-levels:] for entry in devices.classes], dtype=np.int64
-            ),
-            between=between,
-            speed=speeds / speeds.min(),
-            latency=np.array([level.latency_s for level in devices.bounding_levels]),
-            bandwidth=np.array(
-                [
-                    level.all_reduce_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
-                    for level in devices.bounding_levels
-                ]
-            ),
-            granule=inner if in_whole_groups else 0,
-        )
+        return build_pool(self.devices)
 
     def rules(self, measure: Measure) -> SearchRules:
         """Return the meaning of the metrics by one measure, and the limits asked for."""

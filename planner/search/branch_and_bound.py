@@ -33,16 +33,8 @@ import numpy as np
 
 from ...core.errors import DeadlineExceeded
 from ..cost.device_classes import Devices
-from .arcs import (
-    DevicePool,
-    Integers,
-    Measure,
-    MetricCaps,
-    SearchRules,
-    SearchSpace,
-    StageArc,
-    StageArcs,
-)
+from .arcs import Measure, MetricCaps, SearchRules, SearchSpace, StageArc, StageArcs
+from .device_pool import DevicePool, Integers
 from .label_setting import ArcPath, Relaxation, relax, search
 
 ROUNDING = 1e-12

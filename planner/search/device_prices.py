@@ -17,7 +17,7 @@ import math
 from typing import NamedTuple
 
 from ...schedules.numba_jit import float_zeros
-from .arcs import DevicePool, Floats, Integers
+from .device_pool import DevicePool, Floats, Integers
 
 SECANT_STEPS = 6
 """The price of one class settles in two to four steps; more gain nothing measurable."""

@@ -12,7 +12,8 @@ import math
 from typing import NamedTuple
 
 from ...schedules.numba_jit import float_zeros, int_zeros
-from .arcs import DevicePool, Floats, Integers, MetricCaps, SearchRules, StageArcs
+from .arcs import MetricCaps, SearchRules, StageArcs
+from .device_pool import DevicePool, Floats, Integers
 from .device_prices import TOLERANCE
 from .label_table import (
     ARC,
@@ -468,9 +469,12 @@ def try_count(
         previous = end
         if not is_new or (is_inner and cut_level(step, end, groups, between) != step.level):
             continue
-        counters[FEWEST] = min(counters[FEWEST], in_flight)
+        if count >= pool.irregular:
+            counters[FEWEST] = min(counters[FEWEST], in_flight)
         add_label(step, count, end, in_flight, bound, scope, table, begin, counters)
-    following = next_count(groups, pool.total[k], is_last, count, behind, counters[FEWEST])
+    following = next_count(
+        groups, pool.total[k], is_last, count, behind, counters[FEWEST], pool.irregular
+    )
     return following if following <= step.most else -1
 
 
@@ -494,7 +498,7 @@ def add_label(
         groups = pool.groups[k]
         level = level_of(groups, end - count, end - 1)
         sync_s = all_reduce_s(
-            step.costs.gradients, count, level, pool.latency, pool.bandwidth, groups
+            step.costs.gradients, count, level, pool.delays, pool.bandwidth, groups
         )
         total = max(total, step.weight + (sync_s * scope.rules.sync_scale - step.costs.lead))
     new = counters[SIZE]

@@ -48,17 +48,8 @@ import numpy as np
 
 from ...schedules.numba_jit import Kernel
 from . import label_kernel as kernel
-from .arcs import (
-    DEPTH_PIPELINE,
-    UNLIMITED_BYTES,
-    DevicePool,
-    Floats,
-    Integers,
-    MetricCaps,
-    SearchRules,
-    StageArc,
-    StageArcs,
-)
+from .arcs import DEPTH_PIPELINE, UNLIMITED_BYTES, MetricCaps, SearchRules, StageArc, StageArcs
+from .device_pool import DevicePool, Floats, Integers
 from .label_table import ARC, COUNT, END, PARENT, USED
 from .relaxation_kernel import relax_arcs
 

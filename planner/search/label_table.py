@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from ...schedules.numba_jit import float_zeros, int_zeros
-from .arcs import Floats, Integers
+from .device_pool import Floats, Integers
 
 IN_FLIGHT, STAGES, REPLICAS, KEY, PARENT, ARC, COUNT, END, FRONT, USED = range(10)
 """Integer columns of a label; from ``USED`` on one column for each device class.

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from ...core.plan.schedule import POSTED_AHEAD
 from ...schedules.numba_jit import float_zeros, int_zeros
-from .arcs import (
-    DEPTH_ALL,
-    DEPTH_PIPELINE,
+from .arcs import DEPTH_ALL, DEPTH_PIPELINE, MetricCaps, SearchRules, StageArcs
+from .device_pool import (
+    DELAY,
+    SMALL_DELAY,
+    SMALL_SHARE,
+    SMALL_START,
+    START,
     DevicePool,
     Floats,
     Integers,
-    MetricCaps,
-    SearchRules,
-    StageArcs,
 )
 from .device_prices import (
     TOLERANCE,
@@ -101,15 +102,19 @@ def level_of(groups: Integers, first: int, last: int) -> int:
 
 
 def next_count(
-    groups: Integers, total: int, is_last: bool, count: int, in_flight: int, fewest: int
-) -> int:
+    groups: Integers, total: int, is_last: bool, count: int, in_flight: int, fewest: int,
+    irregular: int,
+) -> int:  # fmt: skip
     """Return the next number of replicas to try after ``count``; -1 if none.
 
-    Below a whole group of the outermost level but one, every number that fits a level; for the
-    last stage of a class, which may have a part of its last group, every number from which on
+    Up to ``irregular``, every number: more replicas may sum their gradients in less time.
+    Then, below a whole group of the outermost level but one, every number that fits a level; for
+    the last stage of a class, which may have a part of its last group, every number from which on
     it begins further in front. In all other cases only those that leave fewer than ``fewest``
-    micro-batches in flight, the best of those placed so far.
+    micro-batches in flight, the best of those placed from ``irregular`` on.
     """
+    if count < irregular:
+        return count + 1
     inner, border = 1, -1
     for level in range(len(groups) - 1):
         size = groups[level]
@@ -138,26 +143,29 @@ def next_count(
 
 
 def all_reduce_s(
-    size: int, replicas: int, level: int, latency: Floats, bandwidth: Floats, groups: Integers
+    size: int, replicas: int, level: int, delays: Floats, bandwidth: Floats, groups: Integers
 ) -> float:
     """Compute `Cluster.all_reduce_time_s`: a ring at each level, on ever smaller shards."""
-    time_s = 0.0
+    time_s, most = 0.0, len(bandwidth[0]) - 1
     inner = 1
     for index in range(level + 1):
         members = replicas
         if index != level:
             members = max(1, min(replicas, groups[index] // inner))
         if members >= 2 and size > 0:
-            time_s += 2 * (members - 1) * (latency[index] + size / members / bandwidth[index])
+            messages, part = 2 * (members - 1), size / members
+            rate = bandwidth[index][min(members, most)]
+            small_s = part / (delays[index][SMALL_SHARE] * rate)
+            small_s = delays[index][SMALL_START] + messages * (delays[index][SMALL_DELAY] + small_s)
+            large_s = delays[index][START] + messages * (delays[index][DELAY] + part / rate)
+            time_s += min(small_s, large_s)
         size = (size + members - 1) // members
         replicas = (replicas + members - 1) // members
         inner = max(inner, groups[index])
     return time_s
 
 
-def least_sync_s(
-    size: int, replicas: int, latency: Floats, bandwidth: Floats, groups: Integers
-) -> float:
+def least_sync_s(size: int, replicas: int, pool: DevicePool, groups: Integers) -> float:
     """Bound the time to sum gradients over that many replicas, or more, from below.
 
     They meet in the smallest group that holds them all. Where groups of an outer level are
@@ -168,7 +176,7 @@ def least_sync_s(
         if groups[level + 1] < groups[level]:
             return 0.0
         level += 1
-    return all_reduce_s(size, replicas, level, latency, bandwidth, groups)
+    return all_reduce_s(size, replicas, level, pool.delays, pool.least_bandwidth, groups)
 
 
 def occupied(replicas: int, granule: int) -> int:
@@ -439,9 +447,7 @@ def relax_position(
         if is_inner:
             need = occupied(need, pool.granule)
         if need > 1:
-            sync_s = least_sync_s(
-                arcs.gradients[arc], need, pool.latency, pool.bandwidth, pool.groups[k]
-            )
+            sync_s = least_sync_s(arcs.gradients[arc], need, pool, pool.groups[k])
             exposed[arc] = max(0.0, sync_s * rules.sync_scale - lead)
         needed[arc] = need
         fewest = min(fewest, need + behind[j])

@@ -33,7 +33,16 @@ import numpy as np
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.chain import Mask
 from ..cost.device_classes import Devices
-from .arcs import Floats, Integers, SearchSpace, StageArcs
+from .arcs import SearchSpace, StageArcs
+from .device_pool import (
+    DELAY,
+    SMALL_DELAY,
+    SMALL_SHARE,
+    SMALL_START,
+    START,
+    Floats,
+    Integers,
+)
 from .relaxation_kernel import fits_memory
 
 MAX_LOOKED = 6_000_000
@@ -330,7 +339,7 @@ class StepGraph:
         entry = self.classes[step.device_class]
         level = entry.level_of(step.end - step.replicas, step.end - 1)
         return _all_reduce_s(
-            gradients, step.replicas, level, self.pool.latency, self.pool.bandwidth,
+            gradients, step.replicas, level, self.pool.delays, self.pool.bandwidth,
             entry.group_sizes,
         )  # fmt: skip
 
@@ -425,7 +434,7 @@ class StepGraph:
 
 
 def _all_reduce_s(
-    gradients: Integers, replicas: int, level: int, latency: Floats, bandwidth: Floats,
+    gradients: Integers, replicas: int, level: int, delays: Floats, bandwidth: Floats,
     groups: tuple[int, ...],
 ) -> Floats:  # fmt: skip
     """Compute `Cluster.all_reduce_time_s` of many sizes."""
@@ -433,8 +442,12 @@ def _all_reduce_s(
     for index in range(level + 1):
         members = ranks if index == level else max(1, min(ranks, groups[index] // inner))
         if members >= 2:
-            ring = 2 * (members - 1) * (latency[index] + size / members / bandwidth[index])
-            time_s = time_s + np.where(size > 0, ring, 0.0)
+            messages, part, row = 2 * (members - 1), size / members, delays[index]
+            rate = bandwidth[index, min(members, bandwidth.shape[1] - 1)]
+            small_s = part / (row[SMALL_SHARE] * rate)
+            small_s = row[SMALL_START] + messages * (row[SMALL_DELAY] + small_s)
+            large_s = row[START] + messages * (row[DELAY] + part / rate)
+            time_s = time_s + np.where(size > 0, np.minimum(small_s, large_s), 0.0)
         size, ranks = -(-size // members), -(-ranks // members)
         inner = max(inner, groups[index])
     return time_s

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..simulator.step_bound import StageColumns, bound_steps
-from .arcs import Floats, Integers, StageArc
+from .arcs import StageArc
+from .device_pool import Floats, Integers
 from .step_graph import ArcColumns, StageStep, StateBounds, StepGraph, StepState
 
 ROUNDING = 1e-12

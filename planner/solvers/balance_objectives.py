@@ -17,7 +17,7 @@ from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
 from ..problem.constraints import broken_option
 from ..problem.problem import PlanningRequest
-from ..search.arcs import Floats
+from ..search.device_pool import Floats
 from .staged_search import bound_simulated_step
 
 

@@ -86,14 +86,7 @@ def _slow_layer(entry: PartT, whole: float) -> PartT:
 
 def _slow_link(level: LinkLevel) -> LinkLevel:
     factor = 1 + (level.error_band or 0.0)
-    summed = level.all_reduce_bandwidth_bytes_per_s
-    return level.model_copy(
-        update={
-            "latency_s": level.latency_s * factor,
-            "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s / factor,
-            "all_reduce_bandwidth_bytes_per_s": None if summed is None else summed / factor,
-        }
-    )
+    return level.scale(1 / factor, factor)
 
 
 def _cost(request: PlanningRequest, costed: CostedPlan) -> float:

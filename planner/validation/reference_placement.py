@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+import numpy as np
+
 from ...core.cluster.cluster import Cluster, Device, LinkLevel
 from ...core.cluster.pair_links import PairLink
 
@@ -119,12 +121,25 @@ def transfer_s(link: LinkLevel | PairLink, size_bytes: int) -> float:
     return link.latency_s + size_bytes / link.bandwidth_bytes_per_s if size_bytes else 0.0
 
 
-def all_reduce_s(link: LinkLevel | PairLink, size_bytes: int, num_ranks: int) -> float:
-    """Return the time of a ring over so many ranks, each step of which takes 1/n of the bytes."""
+def all_reduce_s(link: LinkLevel | PairLink, size_bytes: float, num_ranks: int) -> float:
+    """Return the time of a ring over so many ranks, each step of which takes 1/n of the bytes.
+
+    Where figures by size and number are given, the time of the faster of their two protocols.
+    """
     if num_ranks == 1 or size_bytes == 0:
         return 0.0
-    rate = link.all_reduce_bandwidth_bytes_per_s or link.bandwidth_bytes_per_s
-    return 2 * (num_ranks - 1) * (link.latency_s + size_bytes / num_ranks / rate)
+    figures = None if isinstance(link, PairLink) else link.all_reduce
+    if figures is None:
+        rate = link.all_reduce_bandwidth_bytes_per_s or link.bandwidth_bytes_per_s
+        return 2 * (num_ranks - 1) * (link.latency_s + size_bytes / num_ranks / rate)
+    # Between the numbers of ranks given, a power law; beyond them, the figure of the nearest.
+    counts, rates = np.array(figures.bandwidth).T
+    rate = float(np.exp(np.interp(np.log(num_ranks), np.log(counts), np.log(rates))))
+    others = num_ranks - 1
+    wire_s = 2 * others * size_bytes / num_ranks / rate
+    small_s = figures.start_s + others * figures.step_s + wire_s / figures.small_share
+    large_s = figures.large_start_s + others * figures.large_step_s + wire_s
+    return min(small_s, large_s)
 
 
 def level_between(cluster: Cluster, one: int, other: int) -> int:
@@ -188,11 +203,23 @@ def _first_class(left: list[int], levels: list[list[int]]) -> list[int]:
         return [(-len(others), others[0]) for others in around]
 
     full = sorted(full, key=outside_in)
-    while not _is_regular(full, levels):
-        full.pop()
+    full = full[: min(_count_regular(full, numbers) for numbers in levels)]
     smaller = sorted((node for node in nodes if len(node) < largest), key=len, reverse=True)
     tail = next((node for node in smaller if _is_regular([*full, node], levels)), [])
     return [device for node in [*full, tail] for device in node]
+
+
+def _count_regular(nodes: list[list[int]], numbers: list[int]) -> int:
+    """Return how many nodes are in groups with as many as the first, and one with fewer behind."""
+    sizes = [len(list(piece)) for _, piece in groupby(nodes, key=lambda node: numbers[node[0]])]
+    found = 0
+    for size in sizes:
+        if size > sizes[0]:
+            break
+        found += size
+        if size < sizes[0]:
+            break
+    return found
 
 
 def _is_regular(nodes: list[list[int]], levels: list[list[int]]) -> bool:

@@ -14,6 +14,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.graph.graph import Parameter
 from ...core.plan.plan import Baseline, Plan, Stage
 from ...core.profile.profile import LayerProfile, Profile, SplitLayer
+from .reference_placement import all_reduce_s
 
 LOST_PER_HALVING = 0.025
 """Share of a product's time that is lost each time its part is halved."""
@@ -126,11 +127,10 @@ def _reduce_layer(
     entry: LayerProfile, own: SplitLayer, degree: int, cluster: Cluster
 ) -> LayerProfile:
     link = cluster.levels[0]
-    rate = link.all_reduce_bandwidth_bytes_per_s or link.bandwidth_bytes_per_s
     share = own.compute_share
     if share < 1:
         share = min(1.0, share + share * LOST_PER_HALVING * log2(degree))
-    passes = (own.forward_gathered_bytes > 0) + (own.backward_gathered_bytes > 0)
+    passes = max(1, (own.forward_gathered_bytes > 0) + (own.backward_gathered_bytes > 0))
     times = []
     for timing, reduced, count, gathered in (
         (entry.forward, own.forward_reduced_bytes, own.forward_reductions,
@@ -138,11 +138,11 @@ def _reduce_layer(
         (entry.backward, own.backward_reduced_bytes, own.backward_reductions,
          own.backward_gathered_bytes),
     ):  # fmt: skip
-        # A ring of t devices: t - 1 rounds to sum and as many to hand out, of 1/t of the bytes.
-        time_s = 2 * (degree - 1) * (count * link.latency_s + reduced / degree / rate)
-        if gathered:
-            turns = own.gathers / passes
-            time_s += (degree - 1) * (turns * link.latency_s + gathered / degree / rate)
+        # All calls of one kind are of one size; gathering is one of the two halves of a sum.
+        time_s = 0.0
+        for calls, size, halves in ((count, reduced, 2), (own.gathers / passes, gathered, 1)):
+            number = calls or 1
+            time_s += number * all_reduce_s(link, size / number, degree) * halves / 2
         times.append(
             timing.model_copy(
                 update={
@@ -213,6 +213,10 @@ def _reduce_cluster(cluster: Cluster, degree: int) -> Cluster:
             if link.all_reduce_bandwidth_bytes_per_s:
                 rate = link.all_reduce_bandwidth_bytes_per_s / degree
                 update["all_reduce_bandwidth_bytes_per_s"] = rate
+            if link.all_reduce:
+                knots = [(count, rate / degree) for count, rate in link.all_reduce.bandwidth]
+                figures = link.all_reduce.model_copy(update={"bandwidth": tuple(knots)})
+                update["all_reduce"] = figures
         levels.append(link.model_copy(update=update))
     # Levels that join nothing but the devices of one group.
     while len(levels) > 1 and len({one.place[levels[0].name] for one in devices}) == len(devices):

@@ -6,12 +6,13 @@ import random
 from dataclasses import dataclass
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.collectives import AllReduceFigures
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.assemble import build_plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import solve
-from tests.builders import random_profile
+from tests.builders import chain_profile, random_profile
 from tests.planner.oracle import least
 
 SPEEDS = (0.5, 1.0, 2.0)
@@ -76,6 +77,53 @@ def instance(seed, **asked):
     drawn = draw_options(draw, profile, cluster)
     found = Instance(profile, cluster, drawn).asked(**asked)
     return bound_memory(draw, found) if draw.random() < 0.5 else found
+
+
+def with_figures(seed, given):
+    """The same, with all-reduces of most levels by size and number: more may sum much faster."""
+    draw = random.Random(f"figures {seed}")
+    levels = []
+    for level in given.cluster.levels:
+        if draw.random() < 0.8:
+            counts = sorted(draw.sample(range(2, 9), draw.randint(1, 4)))
+            slow = level.bandwidth_bytes_per_s
+            figures = AllReduceFigures(
+                start_s=level.latency_s * draw.uniform(0, 2),
+                step_s=level.latency_s * draw.uniform(0, 2),
+                small_share=draw.uniform(0.05, 1),
+                large_start_s=level.latency_s * draw.uniform(0, 10),
+                large_step_s=level.latency_s * draw.uniform(0, 10),
+                bandwidth=tuple((count, slow * 10 ** draw.uniform(-1, 1.5)) for count in counts),
+            )
+            update = {"all_reduce": figures, "all_reduce_bandwidth_bytes_per_s": None}
+            level = level.model_copy(update=update)
+        levels.append(level)
+    cluster = given.cluster.model_copy(update={"levels": tuple(levels)})
+    return Instance(given.profile, cluster, given.options)
+
+
+def summed_instance(seed, **asked):
+    """2 or 3 layers with many parameters on 4 to 9 equal devices, of which more may sum faster.
+
+    The sums take as long as the work or longer, and memory may force several replicas or stages.
+    """
+    draw = random.Random(seed)
+    work_s = [draw.uniform(0.2e-3, 2e-3) for _ in range(draw.choice([2, 2, 3]))]
+    profile = chain_profile(work_s, parameter_bytes=10**6, saved_bytes=draw.choice([10**3, 10**6]))
+    num_devices = draw.randint(4, 9)
+    levels = draw_levels(draw, draw.choice([(9,), (9,), (2, 10), (4, 12)]))
+    levels = tuple(
+        level.scale(10 ** draw.uniform(8, 10) / level.bandwidth_bytes_per_s) for level in levels
+    )
+    options = {
+        "num_microbatches": draw.choice([4, 6, 8, 9, 12, 31]),
+        "schedule": draw.choice(["1f1b", "gpipe"]),
+        "max_replicas": None,
+        **asked,
+    }
+    cluster = _cluster("a" * num_devices, {"a": 1.0}, levels)
+    found = with_figures(seed, Instance(profile, cluster, PlanOptions(**options)))
+    return bound_memory(draw, found) if draw.random() < 0.6 else found
 
 
 KINDS = "abc"

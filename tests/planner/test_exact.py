@@ -19,7 +19,9 @@ from tests.planner.instances import (
     patterned_instance,
     plan_alone,
     replicated_instance,
+    summed_instance,
     wide_instance,
+    with_figures,
 )
 from tests.planner.oracle import least, usable_plans
 
@@ -110,6 +112,17 @@ def test_the_bound_of_a_step_is_the_least_of_all(schedule, chunk):
 def test_the_plan_is_the_least_of_all(objective, chunk):
     for seed in seeds(chunk):
         check_exact(problem(seed, objective=objective), seed, is_model=False)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("objective", ["step_time", "throughput", "devices"])
+def test_the_plan_is_the_least_of_all_where_more_replicas_may_sum_faster(objective, chunk):
+    for seed in seeds(chunk):
+        for given in (
+            summed_instance(seed, objective=objective),
+            with_figures(seed, problem(seed, objective=objective, max_replicas=None)),
+        ):
+            check_exact(given, seed, is_model=objective == "step_time")
 
 
 SHARINGS = [("replicate", "zero1"), ("fully_shard",), ("replicate", "zero1", "fully_shard")]

@@ -20,6 +20,19 @@ function number(key, label, value, whenEmpty, changed) {
   return make("label", {}, label, input);
 }
 
+/** A level of links with all its bandwidths times a factor. */
+export function scaleLevel(level, factor) {
+  const { all_reduce_bandwidth_bytes_per_s: summed, all_reduce: figures } = level;
+  const faster = {
+    ...level,
+    bandwidth_bytes_per_s: level.bandwidth_bytes_per_s * factor,
+    all_reduce_bandwidth_bytes_per_s: summed === null ? null : summed * factor,
+  };
+  if (!figures) return faster;
+  const bandwidth = figures.bandwidth.map(([devices, rate]) => [devices, rate * factor]);
+  return { ...faster, all_reduce: { ...figures, bandwidth } };
+}
+
 /** Fields for a cluster; each change is written into it and told. Empty ones are as they were. */
 function fields(cluster, changed) {
   const kinds = Map.groupBy(cluster.devices, (device) => device.kind);
@@ -36,11 +49,15 @@ function fields(cluster, changed) {
       }));
   });
   const ofLevels = cluster.levels.map((level) => {
+    const given = { ...level };
     const [bandwidth, latency] = [level.bandwidth_bytes_per_s / 1e9, brief(level.latency_s * 1e6)];
     const among = level.group_size ? `${level.group_size} devices` : `the devices of one ${level.name}`;
     return make("fieldset", { class: "columns" }, make("legend", {}, `Links among ${among}`),
       number(`bandwidth.${keyOf(level)}`, "bandwidth, GB/s each way", bandwidth, bandwidth, (value) => {
-        level.bandwidth_bytes_per_s = value * 1e9;
+        const rate = value * 1e9;
+        const { latency_s, shared } = level;
+        const faster = scaleLevel(given, rate / given.bandwidth_bytes_per_s);
+        Object.assign(level, faster, { bandwidth_bytes_per_s: rate, latency_s, shared });
         changed();
       }),
       number(`latency.${keyOf(level)}`, "latency, µs", latency, latency, (value) => {

@@ -1,4 +1,5 @@
 // What "What if" is set to: sliders and lists, where they may stand, and the request that means.
+import { scaleLevel } from "./cluster.js";
 
 /** The one of ascending numbers that is nearest. */
 function nearest(numbers, wanted) {
@@ -158,12 +159,7 @@ export class Controls {
   cluster() {
     const { cluster } = this.request;
     if (!cluster || this.factor === 1) return cluster;
-    const faster = (rate) => (rate === null ? null : rate * this.factor);
-    const levels = cluster.levels.map((level) => ({
-      ...level,
-      bandwidth_bytes_per_s: faster(level.bandwidth_bytes_per_s),
-      all_reduce_bandwidth_bytes_per_s: faster(level.all_reduce_bandwidth_bytes_per_s),
-    }));
+    const levels = cluster.levels.map((level) => scaleLevel(level, this.factor));
     return { ...cluster, levels };
   }
 }

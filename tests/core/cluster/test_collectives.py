@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+from statistics import mean
+
 import pytest
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
-from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.cluster.collectives import LinkFigures, load_link_table
+
+PUBLISHED = Path(__file__).parents[3] / "benchmarks" / "published"
 
 LINK = LinkFigures(
     basis="table",
@@ -16,7 +22,7 @@ LINK = LinkFigures(
     small_share=0.01,
     large_start_s=1e-4,
     large_step_s=0,
-    bandwidth={2: 1e11, 8: 1e10},
+    bandwidth=((2, 1e11), (8, 1e10)),
     error_band=0.1,
 )
 
@@ -42,37 +48,62 @@ def test_every_link_of_the_catalogue_has_figures():
     assert all(figures.source for figures in table.values())
 
 
+def figures_of(text):
+    """All-reduces inside a node of a named cluster."""
+    return Cluster.parse(text).levels[0].all_reduce
+
+
 def test_cards_of_a_host_share_its_lanes():
     """8 cards without a switch sum slower each than 2; with one they do not."""
     pcie, nvlink = (
-        [
-            Cluster.parse(f"{count}x{name}").levels[0].all_reduce_bandwidth_bytes_per_s
-            for count in (2, 8)
-        ]
+        [figures_of(f"{count}x{name}").bus_bandwidth(count) for count in (2, 8)]
         for name in ("L40S", "A100-80GB")
     )
     assert pcie[1] < 0.8 * pcie[0]
     assert nvlink[1] > 0.8 * nvlink[0]
 
 
+def test_some_cards_of_a_host_have_no_more_of_its_lanes_than_all_at_once():
+    """The other stages sum at the same time. Behind a switch, two have what two have."""
+    assert figures_of("8xL40S").bus_bandwidth(2) == figures_of("8xL40S").bus_bandwidth(8)
+    assert figures_of("8xL40S").bus_bandwidth(2) < figures_of("2xL40S").bus_bandwidth(2)
+    assert figures_of("8xH100").bus_bandwidth(2) == figures_of("2xH100").bus_bandwidth(2)
+    for entry in CATALOGUE:
+        if entry.backend != "cpu":
+            rates = [rate for _, rate in figures_of(f"2x8x{entry.name}").bandwidth]
+            assert max(rates) == rates[-1]
+
+
 def test_cards_without_peer_to_peer_are_slower_than_those_with():
-    with_it, without = (
-        Cluster.parse(f"2x{name}").levels[0].all_reduce_bandwidth_bytes_per_s
-        for name in ("L40S", "RTX4090")
-    )
+    with_it, without = (figures_of(f"2x{name}").bus_bandwidth(2) for name in ("L40S", "RTX4090"))
     assert without < 0.7 * with_it
 
 
 def test_a_mesh_sums_over_as_many_rings_as_a_device_has_peers():
     """MI300X took MI250's measurements for its own, and was five times too slow among eight."""
-    two, eight = (
-        Cluster.parse(f"{count}xMI300X").levels[0].all_reduce_bandwidth_bytes_per_s
-        for count in (2, 8)
-    )
+    two, eight = (figures_of("8xMI300X").bus_bandwidth(count) for count in (2, 8))
     assert eight == pytest.approx(7 * two, rel=1e-3)
     assert two < get_accelerator("MI300X").link_bandwidth_bytes_per_s
     table = load_link_table()
     assert {table[get_accelerator(name).link].basis for name in ("MI300X", "MI250")} == {"table"}
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_some_of_eight_take_the_time_that_was_measured_of_so_many(count):
+    """Two H100s were 1.4 times too fast, as if all eight summed; small sums three times."""
+    cluster = Cluster.parse("8xH100")
+    with (PUBLISHED / "all_reduces.csv").open(encoding="utf-8") as stream:
+        rows = [
+            row
+            for row in csv.DictReader(stream)
+            if (row["device"], row["num_devices"]) == ("H100", str(count))
+        ]
+    errors = [
+        cluster.all_reduce_time_s(int(row["size_bytes"]), count, 0) / float(row["time_us"]) * 1e6
+        - 1
+        for row in rows
+    ]
+    assert mean(map(abs, errors)) < 0.15
 
 
 @pytest.mark.parametrize("kinds", [("4xL40S", "4xRTX4090"), ("4xRTX4090", "4xL40S")])
@@ -80,7 +111,7 @@ def test_cards_of_several_kinds_sum_as_the_slowest_link_of_them_whatever_their_o
     """Both are on PCIe 4.0 x16, and a data sheet says no more."""
     level = Cluster.parse(",".join(kinds)).levels[0]
     figures = load_link_table()[get_accelerator("RTX4090").link]
-    assert level.all_reduce_bandwidth_bytes_per_s == figures.bus_bandwidth(8)
+    assert level.all_reduce == figures.among(8)
     assert level.error_band == figures.error_band
 
 
@@ -88,8 +119,27 @@ def test_the_slowest_sum_is_that_of_the_table_not_of_the_data_sheet():
     """Infinity Fabric states 50 GB/s, PCIe 5.0 64, but copies through a host sum far slower."""
     level = Cluster.parse("1xMI210,1xRTX5090").levels[0]
     figures = load_link_table()[get_accelerator("RTX5090").link]
-    assert level.all_reduce_bandwidth_bytes_per_s == figures.bus_bandwidth(2)
+    assert level.all_reduce == figures.among(2)
     assert level.bandwidth_bytes_per_s == get_accelerator("MI210").link_bandwidth_bytes_per_s
+
+
+def test_a_link_scaled_is_faster_in_everything():
+    level = Cluster.parse("8xH100").levels[0]
+    fast = level.scale(2, 0.5)
+    assert fast.transfer_time_s(10**6) == pytest.approx(level.transfer_time_s(10**6) / 2)
+    for size in (10**3, 10**9):
+        assert fast.all_reduce_time_s(size, 4) == pytest.approx(
+            level.all_reduce_time_s(size, 4) / 2
+        )
+
+
+def test_sums_have_one_bandwidth_or_figures_not_both():
+    level = Cluster.parse("8xH100").levels[0].model_dump()
+    with pytest.raises(ValueError, match="give one"):
+        LinkLevel.model_validate(level | {"all_reduce_bandwidth_bytes_per_s": 1e9})
+    knots = {"bandwidth": [[4, 1e9], [2, 1e9]]}
+    with pytest.raises(ValueError, match="must rise"):
+        LinkLevel.model_validate(level | {"all_reduce": level["all_reduce"] | knots})
 
 
 def test_hosts_that_differ_have_a_wide_band_and_switches_a_narrow_one():

@@ -18,9 +18,13 @@ def _in_flight(count, behind):
     return count * (1 + -(-behind // count))
 
 
+@pytest.mark.parametrize("irregular", [0, 5])
 @pytest.mark.parametrize("groups", [(2,), (3,), (4,), (8,), (2, 4), (2, 8), (3, 6)])
-def test_every_number_that_leaves_fewer_in_flight_is_tried(groups):
-    """Of the numbers that can be placed; at the end of a class and in front of other stages."""
+def test_every_number_that_leaves_fewer_in_flight_is_tried(groups, irregular):
+    """Of the numbers that can be placed; at the end of a class and in front of other stages.
+
+    Up to ``irregular``, where more of them may sum faster, all are; they spare none behind.
+    """
     sizes = [*groups, 64]
     for total in range(3, 27):
         for free in {total, total - 1, max(total - 4, 1)}:
@@ -30,12 +34,15 @@ def test_every_number_that_leaves_fewer_in_flight_is_tried(groups):
                     while 0 < count <= free:
                         if place(sizes, free == total, free, count) >= 0:
                             tried.append(count)
-                            fewest = min(fewest, _in_flight(count, behind))
-                        count = next_count(sizes, total, free == total, count, behind, fewest)
+                            if count >= irregular:
+                                fewest = min(fewest, _in_flight(count, behind))
+                        count = next_count(
+                            sizes, total, free == total, count, behind, fewest, irregular
+                        )
                     for other in range(need, free + 1):
                         if place(sizes, free == total, free, other) >= 0:
                             assert any(
-                                entry <= other
+                                min(other, irregular) <= entry <= other
                                 and _in_flight(entry, behind) <= _in_flight(other, behind)
                                 for entry in tried
                             ), (total, free, need, behind, other, tried)

@@ -14,14 +14,9 @@ from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.problem.constraints import allowed_positions, search_parts
 from stagewright.planner.search import label_kernel
-from stagewright.planner.search.arcs import (
-    DevicePool,
-    MetricCaps,
-    SearchRules,
-    SearchSpace,
-    StageArcs,
-)
+from stagewright.planner.search.arcs import MetricCaps, SearchRules, SearchSpace, StageArcs
 from stagewright.planner.search.branch_and_bound import largest_metrics
+from stagewright.planner.search.device_pool import DevicePool
 from stagewright.planner.search.label_setting import relax, search
 from stagewright.planner.search.label_table import LabelTable
 from tests.builders import random_cluster, random_profile

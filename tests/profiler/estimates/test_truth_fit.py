@@ -121,7 +121,7 @@ def test_every_host_of_a_link_weighs_the_same(scripts):
     ]
     slow = all_reduces(scripts, "L40S", rate=2e9) * 10
     found = links.fit_links([*fast, *slow])["PCIe 4.0 x16"]
-    assert found.bandwidth[2] > 1e10
+    assert found.bus_bandwidth(2) > 1e10
     assert found.error_band > 0.5
     assert found.source.startswith("3 hosts with A6000, L40S")
 
@@ -134,7 +134,7 @@ def test_published_all_reduces_of_a_device_stay_where_only_measured_ones_are_lef
     ]
     left_out = frozenset({"A100-80GB"})
     kept = links.fit_links_without(rows, left_out, keep_published=True)["NVLink 3"]
-    assert kept.bandwidth[2] == pytest.approx(5e10, rel=0.2)
+    assert kept.bus_bandwidth(2) == pytest.approx(5e10, rel=0.2)
     assert links.fit_links_without(rows, left_out)["NVLink 3"].basis == "guess"
 
 
@@ -151,7 +151,7 @@ def test_what_a_row_sends_is_priced_by_the_links_given(scripts):
         "training, bf16", "A100-80GB", "sends 1 GB", 1.0, (), "bfloat16", "eager", sent=(1e9, 8)
     )
     figures = load_link_table()["NVLink 3"]
-    slow = figures.model_copy(update={"bandwidth": {2: 1e9}})
+    slow = figures.model_copy(update={"bandwidth": ((2, 1e9),)})
     table = load_gpu_table()
     shipped, given = (
         predict.Predictor([row], links).seconds(table)[0] for links in (None, {"NVLink 3": slow})
@@ -170,7 +170,7 @@ def test_numbers_of_devices_not_measured_follow_the_ratio_of_the_nearest_kind(sc
         if name == "H100" or row.num_devices == 8
     ]
     table = links.fit_links(rows)
-    near, found = table["NVLink 4"].bandwidth, table["NVLink 5"].bandwidth
+    near, found = (dict(table[f"NVLink {number}"].bandwidth) for number in (4, 5))
     assert found[2] / found[8] == pytest.approx(near[2] / near[8])
 
 

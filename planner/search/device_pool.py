@@ -1,0 +1,131 @@
+"""Device classes and link levels as arrays that the searches' compiled loops read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.cluster.cluster import LinkLevel
+from ..cost.device_classes import Devices
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+SMALL_START, SMALL_DELAY, SMALL_SHARE, START, DELAY = range(5)
+"""Columns of `DevicePool.delays`."""
+
+
+class DevicePool(NamedTuple):
+    """Device classes and link levels as arrays; K classes.
+
+    Attributes:
+        total: Devices of each class, shape (K,).
+        groups: See `DeviceClass.group_sizes`, shape (K, levels).
+        between: Level between two classes, shape (K, K).
+        speed: Relative to the slowest class, shape (K,).
+        delays: Of all-reduces, shape (levels, 5): the seconds that the protocol for small messages
+            takes to start and for each of its 2 (n - 1) messages, its share of the bandwidth, and
+            the seconds of the protocol for large ones.
+        bandwidth: Bytes per second of an all-reduce, by level and number of ranks, shape
+            (levels, counts); the last column holds for more ranks, too.
+        least_bandwidth: That with which no all-reduce of so many ranks or more takes less.
+        irregular: Fewer replicas than this may take longer to sum their gradients than more do.
+        granule: More replicas than this occupy a multiple of it of devices, and on all but the
+            last stage come in multiples of it; 0 where they need not.
+    """
+
+    total: Integers
+    groups: Integers
+    between: Integers
+    speed: Floats
+    delays: Floats
+    bandwidth: Floats
+    least_bandwidth: Floats
+    irregular: int
+    granule: int
+
+
+def build_pool(devices: Devices) -> DevicePool:
+    """Return the device classes of a cluster as arrays."""
+    count, levels = len(devices.classes), devices.bounding_levels
+    between = np.zeros((count, count), dtype=np.int64)
+    for one in range(count):
+        for other in range(count):
+            if one != other:
+                between[one, other] = devices.level_between(one, other)
+    speeds = np.array([entry.speed for entry in devices.classes])
+    only = devices.classes[0] if count == 1 else None
+    inner = only.group_sizes[0] if only and len(levels) > 1 else 0
+    in_whole_groups = inner > 1 and only is not None and len(only) % inner == 0
+    groups = np.array(
+        [entry.group_sizes[-len(levels) :] for entry in devices.classes], dtype=np.int64
+    )
+    bandwidth = _tabulate_bandwidth(levels)
+    return DevicePool(
+        total=np.array([len(entry) for entry in devices.classes], dtype=np.int64),
+        groups=groups,
+        between=between,
+        speed=speeds / speeds.min(),
+        delays=np.array([_list_delays(level) for level in levels]),
+        bandwidth=bandwidth,
+        least_bandwidth=_bound_bandwidth(bandwidth),
+        irregular=_find_irregular(bandwidth, groups),
+        granule=inner if in_whole_groups else 0,
+    )
+
+
+def _list_delays(level: LinkLevel) -> tuple[float, ...]:
+    """Return a row of `DevicePool.delays`."""
+    if level.all_reduce is None:  # one protocol, a ring; twice the same
+        return 0.0, level.latency_s, 1.0, 0.0, level.latency_s
+    small, large = level.all_reduce.protocols
+    return *small, *large[:2]
+
+
+def _tabulate_bandwidth(levels: Sequence[LinkLevel]) -> Floats:
+    """Return `DevicePool.bandwidth`; nobody sums alone, so columns 0 and 1 are those of two."""
+    known = [level.all_reduce for level in levels if level.all_reduce]
+    counts = range(max((figures.bandwidth[-1][0] for figures in known), default=0) + 1)
+    return np.array(
+        [
+            [
+                level.all_reduce.bus_bandwidth(count)
+                if level.all_reduce
+                else level.all_reduce_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
+                for count in counts
+            ]
+            for level in levels
+        ]
+    )
+
+
+def _bound_bandwidth(bandwidth: Floats) -> Floats:
+    """Return `DevicePool.least_bandwidth`.
+
+    m ranks take as long for their bytes as n of them with (n - 1) / n x m / (m - 1) of the
+    bandwidth of m.
+    """
+    sent = _count_sent(bandwidth)
+    least = np.minimum.accumulate((sent / bandwidth)[:, ::-1], axis=1)[:, ::-1]
+    found: Floats = sent / least
+    return found
+
+
+def _count_sent(bandwidth: Floats) -> Floats:
+    """Return half of what a rank sends, as a share of the message, by number of ranks."""
+    ranks = np.maximum(np.arange(bandwidth.shape[1]), 2)
+    return (ranks - 1) / ranks
+
+
+def _find_irregular(bandwidth: Floats, groups: Integers) -> int:
+    """Return `DevicePool.irregular`: where the last time falls from one number to the next."""
+    found = 0
+    for level, times in enumerate(_count_sent(bandwidth) / bandwidth):
+        falls = np.flatnonzero(np.diff(times) < 0)
+        if len(falls):
+            inner = int(groups[:, level - 1].max()) if level else 1
+            found = max(found, inner * int(falls[-1] + 1))
+    return found
