@@ -18,6 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from statistics import mean, median
 from typing import TypeVar
@@ -25,7 +26,7 @@ from typing import TypeVar
 import numpy as np
 from truth_fit import NOT_FITTED, fit_table, same_chip
 from truth_floor import LARGE, find_floors
-from truth_links import fit_links, fit_links_without, link_errors
+from truth_links import MESSAGES, fit_links, fit_links_without, link_errors, message_errors
 from truth_models import mpt_rows, neusight_rows
 from truth_page import Verdict, write_page
 from truth_predict import Predictor
@@ -106,7 +107,7 @@ def main() -> None:
         delays = link_errors(sums, lambda device: _with_bandwidths(sums, links, device))
         floors["all-reduce"] = mean(abs(error) for _, error in delays)
         hosts = len({(row.host, row.device) for row in sums if row.host != MEASURED})
-        page = write_page(verdicts, table, NOT_FITTED, floors, hosts)
+        page = write_page(verdicts, table, (*NOT_FITTED, MESSAGES), floors, hosts)
         PAGE.write_text(page, encoding="utf-8")
     if options.fit:
         today = f"{datetime.now(tz=UTC).date()}"
@@ -259,20 +260,20 @@ def _share_of_peak(row: Row) -> float:
 
 
 def _link_verdicts(sums: Sequence[CollectiveRow], links: dict[str, LinkFigures]) -> list[Verdict]:
-    errors = [
-        link_errors(sums, predict)
-        for predict in (
-            lambda _: links,
-            lambda device: fit_links_without(sums, frozenset({device}), keep_published=True),
-            lambda device: fit_links_without(sums, same_chip(device)),
-        )
+    tables: list[Callable[[str], dict[str, LinkFigures]]] = [
+        lambda _: links,
+        cache(lambda device: fit_links_without(sums, frozenset({device}), keep_published=True)),
+        cache(lambda device: fit_links_without(sums, same_chip(device))),
     ]
     return [
         Verdict(
-            "all-reduce", row.device, f"{row.size_bytes:,} bytes on {row.num_devices}",
+            group, row.device, f"{row.size_bytes:,} bytes on {row.num_devices}",
             row.measured_s, inside, left_out, chip_out,
         )
-        for (row, inside), (_, left_out), (_, chip_out) in zip(*errors, strict=True)
+        for group, errors in (("all-reduce", link_errors), (MESSAGES, message_errors))
+        for (row, inside), (_, left_out), (_, chip_out) in zip(
+            *(errors(sums, predict) for predict in tables), strict=True
+        )
     ]  # fmt: skip
 
 

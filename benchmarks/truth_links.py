@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 from truth_fit import soften
 from truth_rows import MEASURED, CollectiveRow
 
-from stagewright.core.cluster.accelerators import CATALOGUE
+from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
 from stagewright.core.cluster.collectives import LinkFigures
 
 NEAREST = {
@@ -20,6 +20,9 @@ NEAREST = {
     "PCIe 5.0 x16 without peer-to-peer": "PCIe 4.0 x16 without peer-to-peer",
 }  # fmt: skip
 """Kinds whose figures, bandwidths by the ratio of data sheets, stand for what was not measured."""
+
+MESSAGES = "messages of two devices"
+"""Set of the all-to-alls of two devices."""
 
 OUTLIER = 0.1
 """Relative error from which on a row is more of an exception than a measure of the fit."""
@@ -277,10 +280,39 @@ def link_errors(
     ``predict`` returns the table of links for a device.
     """
     judged = [row for row in rows if (row.operation, row.host) == ("all_reduce", MEASURED)]
-    found = []
-    for device in sorted({row.device for row in judged}):
-        table = predict(device)
-        for row in (row for row in judged if row.device == device):
-            predicted_s = table[row.link].all_reduce_time_s(row.size_bytes, row.num_devices)
-            found.append((row, predicted_s / row.measured_s - 1))
-    return found
+    return _compare(judged, predict, _sum_s)
+
+
+def message_errors(
+    rows: Sequence[CollectiveRow], predict: Callable[[str], dict[str, LinkFigures]]
+) -> list[tuple[CollectiveRow, float]]:
+    """Return the relative errors of messages of two devices to each other; none is fitted to.
+
+    In an all-to-all of two, each sends half of its message.
+    """
+    judged = [row for row in rows if (row.operation, row.num_devices) == ("all_to_all", 2)]
+    return _compare(judged, predict, _message_s)
+
+
+def _compare(
+    rows: Sequence[CollectiveRow],
+    predict: Callable[[str], dict[str, LinkFigures]],
+    time_s: Callable[[LinkFigures, CollectiveRow], float],
+) -> list[tuple[CollectiveRow, float]]:
+    tables = {device: predict(device) for device in sorted({row.device for row in rows})}
+    return [
+        (row, time_s(tables[device][row.link], row) / row.measured_s - 1)
+        for device in tables
+        for row in rows
+        if row.device == device
+    ]
+
+
+def _sum_s(figures: LinkFigures, row: CollectiveRow) -> float:
+    return figures.all_reduce_time_s(row.size_bytes, row.num_devices)
+
+
+def _message_s(figures: LinkFigures, row: CollectiveRow) -> float:
+    rate = get_accelerator(row.device).link_bandwidth_bytes_per_s
+    latency_s, bandwidth = figures.of_messages(rate)
+    return latency_s + row.size_bytes / 2 / bandwidth

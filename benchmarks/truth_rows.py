@@ -196,7 +196,7 @@ def collective_rows(folder: Path) -> list[CollectiveRow]:
             found.append(
                 CollectiveRow(
                     device := find_device(entry["device"]),
-                    entry["op_name"],
+                    entry["op_name"].replace("alltoall", "all_to_all"),
                     int(entry["num_gpus"]),
                     2 * int(entry["message_elements"]),
                     float(entry["latency_ms"]) / 1e3,

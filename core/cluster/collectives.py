@@ -84,6 +84,14 @@ class AllReduceFigures(Record):
             for start_s, delay_s, share in self.protocols
         )
 
+    def of_messages(self, rate: float) -> tuple[float, float]:
+        """Return latency and bandwidth of messages between two devices, over a link of that rate.
+
+        Two devices that sum send each other two messages at a time: no other way was measured for
+        as many links.
+        """
+        return self.large_start_s + self.large_step_s / 2, min(rate, self.bus_bandwidth(2))
+
     @property
     def protocols(self) -> tuple[tuple[float, float, float], ...]:
         """Return the start, the delay of each of 2 (n - 1) messages and the share of bandwidth."""

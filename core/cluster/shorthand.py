@@ -143,13 +143,17 @@ def _build_levels(
     if named:
         # Devices of different kinds talk, and sum, at the speed of the slowest interconnect.
         table = load_link_table()
-        bandwidth = min(entry.link_bandwidth_bytes_per_s for entry in named)
         slowest = min(named, key=lambda entry: table[entry.link].bus_bandwidth(size))
+        messages = [
+            table[entry.link].among(size).of_messages(entry.link_bandwidth_bytes_per_s)
+            for entry in named
+        ]
         figures = table[slowest.link]
         inside = INSIDE_NODE.model_copy(
             update={
                 "name": slowest.link,
-                "bandwidth_bytes_per_s": bandwidth,
+                "latency_s": max(latency_s for latency_s, _ in messages),
+                "bandwidth_bytes_per_s": min(bandwidth for _, bandwidth in messages),
                 "all_reduce": figures.among(size),
                 "error_band": figures.error_band or None,
             }

@@ -120,7 +120,19 @@ def test_the_slowest_sum_is_that_of_the_table_not_of_the_data_sheet():
     level = Cluster.parse("1xMI210,1xRTX5090").levels[0]
     figures = load_link_table()[get_accelerator("RTX5090").link]
     assert level.all_reduce == figures.among(2)
-    assert level.bandwidth_bytes_per_s == get_accelerator("MI210").link_bandwidth_bytes_per_s
+    assert level.bandwidth_bytes_per_s == figures.bus_bandwidth(2)
+
+
+def test_a_message_takes_what_two_devices_were_measured_to_exchange():
+    """Not the data sheet's rate: 32 GB/s over PCIe 4.0, and 9 where copies go through the host."""
+    rates = {
+        name: Cluster.parse(f"2x{name}").levels[0].bandwidth_bytes_per_s / 1e9
+        for name in ("L40S", "RTX4090", "A100-80GB", "MI250")
+    }
+    assert rates["L40S"] == pytest.approx(22.3, rel=0.05)
+    assert rates["RTX4090"] == pytest.approx(9, rel=0.05)
+    assert rates["A100-80GB"] == pytest.approx(164, rel=0.15)
+    assert rates["MI250"] == 50, "a link's, though a package sums over four"
 
 
 def test_a_link_scaled_is_faster_in_everything():

@@ -13,19 +13,21 @@ def test_one_kind_on_one_link():
     cluster = parse_devices("8xH200")
     assert {device.kind for device in cluster.devices} == {"H200"}
     assert cluster.devices[7].memory_bytes == 141 * 10**9
-    assert [level.bandwidth_bytes_per_s for level in cluster.levels] == [450e9]
+    assert [level.name for level in cluster.levels] == ["NVLink 4"]
+    assert 300e9 < cluster.levels[0].bandwidth_bytes_per_s < 450e9
 
 
 def test_nodes_have_two_levels():
     cluster = parse_devices("2x8xh100")
     assert [level.group_size for level in cluster.levels] == [8, 16]
-    assert cluster.levels[0].bandwidth_bytes_per_s == 450e9
+    assert [level.name for level in cluster.levels] == ["NVLink 4", "network"]
 
 
 def test_several_kinds_are_joined_by_the_slowest_link():
     cluster = parse_devices("2xH200, 4xL40S")
     assert [device.kind for device in cluster.devices] == ["H200"] * 2 + ["L40S"] * 4
-    assert cluster.levels[0].bandwidth_bytes_per_s == 32e9
+    assert cluster.levels[0].name == "PCIe 4.0 x16"
+    assert cluster.levels[0].bandwidth_bytes_per_s < 32e9
 
 
 def test_names_are_read_wherever_a_cluster_is():
