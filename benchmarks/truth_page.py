@@ -32,7 +32,8 @@ the rules alone. What the form of the model and its starting values are was deci
 sight, so that both flatter it a little. None uses the sets labelled "not fitted": "published
 throughputs" are those that the project was asked to hold itself against, "looked-up" ones were
 read in DeepLearningExamples' tables since, and "messages" are all-to-alls of two devices, in which
-each sends half; plans price those by the all-reduces of two. Errors are (predicted - measured) / measured.
+each sends half; plans price messages by the all-reduces of two. Errors are
+(predicted - measured) / measured.
 
 Sources: NeuSight (MIT; float32, eager attention), aiconfigurator (Apache-2.0; bfloat16 kernels and
 NCCL, under CUDA graphs), llm-foundry (Apache-2.0; MPT under FSDP on A100s), nnScaler (MIT;
