@@ -331,7 +331,8 @@ def format_cluster(cluster: Cluster) -> str:
 def _format_all_reduce(link: LinkLevel | PairLink) -> str:
     if isinstance(link, LinkLevel) and link.all_reduce:
         knots = link.all_reduce.bandwidth
-        shown = dict.fromkeys((knots[0], knots[-1]))
+        slowest = min(knots, key=lambda knot: knot[1])
+        shown = sorted({knots[0], slowest, knots[-1]})
         return ", ".join(f"{format_bytes(rate)}/s of {count}" for count, rate in shown)
     summed = link.all_reduce_bandwidth_bytes_per_s
     return f"{format_bytes(summed)}/s" if summed else "as bandwidth"

@@ -17,10 +17,11 @@ differ by up to ten times in that: the table has their middle, with its band.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from math import log
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -28,12 +29,12 @@ from pydantic import Field, model_validator
 from ..document import Record
 
 MAX_KNOTS = 64
-MAX_COUNTED = 1024
+MAX_COUNTED = 128
 """Most devices for which a bandwidth of its own can be given."""
 
 Knot = tuple[
     Annotated[int, Field(ge=2, le=MAX_COUNTED)],
-    Annotated[float, Field(gt=0)],
+    Annotated[float, Field(ge=1)],
 ]
 
 
@@ -51,7 +52,7 @@ class AllReduceFigures(Record):
 
     start_s: float = Field(ge=0)
     step_s: float = Field(ge=0)
-    small_share: float = Field(gt=0, le=1)
+    small_share: float = Field(ge=1e-6, le=1)
     large_start_s: float = Field(ge=0)
     large_step_s: float = Field(ge=0)
     bandwidth: tuple[Knot, ...] = Field(min_length=1, max_length=MAX_KNOTS)
@@ -69,7 +70,7 @@ class AllReduceFigures(Record):
             return self.bandwidth[0][1]
         for (low, slow), (high, fast) in pairwise(self.bandwidth):
             if num_devices <= high:
-                share = log(num_devices / low) / log(high / low)
+                share = math.log(num_devices / low) / math.log(high / low)
                 return float(slow ** (1 - share) * fast**share)
         return self.bandwidth[-1][1]
 
@@ -100,16 +101,19 @@ class AllReduceFigures(Record):
             (self.large_start_s, self.large_step_s / 2, 1.0),
         )
 
-    def among(self, num_devices: int) -> AllReduceFigures:
-        """Return the figures for some of a node's devices.
+    def among(self, num_devices: int, *, share_lanes: bool = False) -> AllReduceFigures:
+        """Return the figures for a node of so many devices.
 
-        Where fewer devices have more bandwidth, all share the lanes of their host. Those of other
-        stages sum at the same time then, and nothing above the bandwidth of all is counted on.
+        Where these share the lanes of their host, those of other stages send at the same time, and
+        nothing above the bandwidth of all is counted on.
         """
         whole = self.bus_bandwidth(num_devices)
-        knots = [(count, min(rate, whole)) for count, rate in self.bandwidth if count < num_devices]
+        most = whole if share_lanes else math.inf
+        knots = [(count, min(rate, most)) for count, rate in self.bandwidth if count < num_devices]
+        if num_devices <= self.bandwidth[-1][0]:
+            knots.append((max(num_devices, 2), whole))
         own = {name: getattr(self, name) for name in AllReduceFigures.model_fields}
-        return AllReduceFigures(**own | {"bandwidth": (*knots, (max(num_devices, 2), whole))})
+        return AllReduceFigures(**own | {"bandwidth": tuple(knots)})
 
     def scale(self, bandwidth: float, delays: float = 1.0) -> Self:
         """Return the figures with the bandwidth, and all delays, times a factor."""
@@ -117,6 +121,22 @@ class AllReduceFigures(Record):
         change: dict[str, object] = {name: delays * getattr(self, name) for name in names}
         change["bandwidth"] = tuple((count, bandwidth * rate) for count, rate in self.bandwidth)
         return self.model_copy(update=change)
+
+
+def find_slowest(links: Sequence[AllReduceFigures]) -> AllReduceFigures:
+    """Return the figures of devices with different links: at every number the slowest's."""
+    counts = sorted({count for figures in links for count, _ in figures.bandwidth})
+    delays = {
+        name: max(getattr(figures, name) for figures in links)
+        for name in ("start_s", "step_s", "large_start_s", "large_step_s")
+    }
+    return AllReduceFigures(
+        **delays,
+        small_share=min(figures.small_share for figures in links),
+        bandwidth=tuple(
+            (count, min(figures.bus_bandwidth(count) for figures in links)) for count in counts
+        ),
+    )
 
 
 class LinkFigures(AllReduceFigures):

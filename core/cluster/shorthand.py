@@ -21,7 +21,7 @@ from itertools import groupby
 from ..errors import InvalidInput
 from .accelerators import Accelerator, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
-from .collectives import load_link_table
+from .collectives import find_slowest, load_link_table
 
 UNIT_BYTES = {
     "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20,
@@ -142,20 +142,22 @@ def _build_levels(
     size = parts[0].num_devices if has_nodes else count
     if named:
         # Devices of different kinds talk, and sum, at the speed of the slowest interconnect.
-        table = load_link_table()
-        slowest = min(named, key=lambda entry: table[entry.link].bus_bandwidth(size))
+        table, links = load_link_table(), []
+        for entry in named:
+            share_lanes = entry.link.startswith("PCIe")
+            links.append(table[entry.link].among(size, share_lanes=share_lanes))
         messages = [
-            table[entry.link].among(size).of_messages(entry.link_bandwidth_bytes_per_s)
-            for entry in named
+            figures.of_messages(entry.link_bandwidth_bytes_per_s)
+            for figures, entry in zip(links, named, strict=True)
         ]
-        figures = table[slowest.link]
+        slowest = min(named, key=lambda entry: table[entry.link].bus_bandwidth(size)).link
         inside = INSIDE_NODE.model_copy(
             update={
-                "name": slowest.link,
+                "name": slowest,
                 "latency_s": max(latency_s for latency_s, _ in messages),
                 "bandwidth_bytes_per_s": min(bandwidth for _, bandwidth in messages),
-                "all_reduce": figures.among(size),
-                "error_band": figures.error_band or None,
+                "all_reduce": find_slowest(links),
+                "error_band": max(table[entry.link].error_band for entry in named) or None,
             }
         )
     levels = []

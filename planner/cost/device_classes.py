@@ -100,6 +100,16 @@ class Devices:
         return number_pair_links(self.cluster, self.groups)
 
     @cached_property
+    def has_equal_places(self) -> bool:
+        """Whether stages with equal devices and cuts on equal levels take equally long.
+
+        Which pair of groups a cut joins, or whose shared connection a stage of another kind
+        leaves by, depends on where in its class each one is.
+        """
+        is_shared = any(level.shared for level in self.levels)
+        return not self.pair_links and not (is_shared and len(self.classes) > 1)
+
+    @cached_property
     def bounding_cluster(self) -> Cluster:
         """Return the cluster with the fastest link of any pair at each level, for lower bounds.
 

@@ -293,15 +293,16 @@ def _check_links(profile: Profile, cluster: Cluster, options: PlanOptions) -> No
     num_devices = len(cluster.devices)
     parameters = list_parameters(profile)
     whole = sum(entry.size_bytes for entry in parameters)
+    tied = [entry.size_bytes for entry in parameters if len(entry.layers) > 1]
     for level in (*cluster.levels, *list_pair_links(cluster)):
         per_microbatch_s = sum(
             level.transfer_time_s(gap.forward_bytes) + level.transfer_time_s(gap.backward_bytes)
             for gap in profile.boundaries
         )
-        summed_s = level.all_reduce_time_s(whole, num_devices) + sum(
-            level.all_reduce_time_s(entry.size_bytes, num_devices)
-            for entry in parameters
-            if len(entry.layers) > 1
+        counts = [count for count, _ in level.all_reduce.bandwidth] if level.all_reduce else []
+        summed_s = max(
+            sum(level.all_reduce_time_s(size, number) for size in (whole, *tied))
+            for number in (2, *counts, num_devices)
         )
         total_s = per_microbatch_s * options.num_microbatches + summed_s
         if not total_s < LARGEST_TOTAL_S:

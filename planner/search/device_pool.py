@@ -63,7 +63,7 @@ def build_pool(devices: Devices) -> DevicePool:
     groups = np.array(
         [entry.group_sizes[-len(levels) :] for entry in devices.classes], dtype=np.int64
     )
-    bandwidth = _tabulate_bandwidth(levels)
+    bandwidth = _tabulate_bandwidth(levels, int(groups.max()))
     return DevicePool(
         total=np.array([len(entry) for entry in devices.classes], dtype=np.int64),
         groups=groups,
@@ -85,10 +85,10 @@ def _list_delays(level: LinkLevel) -> tuple[float, ...]:
     return *small, *large[:2]
 
 
-def _tabulate_bandwidth(levels: Sequence[LinkLevel]) -> Floats:
+def _tabulate_bandwidth(levels: Sequence[LinkLevel], most: int) -> Floats:
     """Return `DevicePool.bandwidth`; nobody sums alone, so columns 0 and 1 are those of two."""
-    known = [level.all_reduce for level in levels if level.all_reduce]
-    counts = range(max((figures.bandwidth[-1][0] for figures in known), default=0) + 1)
+    known = [level.all_reduce.bandwidth[-1][0] for level in levels if level.all_reduce]
+    counts = range(min(max(known, default=0), most) + 1)
     return np.array(
         [
             [
@@ -124,8 +124,9 @@ def _find_irregular(bandwidth: Floats, groups: Integers) -> int:
     """Return `DevicePool.irregular`: where the last time falls from one number to the next."""
     found = 0
     for level, times in enumerate(_count_sent(bandwidth) / bandwidth):
-        falls = np.flatnonzero(np.diff(times) < 0)
+        inner = groups[:, :level].max(axis=1, initial=1)
+        most = int(np.max(-(-groups[:, level] // inner)))  # members of a ring at this level
+        falls = np.flatnonzero(np.diff(times[: most + 1]) < 0)
         if len(falls):
-            inner = int(groups[:, level - 1].max()) if level else 1
-            found = max(found, inner * int(falls[-1] + 1))
+            found = max(found, int(inner.max()) * int(falls[-1] + 1))
     return found

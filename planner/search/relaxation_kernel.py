@@ -107,14 +107,12 @@ def next_count(
 ) -> int:  # fmt: skip
     """Return the next number of replicas to try after ``count``; -1 if none.
 
-    Up to ``irregular``, every number: more replicas may sum their gradients in less time.
+    Up to ``irregular``, every number that fits: more replicas may sum their gradients faster.
     Then, below a whole group of the outermost level but one, every number that fits a level; for
     the last stage of a class, which may have a part of its last group, every number from which on
     it begins further in front. In all other cases only those that leave fewer than ``fewest``
     micro-batches in flight, the best of those placed from ``irregular`` on.
     """
-    if count < irregular:
-        return count + 1
     inner, border = 1, -1
     for level in range(len(groups) - 1):
         size = groups[level]
@@ -129,6 +127,8 @@ def next_count(
         border = min(count + 1 + (-count) % inner, count + 1 + (total - count) % inner)
     step = 1 if is_last else inner
     low = count + 1
+    if count < irregular:
+        return (low + step - 1) // step * step
     while True:
         following = (low + step - 1) // step * step
         if 0 < border <= following or following + in_flight >= fewest:

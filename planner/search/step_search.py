@@ -52,7 +52,8 @@ class Node(NamedTuple):
 class StepSearch:
     """Search of several graphs at once, each with seconds that all its plans spend in addition.
 
-    ``limit_s`` is the best step known; lower it when a plan is faster.
+    ``limit_s`` is the best step known; lower it when a plan is faster. ``least_whole_s`` is the
+    least bound of the plans handed out, which holds for all their places.
     """
 
     def __init__(self, graphs: Sequence[tuple[StepGraph, float]], limit_s: float) -> None:
@@ -60,6 +61,7 @@ class StepSearch:
         self._order = count()
         self.open: list[Node] = []
         self.pairs = 0
+        self.least_whole_s = np.inf
         for number, (graph, added_s) in enumerate(graphs):
             for bound_s, state in graph.starts():
                 self._push(bound_s + added_s, number, 0, state, (), np.zeros((7, 0)))
@@ -75,6 +77,7 @@ class StepSearch:
         self.pairs = 0
         while self.open and self.open[0].bound_s < self.limit_s:
             if self._is_whole(self.open[0]):
+                self.least_whole_s = min(self.least_whole_s, self.open[0].bound_s)
                 yield heapq.heappop(self.open).arcs
                 continue
             if self.pairs > max_pairs:

@@ -57,6 +57,8 @@ def search_steps(request: PlanningRequest, tournament: Tournament) -> float:
 
     simulate(search.plans(MAX_PAIRS), search)
     bound_s = search.bound_s
+    if not request.devices.has_equal_places:
+        bound_s = min(bound_s, search.least_whole_s)
     if bound_s < search.limit_s and not request.is_over:
         # Too many plans are left to prove anything more; the most promising ones are tried.
         other = StepSearch(graphs, search.limit_s)

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from stagewright.core.cluster.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.cluster.pair_links import PairLink
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.split_layers import group_devices
 from stagewright.planner.validation.validate import validate
-from tests.builders import random_profile
+from tests.builders import chain_profile, random_profile
 from tests.planner.instances import Instance, instance, plan_alone
 from tests.planner.oracle import usable_plans
 
@@ -72,6 +72,25 @@ def test_no_plan_is_below_the_bounds_and_the_best_is_found(objective, schedule):
         elif objective == "latency":
             assert made.proof.value <= least * (1 + ROUNDING), seed
     assert found > 8
+
+
+def test_a_bound_holds_for_the_places_that_were_not_simulated():
+    """Nine replicas on the first devices sum over the slow pair, on the last ones they do not.
+
+    The step on the first was printed as a bound on all plans.
+    """
+    slow = PairLink(level="L0", groups=("0", "1"), latency_s=0, bandwidth_bytes_per_s=1e8)
+    levels = (
+        LinkLevel(name="L0", group_size=2, latency_s=0, bandwidth_bytes_per_s=1e10),
+        LinkLevel(name="L1", group_size=16, latency_s=0, bandwidth_bytes_per_s=1e9),
+    )
+    devices = tuple(Device(name=f"a:{index}", kind="a") for index in range(11))
+    cluster = Cluster(devices=devices, levels=levels, links=(slow,))
+    profile = chain_profile([1e-3], parameter_bytes=10**6)
+    made = plan(profile, cluster, PlanOptions(num_microbatches=9))
+    given = Instance(profile, cluster, PlanOptions(num_microbatches=9))
+    least_s = min(split.step_time_s() for split in usable_plans(given))
+    assert made.proof.simulated_lower_bound_s <= least_s * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("objective", ["memory", "devices", "pipedream"])

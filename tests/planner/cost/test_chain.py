@@ -2,7 +2,8 @@
 
 import pytest
 
-from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.collectives import AllReduceFigures
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import PlanOptions
@@ -202,4 +203,21 @@ def test_links_too_slow_to_count_are_refused():
     profile = chain_profile([1, 1], forward_bytes=1000)
     cluster = Cluster.uniform(2, bandwidth_bytes_per_s=1e-320)
     with pytest.raises(InvalidInput, match="would take inf s to send"):
+        plan(profile, cluster, OPTIONS)
+
+
+def test_sums_too_slow_for_any_number_of_devices_are_refused():
+    """All eight sum fast, and two of them, with a tied weight, would have taken 10^13 seconds."""
+    profile = chain_profile([1, 1], parameter_bytes=10**13)
+    figures = AllReduceFigures(
+        start_s=0,
+        step_s=0,
+        small_share=1,
+        large_start_s=0,
+        large_step_s=0,
+        bandwidth=((2, 1), (8, 1e12)),
+    )
+    level = LinkLevel(group_size=8, all_reduce=figures)
+    cluster = Cluster.uniform(8).model_copy(update={"levels": (level,)})
+    with pytest.raises(InvalidInput, match=r"would take .* s to send"):
         plan(profile, cluster, OPTIONS)
