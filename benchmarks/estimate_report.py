@@ -107,7 +107,8 @@ def report(
             "",
             "## The catalogue",
             "",
-            "Dense rates in TFLOP/s. A link's bandwidth is one direction.",
+            "Dense rates in TFLOP/s. A link's bandwidth is the data sheet's, one direction; plans "
+            "take less (docs/guides/clusters.md).",
             "",
             _catalogue(),
             "",

@@ -11,7 +11,7 @@ from truth_fit import soften
 from truth_rows import MEASURED, CollectiveRow
 
 from stagewright.core.cluster.accelerators import CATALOGUE, get_accelerator
-from stagewright.core.cluster.collectives import LinkFigures
+from stagewright.core.cluster.collectives import LinkFigures, shares_lanes
 
 NEAREST = {
     "NVLink 2": "NVLink 3", "NVLink 4": "NVLink 3", "NVLink 5": "NVLink 4",
@@ -112,7 +112,7 @@ def _add_nearest(link: str, rates: dict[str, float], table: dict[str, LinkFigure
         factor /= HOST_COPIES
     table[link] = (
         table[near]
-        .scale(factor)
+        .scale(bandwidth_factor=factor)
         .model_copy(
             update={
                 "basis": "guess" if is_guess else "rule",
@@ -164,7 +164,7 @@ def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, Li
         update = {"error_band": round(band, 3), "source": _describe(rows, link)}
         table[link] = table[link].model_copy(update=update)
     for link in sorted(links, key=lambda link: link in NEAREST):
-        if not _is_shared(link):
+        if not shares_lanes(link):
             near = table.get(NEAREST.get(link, ""), expected[link])
             measured = dict(table[link].bandwidth)
             bandwidth = _fill(measured, near)
@@ -179,7 +179,7 @@ def _fit(rows: Sequence[CollectiveRow], rates: dict[str, float]) -> dict[str, Li
 
 def _knots(rows: Sequence[CollectiveRow], link: str) -> list[int]:
     """Return the numbers of devices whose bandwidth is fitted."""
-    if _is_shared(link):
+    if shares_lanes(link):
         return list(SHARED_KNOTS)
     return sorted({row.num_devices for row in rows if row.link == link})
 
@@ -190,7 +190,7 @@ def _figures(values: np.ndarray, knots: Sequence[tuple[str, int]]) -> dict[str, 
     bandwidth: dict[str, dict[int, float]] = defaultdict(dict)
     for (link, count), value in zip(knots, np.exp(values[len(DELAYS) :]), strict=True):
         # More cards of a host are not faster together than fewer.
-        most = min(bandwidth[link].values(), default=np.inf) if _is_shared(link) else np.inf
+        most = min(bandwidth[link].values(), default=np.inf) if shares_lanes(link) else np.inf
         bandwidth[link][count] = float(min(value, most))
     return {
         link: LinkFigures(
@@ -198,10 +198,6 @@ def _figures(values: np.ndarray, knots: Sequence[tuple[str, int]]) -> dict[str, 
         )
         for link, counts in bandwidth.items()
     }
-
-
-def _is_shared(link: str) -> bool:
-    return link.startswith("PCIe")
 
 
 def _describe(rows: Sequence[CollectiveRow], link: str) -> str:
@@ -314,5 +310,5 @@ def _sum_s(figures: LinkFigures, row: CollectiveRow) -> float:
 
 def _message_s(figures: LinkFigures, row: CollectiveRow) -> float:
     rate = get_accelerator(row.device).link_bandwidth_bytes_per_s
-    latency_s, bandwidth = figures.of_messages(rate)
+    latency_s, bandwidth = figures.price_messages(rate)
     return latency_s + row.size_bytes / 2 / bandwidth

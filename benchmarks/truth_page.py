@@ -31,9 +31,8 @@ many multiprocessors of the same process (four A100s are one chip): what is said
 the rules alone. What the form of the model and its starting values are was decided with all rows in
 sight, so that both flatter it a little. None uses the sets labelled "not fitted": "published
 throughputs" are those that the project was asked to hold itself against, "looked-up" ones were
-read in DeepLearningExamples' tables since, and "messages" are all-to-alls of two devices, in which
-each sends half; plans price messages by the all-reduces of two. Errors are
-(predicted - measured) / measured.
+read in DeepLearningExamples' tables since, and "messages of two devices" are all-to-alls, in which
+each of two devices sends the other half of its bytes. Errors are (predicted - measured) / measured.
 
 Sources: NeuSight (MIT; float32, eager attention), aiconfigurator (Apache-2.0; bfloat16 kernels and
 NCCL, under CUDA graphs), llm-foundry (Apache-2.0; MPT under FSDP on A100s), nnScaler (MIT;

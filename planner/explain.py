@@ -302,8 +302,8 @@ def _changes(plan: Plan, cluster: Cluster, options: PlanOptions) -> Iterator[_Ch
 
 
 def _twice_as_fast(cluster: Cluster) -> Cluster:
-    levels = tuple(level.scale(2) for level in cluster.levels)
-    links = tuple(link.scale(2) for link in cluster.links)
+    levels = tuple(level.scale(bandwidth_factor=2) for level in cluster.levels)
+    links = tuple(link.scale(bandwidth_factor=2) for link in cluster.links)
     return cluster.model_copy(update={"levels": levels, "links": links})
 
 

@@ -12,7 +12,7 @@ from ..errors import InvalidInput
 from ..text_table import format_table
 from ..units import format_bytes, format_time
 from .collectives import AllReduceFigures
-from .pair_links import PairLink, check_pair_links, number_pair_links
+from .pair_links import PairLink, check_pair_links, list_pair_links, number_pair_links
 from .places import (
     check_places,
     group_of,
@@ -72,7 +72,7 @@ class LinkLevel(Record):
             of one bandwidth.
         shared: Whether all devices of one inner group use one connection at this level (one
             network card a node), so that their messages queue in the simulation.
-        error_band: Relative error to expect of its times; `None` if not known.
+        error_band: Relative error to expect of its all-reduces; `None` if not known.
     """
 
     name: Name = "link"
@@ -106,19 +106,20 @@ class LinkLevel(Record):
         if self.all_reduce:
             return self.all_reduce.all_reduce_time_s(size_bytes, num_ranks)
         bandwidth = self.all_reduce_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
-        # n - 1 of them to sum, and as many to hand out the sums.
+        # n - 1 messages sum, and as many hand out the sums.
         messages = 2 * (num_ranks - 1)
         return messages * (self.latency_s + size_bytes / num_ranks / bandwidth)
 
-    def scale(self, bandwidth: float, delays: float = 1.0) -> LinkLevel:
-        """Return the link with all its bandwidths, and its delays, times a factor."""
+    def scale(self, *, bandwidth_factor: float = 1.0, delay_factor: float = 1.0) -> LinkLevel:
+        """Return the link with its bandwidths and its delays multiplied by two factors."""
         summed, figures = self.all_reduce_bandwidth_bytes_per_s, self.all_reduce
         return self.model_copy(
             update={
-                "latency_s": self.latency_s * delays,
-                "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * bandwidth,
-                "all_reduce_bandwidth_bytes_per_s": summed and summed * bandwidth,
-                "all_reduce": figures and figures.scale(bandwidth, delays),
+                "latency_s": self.latency_s * delay_factor,
+                "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * bandwidth_factor,
+                "all_reduce_bandwidth_bytes_per_s": summed and summed * bandwidth_factor,
+                "all_reduce": figures
+                and figures.scale(bandwidth_factor=bandwidth_factor, delay_factor=delay_factor),
             }
         )
 
@@ -314,12 +315,12 @@ def format_cluster(cluster: Cluster) -> str:
     links += [
         (
             "",
-            str(link),
+            link.name,
             format_time(link.latency_s),
             f"{format_bytes(link.bandwidth_bytes_per_s)}/s",
             _format_all_reduce(link),
         )
-        for link in cluster.links
+        for link in list_pair_links(cluster)
     ]
     text = format_table(rows)
     if links:
@@ -328,12 +329,13 @@ def format_cluster(cluster: Cluster) -> str:
     return text
 
 
-def _format_all_reduce(link: LinkLevel | PairLink) -> str:
-    if isinstance(link, LinkLevel) and link.all_reduce:
+def _format_all_reduce(link: LinkLevel) -> str:
+    if link.all_reduce:
         knots = link.all_reduce.bandwidth
         slowest = min(knots, key=lambda knot: knot[1])
-        shown = sorted({knots[0], slowest, knots[-1]})
-        return ", ".join(f"{format_bytes(rate)}/s of {count}" for count, rate in shown)
+        rates = {rate: count for count, rate in (knots[-1], slowest, knots[0])}
+        shown = sorted((count, rate) for rate, count in rates.items())
+        return ", ".join(f"{format_bytes(rate)}/s among {count}" for count, rate in shown)
     summed = link.all_reduce_bandwidth_bytes_per_s
     return f"{format_bytes(summed)}/s" if summed else "as bandwidth"
 

@@ -28,9 +28,12 @@ from pydantic import Field, model_validator
 
 from ..document import Record
 
+DELAYS = ("start_s", "step_s", "large_start_s", "large_step_s")
+"""Fields of `AllReduceFigures` that are delays."""
+
 MAX_KNOTS = 64
 MAX_COUNTED = 128
-"""Most devices for which a bandwidth of its own can be given."""
+"""Largest number of devices for which a bandwidth can be given."""
 
 Knot = tuple[
     Annotated[int, Field(ge=2, le=MAX_COUNTED)],
@@ -43,11 +46,11 @@ class AllReduceFigures(Record):
 
     Attributes:
         start_s: Time of the protocol for small messages before anything is sent.
-        step_s: Time it takes besides for every device after the first.
-        small_share: Of the bandwidth, what the protocol for small messages reaches.
+        step_s: Time it adds for each device after the first.
+        small_share: Share of ``bandwidth`` that the protocol for small messages reaches.
         large_start_s: As ``start_s``, of the protocol for large messages.
         large_step_s: As ``step_s``, of the protocol for large messages.
-        bandwidth: Bus bandwidth of large messages, as pairs of a number of devices and its figure.
+        bandwidth: Bus bandwidth of large messages, as pairs of a number of devices and bytes/s.
     """
 
     start_s: float = Field(ge=0)
@@ -65,7 +68,10 @@ class AllReduceFigures(Record):
         return self
 
     def bus_bandwidth(self, num_devices: int) -> float:
-        """Return the bandwidth of large messages, between the counts measured by its logarithm."""
+        """Return the bandwidth of large messages.
+
+        Between two numbers given it is a power of the number, beyond them that of the nearest.
+        """
         if num_devices <= self.bandwidth[0][0]:
             return self.bandwidth[0][1]
         for (low, slow), (high, fast) in pairwise(self.bandwidth):
@@ -85,11 +91,12 @@ class AllReduceFigures(Record):
             for start_s, delay_s, share in self.protocols
         )
 
-    def of_messages(self, rate: float) -> tuple[float, float]:
-        """Return latency and bandwidth of messages between two devices, over a link of that rate.
+    def price_messages(self, rate: float) -> tuple[float, float]:
+        """Return the latency and the bandwidth of a message from one device to another.
 
-        Two devices that sum send each other two messages at a time: no other way was measured for
-        as many links.
+        An all-reduce of two devices is two exchanges of half the bytes, one after the other. A
+        message takes the start and one exchange of the protocol for large messages, at no more
+        than ``rate``, the data sheet's. Messages of less than some 64 KiB take less.
         """
         return self.large_start_s + self.large_step_s / 2, min(rate, self.bus_bandwidth(2))
 
@@ -101,11 +108,11 @@ class AllReduceFigures(Record):
             (self.large_start_s, self.large_step_s / 2, 1.0),
         )
 
-    def among(self, num_devices: int, *, share_lanes: bool = False) -> AllReduceFigures:
+    def limit_to_node(self, num_devices: int, *, share_lanes: bool = False) -> AllReduceFigures:
         """Return the figures for a node of so many devices.
 
-        Where these share the lanes of their host, those of other stages send at the same time, and
-        nothing above the bandwidth of all is counted on.
+        Devices that share the lanes of their host get no more than when all of them send: those of
+        other stages send at the same time.
         """
         whole = self.bus_bandwidth(num_devices)
         most = whole if share_lanes else math.inf
@@ -115,21 +122,17 @@ class AllReduceFigures(Record):
         own = {name: getattr(self, name) for name in AllReduceFigures.model_fields}
         return AllReduceFigures(**own | {"bandwidth": tuple(knots)})
 
-    def scale(self, bandwidth: float, delays: float = 1.0) -> Self:
-        """Return the figures with the bandwidth, and all delays, times a factor."""
-        names = "start_s", "step_s", "large_start_s", "large_step_s"
-        change: dict[str, object] = {name: delays * getattr(self, name) for name in names}
-        change["bandwidth"] = tuple((count, bandwidth * rate) for count, rate in self.bandwidth)
+    def scale(self, *, bandwidth_factor: float = 1.0, delay_factor: float = 1.0) -> Self:
+        """Return the figures with bandwidths and delays multiplied by two factors."""
+        change: dict[str, object] = {name: delay_factor * getattr(self, name) for name in DELAYS}
+        change["bandwidth"] = tuple((n, bandwidth_factor * rate) for n, rate in self.bandwidth)
         return self.model_copy(update=change)
 
 
 def find_slowest(links: Sequence[AllReduceFigures]) -> AllReduceFigures:
-    """Return the figures of devices with different links: at every number the slowest's."""
+    """Return the longest delays and the lowest bandwidth for every number of devices."""
     counts = sorted({count for figures in links for count, _ in figures.bandwidth})
-    delays = {
-        name: max(getattr(figures, name) for figures in links)
-        for name in ("start_s", "step_s", "large_start_s", "large_step_s")
-    }
+    delays = {name: max(getattr(figures, name) for figures in links) for name in DELAYS}
     return AllReduceFigures(
         **delays,
         small_share=min(figures.small_share for figures in links),
@@ -151,6 +154,11 @@ class LinkFigures(AllReduceFigures):
     basis: Literal["table", "rule", "guess"]
     source: str
     error_band: float
+
+
+def shares_lanes(link: str) -> bool:
+    """Return True if the cards of a host share its path for this kind of link."""
+    return link.startswith("PCIe")
 
 
 @cache

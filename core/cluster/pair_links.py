@@ -33,13 +33,13 @@ class PairLink(Record):
     bandwidth_bytes_per_s: float = Field(gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
 
-    def scale(self, bandwidth: float) -> PairLink:
-        """Return the link with its bandwidths times a factor."""
+    def scale(self, *, bandwidth_factor: float) -> PairLink:
+        """Return the link with its bandwidths multiplied by a factor."""
         summed = self.all_reduce_bandwidth_bytes_per_s
         return self.model_copy(
             update={
-                "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * bandwidth,
-                "all_reduce_bandwidth_bytes_per_s": summed and summed * bandwidth,
+                "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * bandwidth_factor,
+                "all_reduce_bandwidth_bytes_per_s": summed and summed * bandwidth_factor,
             }
         )
 

@@ -21,7 +21,7 @@ from itertools import groupby
 from ..errors import InvalidInput
 from .accelerators import Accelerator, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
-from .collectives import find_slowest, load_link_table
+from .collectives import find_slowest, load_link_table, shares_lanes
 
 UNIT_BYTES = {
     "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20,
@@ -141,13 +141,15 @@ def _build_levels(
     inside = INSIDE_NODE if has_nodes else LinkLevel(group_size=count)
     size = parts[0].num_devices if has_nodes else count
     if named:
-        # Devices of different kinds talk, and sum, at the speed of the slowest interconnect.
-        table, links = load_link_table(), []
-        for entry in named:
-            share_lanes = entry.link.startswith("PCIe")
-            links.append(table[entry.link].among(size, share_lanes=share_lanes))
+        # Devices of several kinds take the longest delays and the lowest bandwidth of their links,
+        # so that together they are no faster than either.
+        table = load_link_table()
+        links = [
+            table[entry.link].limit_to_node(size, share_lanes=shares_lanes(entry.link))
+            for entry in named
+        ]
         messages = [
-            figures.of_messages(entry.link_bandwidth_bytes_per_s)
+            figures.price_messages(entry.link_bandwidth_bytes_per_s)
             for figures, entry in zip(links, named, strict=True)
         ]
         slowest = min(named, key=lambda entry: table[entry.link].bus_bandwidth(size)).link

@@ -101,10 +101,10 @@ class Devices:
 
     @cached_property
     def has_equal_places(self) -> bool:
-        """Whether stages with equal devices and cuts on equal levels take equally long.
+        """Return True if stages with equal devices and cuts on equal levels take equally long.
 
-        Which pair of groups a cut joins, or whose shared connection a stage of another kind
-        leaves by, depends on where in its class each one is.
+        With links of pairs, which of them a cut crosses depends on where its stages are; with
+        several classes, so does the shared connection by which a stage leaves.
         """
         is_shared = any(level.shared for level in self.levels)
         return not self.pair_links and not (is_shared and len(self.classes) > 1)
@@ -119,6 +119,9 @@ class Devices:
         levels, known = [], []
         for level, own in enumerate(self.cluster.levels):
             known += list(self.pair_links.get(level, {}).values())
+            if not known:
+                levels.append(own)
+                continue
             delays = [each.latency_s for each in (own, *known)]
             rates = [each.bandwidth_bytes_per_s for each in (own, *known)]
             sums = [
@@ -135,7 +138,7 @@ class Devices:
                 "all_reduce_bandwidth_bytes_per_s": max(sums),
                 "all_reduce": None,
             }
-            levels.append(own.model_copy(update=change) if known else own)
+            levels.append(own.model_copy(update=change))
         return self.cluster.model_copy(update={"levels": tuple(levels), "links": ()})
 
     @property

@@ -299,10 +299,11 @@ def _check_links(profile: Profile, cluster: Cluster, options: PlanOptions) -> No
             level.transfer_time_s(gap.forward_bytes) + level.transfer_time_s(gap.backward_bytes)
             for gap in profile.boundaries
         )
-        counts = [count for count, _ in level.all_reduce.bandwidth] if level.all_reduce else []
+        knots = level.all_reduce.bandwidth if level.all_reduce else ()
+        counts = {2, num_devices, *(count for count, _ in knots if count < num_devices)}
         summed_s = max(
             sum(level.all_reduce_time_s(size, number) for size in (whole, *tied))
-            for number in (2, *counts, num_devices)
+            for number in counts
         )
         total_s = per_microbatch_s * options.num_microbatches + summed_s
         if not total_s < LARGEST_TOTAL_S:

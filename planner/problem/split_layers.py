@@ -164,7 +164,7 @@ def collectives_s(own: SplitLayer, degree: int, link: LinkLevel) -> tuple[float,
 
 
 def _collective_s(link: LinkLevel, size_bytes: int, number: float, degree: int) -> float:
-    number = number or 1.0
+    number = number or 1.0  # bytes without a number of collectives are sent by one
     return number * link.all_reduce_time_s(size_bytes / number, degree)
 
 
@@ -229,7 +229,7 @@ def group_devices(cluster: Cluster, degree: int) -> tuple[Cluster, dict[str, tup
     heads = {run[0] for run in groups}
     folded = cluster.without(*(i for i in range(len(cluster.devices)) if i not in heads))
     levels = [
-        link.scale(1 / degree) if link.shared and level else link
+        link.scale(bandwidth_factor=1 / degree) if link.shared and level else link
         for level, link in enumerate(folded.levels)
     ]
     # A level whose groups hold one group of devices each joins nothing any more.

@@ -82,8 +82,8 @@ def _pattern(
 
 
 def _least_sync_s(devices: Devices, size_bytes: int, counts: range) -> float:
-    # A bound for any placement: the owners may be joined by the fastest link of the cluster. They
-    # may be any of these numbers, and more of them may take less.
+    # A bound for any placement: the owners may be joined by the fastest link of the cluster. In a
+    # layer graph their number is not known exactly, and more owners may take less.
     links = devices.bounding_cluster.levels
     return min(
         (link.all_reduce_time_s(size_bytes, owners) for link in links for owners in counts),

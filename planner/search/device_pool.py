@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from ..cost.device_classes import Devices
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-SMALL_START, SMALL_DELAY, SMALL_SHARE, START, DELAY = range(5)
-"""Columns of `DevicePool.delays`."""
+SMALL_START, SMALL_DELAY, SMALL_SHARE, LARGE_START, LARGE_DELAY = range(5)
+"""Columns of `DevicePool.protocols`."""
 
 
 class DevicePool(NamedTuple):
@@ -26,13 +26,14 @@ class DevicePool(NamedTuple):
         groups: See `DeviceClass.group_sizes`, shape (K, levels).
         between: Level between two classes, shape (K, K).
         speed: Relative to the slowest class, shape (K,).
-        delays: Of all-reduces, shape (levels, 5): the seconds that the protocol for small messages
-            takes to start and for each of its 2 (n - 1) messages, its share of the bandwidth, and
-            the seconds of the protocol for large ones.
+        protocols: Of all-reduces, shape (levels, 5): the seconds that the protocol for small
+            messages takes to start and for each of its 2 (n - 1) messages, its share of the
+            bandwidth, and the seconds of the protocol for large ones.
         bandwidth: Bytes per second of an all-reduce, by level and number of ranks, shape
             (levels, counts); the last column holds for more ranks, too.
-        least_bandwidth: That with which no all-reduce of so many ranks or more takes less.
-        irregular: Fewer replicas than this may take longer to sum their gradients than more do.
+        least_bandwidth: Bandwidth for lower bounds: with column n, n ranks take no longer than any
+            number from n on takes by ``bandwidth``.
+        regular_from: Number of replicas from which on more never sum their gradients faster.
         granule: More replicas than this occupy a multiple of it of devices, and on all but the
             last stage come in multiples of it; 0 where they need not.
     """
@@ -41,10 +42,10 @@ class DevicePool(NamedTuple):
     groups: Integers
     between: Integers
     speed: Floats
-    delays: Floats
+    protocols: Floats
     bandwidth: Floats
     least_bandwidth: Floats
-    irregular: int
+    regular_from: int
     granule: int
 
 
@@ -69,16 +70,16 @@ def build_pool(devices: Devices) -> DevicePool:
         groups=groups,
         between=between,
         speed=speeds / speeds.min(),
-        delays=np.array([_list_delays(level) for level in levels]),
+        protocols=np.array([_list_protocols(level) for level in levels]),
         bandwidth=bandwidth,
         least_bandwidth=_bound_bandwidth(bandwidth),
-        irregular=_find_irregular(bandwidth, groups),
+        regular_from=_find_regular_from(bandwidth, groups),
         granule=inner if in_whole_groups else 0,
     )
 
 
-def _list_delays(level: LinkLevel) -> tuple[float, ...]:
-    """Return a row of `DevicePool.delays`."""
+def _list_protocols(level: LinkLevel) -> tuple[float, ...]:
+    """Return a row of `DevicePool.protocols`."""
     if level.all_reduce is None:  # one protocol, a ring; twice the same
         return 0.0, level.latency_s, 1.0, 0.0, level.latency_s
     small, large = level.all_reduce.protocols
@@ -86,7 +87,7 @@ def _list_delays(level: LinkLevel) -> tuple[float, ...]:
 
 
 def _tabulate_bandwidth(levels: Sequence[LinkLevel], most: int) -> Floats:
-    """Return `DevicePool.bandwidth`; nobody sums alone, so columns 0 and 1 are those of two."""
+    """Return `DevicePool.bandwidth`; no rank sums alone, so columns 0 and 1 are those of two."""
     known = [level.all_reduce.bandwidth[-1][0] for level in levels if level.all_reduce]
     counts = range(min(max(known, default=0), most) + 1)
     return np.array(
@@ -99,6 +100,18 @@ def _tabulate_bandwidth(levels: Sequence[LinkLevel], most: int) -> Floats:
             ]
             for level in levels
         ]
+    )
+
+
+def time_protocols(
+    protocols: Floats, level: int, messages: int, part: Any, bandwidth: float
+) -> tuple[float, float]:
+    """Return the times of both protocols for so many messages of ``part`` bytes each."""
+    small_s = protocols[level][SMALL_DELAY] + part / (protocols[level][SMALL_SHARE] * bandwidth)
+    large_s = protocols[level][LARGE_DELAY] + part / bandwidth
+    return (
+        protocols[level][SMALL_START] + messages * small_s,
+        protocols[level][LARGE_START] + messages * large_s,
     )
 
 
@@ -120,8 +133,8 @@ def _count_sent(bandwidth: Floats) -> Floats:
     return (ranks - 1) / ranks
 
 
-def _find_irregular(bandwidth: Floats, groups: Integers) -> int:
-    """Return `DevicePool.irregular`: where the last time falls from one number to the next."""
+def _find_regular_from(bandwidth: Floats, groups: Integers) -> int:
+    """Return `DevicePool.regular_from`: the number of replicas behind the last fall of the time."""
     found = 0
     for level, times in enumerate(_count_sent(bandwidth) / bandwidth):
         inner = groups[:, :level].max(axis=1, initial=1)

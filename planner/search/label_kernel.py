@@ -469,11 +469,11 @@ def try_count(
         previous = end
         if not is_new or (is_inner and cut_level(step, end, groups, between) != step.level):
             continue
-        if count >= pool.irregular:
+        if count >= pool.regular_from:
             counters[FEWEST] = min(counters[FEWEST], in_flight)
         add_label(step, count, end, in_flight, bound, scope, table, begin, counters)
     following = next_count(
-        groups, pool.total[k], is_last, count, behind, counters[FEWEST], pool.irregular
+        groups, pool.total[k], is_last, count, behind, counters[FEWEST], pool.regular_from
     )
     return following if following <= step.most else -1
 
@@ -498,7 +498,7 @@ def add_label(
         groups = pool.groups[k]
         level = level_of(groups, end - count, end - 1)
         sync_s = all_reduce_s(
-            step.costs.gradients, count, level, pool.delays, pool.bandwidth, groups
+            step.costs.gradients, count, level, pool.protocols, pool.bandwidth, groups
         )
         total = max(total, step.weight + (sync_s * scope.rules.sync_scale - step.costs.lead))
     new = counters[SIZE]

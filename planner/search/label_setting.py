@@ -16,7 +16,8 @@ Transition: for every arc i -> j and every label at j, choose r, the fewest repl
         q(i) = r (1 + ceil(q(j) / r))
         e(i) = max(e(j), exposed summing of the stage's gradients)
     More replicas than needed are tried only where that changes the link level of a cut or leaves
-    fewer micro-batches in flight: r = ceil(q / k) for whole k.
+    fewer micro-batches in flight: r = ceil(q / k) for whole k; below `DevicePool.regular_from`,
+    where more replicas may sum faster, all numbers are.
 Bound: a label is dropped if w + e plus the least weight in front of i exceeds the cap, if the
     devices left are fewer than the layers in front need, or if both together, at a price of each
     class of devices (`device_prices`), do. `relaxation_kernel.relax_arcs` computes the three, and

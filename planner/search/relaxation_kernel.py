@@ -11,16 +11,7 @@ from typing import NamedTuple
 from ...core.plan.schedule import POSTED_AHEAD
 from ...schedules.numba_jit import float_zeros, int_zeros
 from .arcs import DEPTH_ALL, DEPTH_PIPELINE, MetricCaps, SearchRules, StageArcs
-from .device_pool import (
-    DELAY,
-    SMALL_DELAY,
-    SMALL_SHARE,
-    SMALL_START,
-    START,
-    DevicePool,
-    Floats,
-    Integers,
-)
+from .device_pool import DevicePool, Floats, Integers, time_protocols
 from .device_prices import (
     TOLERANCE,
     UsableArcs,
@@ -103,15 +94,15 @@ def level_of(groups: Integers, first: int, last: int) -> int:
 
 def next_count(
     groups: Integers, total: int, is_last: bool, count: int, in_flight: int, fewest: int,
-    irregular: int,
+    regular_from: int,
 ) -> int:  # fmt: skip
     """Return the next number of replicas to try after ``count``; -1 if none.
 
-    Up to ``irregular``, every number that fits: more replicas may sum their gradients faster.
+    Up to ``regular_from``, every number that fits: more replicas may sum their gradients faster.
     Then, below a whole group of the outermost level but one, every number that fits a level; for
     the last stage of a class, which may have a part of its last group, every number from which on
     it begins further in front. In all other cases only those that leave fewer than ``fewest``
-    micro-batches in flight, the best of those placed from ``irregular`` on.
+    micro-batches in flight, the best of those placed from ``regular_from`` on.
     """
     inner, border = 1, -1
     for level in range(len(groups) - 1):
@@ -127,7 +118,7 @@ def next_count(
         border = min(count + 1 + (-count) % inner, count + 1 + (total - count) % inner)
     step = 1 if is_last else inner
     low = count + 1
-    if count < irregular:
+    if count < regular_from:
         return (low + step - 1) // step * step
     while True:
         following = (low + step - 1) // step * step
@@ -143,7 +134,7 @@ def next_count(
 
 
 def all_reduce_s(
-    size: int, replicas: int, level: int, delays: Floats, bandwidth: Floats, groups: Integers
+    size: int, replicas: int, level: int, protocols: Floats, bandwidth: Floats, groups: Integers
 ) -> float:
     """Compute `Cluster.all_reduce_time_s`: a ring at each level, on ever smaller shards."""
     time_s, most = 0.0, len(bandwidth[0]) - 1
@@ -153,11 +144,10 @@ def all_reduce_s(
         if index != level:
             members = max(1, min(replicas, groups[index] // inner))
         if members >= 2 and size > 0:
-            messages, part = 2 * (members - 1), size / members
-            rate = bandwidth[index][min(members, most)]
-            small_s = part / (delays[index][SMALL_SHARE] * rate)
-            small_s = delays[index][SMALL_START] + messages * (delays[index][SMALL_DELAY] + small_s)
-            large_s = delays[index][START] + messages * (delays[index][DELAY] + part / rate)
+            small_s, large_s = time_protocols(
+                protocols, index, 2 * (members - 1), size / members,
+                bandwidth[index][min(members, most)],
+            )  # fmt: skip
             time_s += min(small_s, large_s)
         size = (size + members - 1) // members
         replicas = (replicas + members - 1) // members
@@ -176,7 +166,7 @@ def least_sync_s(size: int, replicas: int, pool: DevicePool, groups: Integers) -
         if groups[level + 1] < groups[level]:
             return 0.0
         level += 1
-    return all_reduce_s(size, replicas, level, pool.delays, pool.least_bandwidth, groups)
+    return all_reduce_s(size, replicas, level, pool.protocols, pool.least_bandwidth, groups)
 
 
 def occupied(replicas: int, granule: int) -> int:

@@ -34,15 +34,7 @@ from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.chain import Mask
 from ..cost.device_classes import Devices
 from .arcs import SearchSpace, StageArcs
-from .device_pool import (
-    DELAY,
-    SMALL_DELAY,
-    SMALL_SHARE,
-    SMALL_START,
-    START,
-    Floats,
-    Integers,
-)
+from .device_pool import Floats, Integers, time_protocols
 from .relaxation_kernel import fits_memory
 
 MAX_LOOKED = 6_000_000
@@ -339,7 +331,7 @@ class StepGraph:
         entry = self.classes[step.device_class]
         level = entry.level_of(step.end - step.replicas, step.end - 1)
         return _all_reduce_s(
-            gradients, step.replicas, level, self.pool.delays, self.pool.bandwidth,
+            gradients, step.replicas, level, self.pool.protocols, self.pool.bandwidth,
             entry.group_sizes,
         )  # fmt: skip
 
@@ -434,7 +426,7 @@ class StepGraph:
 
 
 def _all_reduce_s(
-    gradients: Integers, replicas: int, level: int, delays: Floats, bandwidth: Floats,
+    gradients: Integers, replicas: int, level: int, protocols: Floats, bandwidth: Floats,
     groups: tuple[int, ...],
 ) -> Floats:  # fmt: skip
     """Compute `Cluster.all_reduce_time_s` of many sizes."""
@@ -442,11 +434,10 @@ def _all_reduce_s(
     for index in range(level + 1):
         members = ranks if index == level else max(1, min(ranks, groups[index] // inner))
         if members >= 2:
-            messages, part, row = 2 * (members - 1), size / members, delays[index]
-            rate = bandwidth[index, min(members, bandwidth.shape[1] - 1)]
-            small_s = part / (row[SMALL_SHARE] * rate)
-            small_s = row[SMALL_START] + messages * (row[SMALL_DELAY] + small_s)
-            large_s = row[START] + messages * (row[DELAY] + part / rate)
+            small_s, large_s = time_protocols(
+                protocols, index, 2 * (members - 1), size / members,
+                bandwidth[index, min(members, bandwidth.shape[1] - 1)],
+            )  # fmt: skip
             time_s = time_s + np.where(size > 0, np.minimum(small_s, large_s), 0.0)
         size, ranks = -(-size // members), -(-ranks // members)
         inner = max(inner, groups[index])

@@ -4,8 +4,8 @@ A node is the first stages of a plan and the `StepState` of all that may follow.
 larger of `bound_steps` for these stages, with the least round trip behind them, and of the state's
 own bound with what is in front added. The nodes of least bound are extended by every stage that may
 follow; whole plans are handed out in order of their bounds, to be simulated. Once the least bound
-left is the best step known, no plan is faster; if the search is given up before, that bound still
-holds for all.
+left is the best step known, no plan is faster, but for plans that were yielded and may be faster in
+another place; if the search is given up before, that bound still holds for all.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Node(NamedTuple):
 class StepSearch:
     """Search of several graphs at once, each with seconds that all its plans spend in addition.
 
-    ``limit_s`` is the best step known; lower it when a plan is faster. ``least_whole_s`` is the
-    least bound of the plans handed out, which holds for all their places.
+    ``limit_s`` is the best step known; lower it when a plan is faster. ``least_yielded_s`` is the
+    least bound of the plans yielded, which holds for every place of their stages.
     """
 
     def __init__(self, graphs: Sequence[tuple[StepGraph, float]], limit_s: float) -> None:
@@ -61,7 +61,7 @@ class StepSearch:
         self._order = count()
         self.open: list[Node] = []
         self.pairs = 0
-        self.least_whole_s = np.inf
+        self.least_yielded_s = np.inf
         for number, (graph, added_s) in enumerate(graphs):
             for bound_s, state in graph.starts():
                 self._push(bound_s + added_s, number, 0, state, (), np.zeros((7, 0)))
@@ -77,7 +77,7 @@ class StepSearch:
         self.pairs = 0
         while self.open and self.open[0].bound_s < self.limit_s:
             if self._is_whole(self.open[0]):
-                self.least_whole_s = min(self.least_whole_s, self.open[0].bound_s)
+                self.least_yielded_s = min(self.least_yielded_s, self.open[0].bound_s)
                 yield heapq.heappop(self.open).arcs
                 continue
             if self.pairs > max_pairs:

@@ -38,7 +38,7 @@ def simulate_all(
     if own.best is None or request.is_over:
         return 0.0
     tournament.add_simulated(own.best)
-    # Of equal places, one was simulated.
+    # Of the places on equal levels only one was simulated; where they differ, it bounds nothing.
     return own.best.step_time_s if request.devices.has_equal_places else 0.0
 
 

@@ -86,7 +86,7 @@ def _slow_layer(entry: PartT, whole: float) -> PartT:
 
 def _slow_link(level: LinkLevel) -> LinkLevel:
     factor = 1 + (level.error_band or 0.0)
-    return level.scale(1 / factor, factor)
+    return level.scale(bandwidth_factor=1 / factor, delay_factor=factor)
 
 
 def _cost(request: PlanningRequest, costed: CostedPlan) -> float:

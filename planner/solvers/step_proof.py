@@ -57,11 +57,11 @@ def search_steps(request: PlanningRequest, tournament: Tournament) -> float:
 
     simulate(search.plans(MAX_PAIRS), search)
     bound_s = search.bound_s
-    if not request.devices.has_equal_places:
-        bound_s = min(bound_s, search.least_whole_s)
     if bound_s < search.limit_s and not request.is_over:
         # Too many plans are left to prove anything more; the most promising ones are tried.
         other = StepSearch(graphs, search.limit_s)
         simulate(other.beam(BEAM), other)
+    if not request.devices.has_equal_places:  # each plan was simulated in one of its places
+        bound_s = min(bound_s, search.least_yielded_s)
     # Deeper warm-up than the schedule's own may be faster; its plans are starts for that.
     return 0.0 if request.options.max_extra_in_flight else bound_s

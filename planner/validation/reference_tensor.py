@@ -141,7 +141,7 @@ def _reduce_layer(
         # All calls of one kind are of one size; gathering is one of the two halves of a sum.
         time_s = 0.0
         for calls, size, halves in ((count, reduced, 2), (own.gathers / passes, gathered, 1)):
-            number = calls or 1
+            number = calls or 1  # no number is given of what one call sends
             time_s += number * all_reduce_s(link, size / number, degree) * halves / 2
         times.append(
             timing.model_copy(

@@ -83,7 +83,8 @@ REQUEST_PATHS = [
     "profiling", "cluster.devices", "cluster.devices.0.memory_bytes", "cluster.levels",
     "cluster.levels.0.group_size", "cluster.levels.0.latency_s",
     "cluster.levels.0.bandwidth_bytes_per_s",
-    "cluster.levels.0.all_reduce_bandwidth_bytes_per_s", "cluster.schema_version",
+    "cluster.levels.0.all_reduce_bandwidth_bytes_per_s", "cluster.levels.0.all_reduce",
+    "cluster.schema_version",
 ]  # fmt: skip
 
 MEASURE_PATHS = [

@@ -113,7 +113,8 @@ def summed_instance(seed, **asked):
     num_devices = draw.randint(4, 9)
     levels = draw_levels(draw, draw.choice([(9,), (9,), (2, 10), (4, 12)]))
     levels = tuple(
-        level.scale(10 ** draw.uniform(8, 10) / level.bandwidth_bytes_per_s) for level in levels
+        level.scale(bandwidth_factor=10 ** draw.uniform(8, 10) / level.bandwidth_bytes_per_s)
+        for level in levels
     )
     options = {
         "num_microbatches": draw.choice([4, 6, 8, 9, 12, 31]),

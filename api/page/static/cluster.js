@@ -20,17 +20,17 @@ function number(key, label, value, whenEmpty, changed) {
   return make("label", {}, label, input);
 }
 
-/** A level of links with all its bandwidths times a factor. */
+/** Returns a level with all its bandwidths multiplied by a factor. */
 export function scaleLevel(level, factor) {
   const { all_reduce_bandwidth_bytes_per_s: summed, all_reduce: figures } = level;
-  const faster = {
+  const scaled = {
     ...level,
     bandwidth_bytes_per_s: level.bandwidth_bytes_per_s * factor,
     all_reduce_bandwidth_bytes_per_s: summed === null ? null : summed * factor,
   };
-  if (!figures) return faster;
+  if (!figures) return scaled;
   const bandwidth = figures.bandwidth.map(([devices, rate]) => [devices, rate * factor]);
-  return { ...faster, all_reduce: { ...figures, bandwidth } };
+  return { ...scaled, all_reduce: { ...figures, bandwidth } };
 }
 
 /** Fields for a cluster; each change is written into it and told. Empty ones are as they were. */
@@ -56,11 +56,11 @@ function fields(cluster, changed) {
       number(`bandwidth.${keyOf(level)}`, "bandwidth, GB/s each way", bandwidth, bandwidth, (value) => {
         const rate = value * 1e9;
         const { latency_s, shared } = level;
-        const faster = scaleLevel(given, rate / given.bandwidth_bytes_per_s);
-        Object.assign(level, faster, { bandwidth_bytes_per_s: rate, latency_s, shared });
+        const scaled = scaleLevel(given, rate / given.bandwidth_bytes_per_s);
+        Object.assign(level, scaled, { bandwidth_bytes_per_s: rate, latency_s, shared });
         changed();
       }),
-      number(`latency.${keyOf(level)}`, "latency, µs", latency, latency, (value) => {
+      number(`latency.${keyOf(level)}`, "latency of messages, µs", latency, latency, (value) => {
         level.latency_s = value / 1e6;
         changed();
       }),

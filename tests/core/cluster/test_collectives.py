@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from statistics import mean
 
@@ -73,9 +74,9 @@ def test_some_cards_of_a_host_have_no_more_of_its_lanes_than_all_at_once():
 
 @pytest.mark.parametrize("text", ["1025xH100", "2x3000xL40S", "200xMI300X"])
 def test_more_devices_than_were_measured_have_the_bandwidth_of_the_most(text):
-    figures = figures_of(text)
-    assert figures.bus_bandwidth(5000) == figures.bandwidth[-1][1]
-    assert len(figures.bandwidth) <= 4
+    count, name = re.findall(r"(\d+)x([A-Z].*)", text)[0]
+    largest = load_link_table()[get_accelerator(name).link].bandwidth[-1][1]
+    assert figures_of(text).bus_bandwidth(int(count)) == largest
 
 
 def test_cards_without_peer_to_peer_are_slower_than_those_with():
@@ -148,9 +149,23 @@ def test_a_message_takes_what_two_devices_were_measured_to_exchange():
     assert rates["MI250"] == 50, "a link's, though a package sums over four"
 
 
+@pytest.mark.parametrize("entry", [one for one in CATALOGUE if one.backend != "cpu"], ids=str)
+def test_a_large_message_takes_half_of_what_two_devices_sum_its_double_in(entry):
+    level = Cluster.parse(f"2x{entry.name}").levels[0]
+    for size in (10**7, 10**9):
+        sent_s, summed_s = level.transfer_time_s(size), level.all_reduce_time_s(2 * size, 2)
+        assert sent_s > 0.499 * summed_s
+        if level.bandwidth_bytes_per_s == level.all_reduce.bus_bandwidth(2):
+            figures = level.all_reduce
+            start_s = figures.large_start_s + figures.large_step_s / 2
+            assert level.latency_s == pytest.approx(start_s)
+            assert sent_s == pytest.approx(start_s + size / figures.bus_bandwidth(2))
+            assert sent_s < summed_s
+
+
 def test_a_link_scaled_is_faster_in_everything():
     level = Cluster.parse("8xH100").levels[0]
-    fast = level.scale(2, 0.5)
+    fast = level.scale(bandwidth_factor=2, delay_factor=0.5)
     assert fast.transfer_time_s(10**6) == pytest.approx(level.transfer_time_s(10**6) / 2)
     for size in (10**3, 10**9):
         assert fast.all_reduce_time_s(size, 4) == pytest.approx(

@@ -14,7 +14,7 @@ def test_one_kind_on_one_link():
     assert {device.kind for device in cluster.devices} == {"H200"}
     assert cluster.devices[7].memory_bytes == 141 * 10**9
     assert [level.name for level in cluster.levels] == ["NVLink 4"]
-    assert 300e9 < cluster.levels[0].bandwidth_bytes_per_s < 450e9
+    assert cluster.levels[0].bandwidth_bytes_per_s == 342.5e9, "not the data sheet's 450"
 
 
 def test_nodes_have_two_levels():
@@ -27,7 +27,7 @@ def test_several_kinds_are_joined_by_the_slowest_link():
     cluster = parse_devices("2xH200, 4xL40S")
     assert [device.kind for device in cluster.devices] == ["H200"] * 2 + ["L40S"] * 4
     assert cluster.levels[0].name == "PCIe 4.0 x16"
-    assert cluster.levels[0].bandwidth_bytes_per_s < 32e9
+    assert cluster.levels[0].bandwidth_bytes_per_s < 32e9, "what six cards have of their lanes"
 
 
 def test_names_are_read_wherever_a_cluster_is():

@@ -207,7 +207,7 @@ def test_links_too_slow_to_count_are_refused():
 
 
 def test_sums_too_slow_for_any_number_of_devices_are_refused():
-    """All eight sum fast, and two of them, with a tied weight, would have taken 10^13 seconds."""
+    """All eight sum fast; two of them would take 10^13 seconds."""
     profile = chain_profile([1, 1], parameter_bytes=10**13)
     figures = AllReduceFigures(
         start_s=0,

@@ -18,12 +18,12 @@ def _in_flight(count, behind):
     return count * (1 + -(-behind // count))
 
 
-@pytest.mark.parametrize("irregular", [0, 5])
+@pytest.mark.parametrize("regular_from", [0, 5])
 @pytest.mark.parametrize("groups", [(2,), (3,), (4,), (8,), (2, 4), (2, 8), (3, 6)])
-def test_every_number_that_leaves_fewer_in_flight_is_tried(groups, irregular):
+def test_every_number_that_leaves_fewer_in_flight_is_tried(groups, regular_from):
     """Of the numbers that can be placed; at the end of a class and in front of other stages.
 
-    Up to ``irregular``, where more of them may sum faster, all are; they spare none behind.
+    Below ``regular_from`` every number is tried, and none of them rules out a larger one.
     """
     sizes = [*groups, 64]
     for total in range(3, 27):
@@ -34,15 +34,15 @@ def test_every_number_that_leaves_fewer_in_flight_is_tried(groups, irregular):
                     while 0 < count <= free:
                         if place(sizes, free == total, free, count) >= 0:
                             tried.append(count)
-                            if count >= irregular:
+                            if count >= regular_from:
                                 fewest = min(fewest, _in_flight(count, behind))
                         count = next_count(
-                            sizes, total, free == total, count, behind, fewest, irregular
+                            sizes, total, free == total, count, behind, fewest, regular_from
                         )
                     for other in range(need, free + 1):
                         if place(sizes, free == total, free, other) >= 0:
                             assert any(
-                                min(other, irregular) <= entry <= other
+                                min(other, regular_from) <= entry <= other
                                 and _in_flight(entry, behind) <= _in_flight(other, behind)
                                 for entry in tried
                             ), (total, free, need, behind, other, tried)
