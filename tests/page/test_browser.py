@@ -13,6 +13,7 @@ from playwright.sync_api import Route, expect
 
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import plan_views as drawings
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan
 from stagewright.core.plan.schedule import Work
 from stagewright.core.plan.timeline import Timeline
@@ -307,6 +308,29 @@ def test_links_and_memory_of_the_cluster_are_edited(signed_in, plan_id, served):
     cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
     assert [device["memory_bytes"] for device in cluster["devices"]] == [2 * 2**30] * 2
     assert cluster["levels"][0]["bandwidth_bytes_per_s"] == 1.5e9
+
+
+def test_an_edited_bandwidth_holds_for_sums_too(signed_in, plan_id, served):
+    page, client = signed_in.page, served.client()
+    profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
+    page.goto(f"{signed_in.url}/new?profile_id={profile_id}")
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#cluster").fill("4xH100")
+    page.get_by_text("Links, memory and speed").click()
+    given = Cluster.parse("4xH100").levels[0]
+    page.get_by_label("bandwidth, GB/s each way").fill("1")
+    page.get_by_label("bandwidth, GB/s each way").fill(f"{given.bandwidth_bytes_per_s / 2e9}")
+    page.get_by_label("latency of messages").fill("7")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.wait_for_url("**/plans/plan_*")
+    cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
+    (level,) = cluster["levels"]
+    assert level["bandwidth_bytes_per_s"] == given.bandwidth_bytes_per_s / 2
+    assert level["latency_s"] == 7e-6
+    assert level["all_reduce"]["start_s"] == given.all_reduce.start_s
+    assert level["all_reduce"]["bandwidth"] == [
+        [count, pytest.approx(rate / 2)] for count, rate in given.all_reduce.bandwidth
+    ]
 
 
 def test_a_kept_profile_is_chosen_and_its_plan_is_found(signed_in, served):

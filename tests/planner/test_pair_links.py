@@ -12,7 +12,7 @@ from stagewright.planner.plan import plan
 from stagewright.planner.problem.split_layers import group_devices
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_profile
-from tests.planner.instances import Instance, instance, plan_alone
+from tests.planner.instances import Instance, instance, plan_alone, with_figures
 from tests.planner.oracle import usable_plans
 
 ROUNDING = 1e-9
@@ -49,12 +49,16 @@ def with_pair_links(seed, **asked):
 
 @pytest.mark.parametrize("objective", ["step_time", "throughput", "latency"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_no_plan_is_below_the_bounds_and_the_best_is_found(objective, schedule):
+@pytest.mark.parametrize("by_number", [False, True])
+def test_no_plan_is_below_the_bounds_and_the_best_is_found(objective, schedule, by_number):
+    """Also where all-reduces of levels have figures by size and number."""
     found = 0
     for seed in range(60):
         given = with_pair_links(seed, objective=objective, schedule=schedule)
         if given is None:
             continue
+        if by_number:
+            given = with_figures(seed, given)
         try:
             made = plan_alone(given)
         except (Infeasible, InvalidInput):

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.collectives import AllReduceFigures
 from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
@@ -66,6 +67,27 @@ def test_times_and_bytes_of_one_of_two_devices():
     assert math.isclose(stage.backward_time_s, 2 * (2 * product_s + backward_s))
     assert stage.memory.weights_bytes == 2 * 2000
     assert stage.memory.activations_bytes == 2 * 600
+
+
+def test_collectives_of_split_layers_are_priced_by_size_and_number():
+    """Every call by the faster protocol for its own size, a gather as half of a sum."""
+    figures = AllReduceFigures(
+        start_s=0.01,
+        step_s=0.002,
+        small_share=0.1,
+        large_start_s=0.03,
+        large_step_s=0.004,
+        bandwidth=((2, 1e6), (4, 4e6)),
+    )
+    cluster = make_cluster(1)
+    level = cluster.levels[0].model_copy(update={"all_reduce": figures})
+    cluster = cluster.model_copy(update={"levels": (level,)})
+    found = planned(cluster, tensor=2)
+    product_s = 0.5 * (1 + 0.025)
+    small_s = 0.012 + 1000 / 1e5  # the large one takes 35 ms, 35.5 for 1,500 bytes, 38 for 4,000
+    assert math.isclose(found.stages[0].forward_time_s, 2 * (product_s + small_s))
+    backward_s = 2 * (0.012 + 1500 / 1e5) + (0.034 + 4000 / 1e6) / 2
+    assert math.isclose(found.stages[0].backward_time_s, 2 * (2 * product_s + backward_s))
 
 
 def test_a_group_lies_in_one_node_and_its_devices_are_next_to_each_other():

@@ -8,6 +8,7 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import MemoryUse, Pin, PlanOptions
 from stagewright.core.profile.profile import LossProfile, Timing
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.reference_placement import StagePlacement, level_between
 from tests.builders import boundary, chain_profile, random_profile
@@ -384,3 +385,18 @@ def test_profiles_without_parameters_or_storages_count_what_layers_say():
     saved = sum(entry.saved_activation_bytes for entry in bare.layers)
     loss = bare.loss.saved_activation_bytes if bare.loss else 0
     assert one.memory(0).activations_bytes == saved + loss
+
+
+def test_a_class_ends_with_the_last_groups_that_hold_equally_many():
+    """The third group of four has four of them and not two: none of these is in the first class.
+
+    Found by a plan of ours that the second count refused.
+    """
+    levels = tuple(LinkLevel(name=f"level {size}", group_size=size) for size in (2, 4, 8, 16))
+    devices = tuple(Device(name=f"{n}", kind=kind) for n, kind in enumerate("aaacabaaaaaa"))
+    cluster = Cluster(devices=devices, levels=levels)
+    assert StagePlacement(cluster, (0,)).peers == [0, 1, 6, 7]
+    assert StagePlacement(cluster, (8,)).peers == [8, 9, 10, 11, 2]
+    classes = group_devices(cluster, PlanOptions(num_microbatches=1)).classes
+    for entry in classes:
+        assert list(entry.devices) == StagePlacement(cluster, entry.devices[:1]).peers
