@@ -107,7 +107,7 @@ def main() -> None:
         delays = link_errors(sums, lambda device: _with_bandwidths(sums, links, device))
         floors["all-reduce"] = mean(abs(error) for _, error in delays)
         hosts = len({(row.host, row.device) for row in sums if row.host != MEASURED})
-        page = write_page(verdicts, table, (*NOT_FITTED, MESSAGES), floors, hosts)
+        page = write_page(verdicts, table, (*NOT_FITTED, MESSAGES), links, floors, hosts)
         PAGE.write_text(page, encoding="utf-8")
     if options.fit:
         today = f"{datetime.now(tz=UTC).date()}"

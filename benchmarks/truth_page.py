@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -13,6 +13,7 @@ from truth_fit import HIGHEST
 from truth_goals import REASONS, list_goals
 from truth_singles import PUBLISHED
 
+from stagewright.core.cluster.collectives import LinkFigures
 from stagewright.profiler.estimates.basis import WORDS
 from stagewright.profiler.estimates.device_table import DeviceFigures, GpuTable, ProductRule
 from stagewright.profiler.estimates.flops import OPERATION_CLASSES
@@ -52,6 +53,14 @@ measured is a guess, as wide as the widest. Normalisations and sums were measure
 models keep to narrower bands, as errors of kernels cancel in part. So a layer's band is that of its
 classes by their shares of its time, narrowed by one factor for all layers, with which their mean is
 the model's: what may change a plan is by how much more one class can be off than another.
+
+"""
+
+LINKS = """## Links
+
+What devices of the catalogue sum over and send by inside a node: bus bandwidths of large messages,
+and times of small ones. The band holds nine of ten all-reduces, as the errors above are counted;
+another host of the kind may differ by as much.
 
 """
 
@@ -101,6 +110,7 @@ def write_page(
     verdicts: Sequence[Verdict],
     table: GpuTable,
     not_fitted: Sequence[str],
+    links: Mapping[str, LinkFigures],
     floors: dict[str, float],
     hosts: int,
 ) -> str:
@@ -124,6 +134,7 @@ def write_page(
         _summary(groups, not_fitted),
         _kernel_bands(table),
         _figures(table),
+        _links(links),
     ]
     for group, found in sorted(groups.items()):
         if "4,096" in group:
@@ -198,6 +209,26 @@ def _figures(table: GpuTable) -> str:
         )
     ]
     return SHARES + markdown_table(head, [*rows, *rules], 5) + "\n"
+
+
+def _links(links: Mapping[str, LinkFigures]) -> str:
+    head = (
+        "link",
+        "GB/s among (devices)",
+        "2 sum few bytes",
+        "latency of a message",
+        "band",
+        "source",
+    )
+    rows = []
+    for name, entry in sorted(links.items()):
+        latency_s, _ = entry.price_messages(math.inf)
+        rates = ", ".join(f"{rate / 1e9:.0f} ({count})" for count, rate in entry.bandwidth)
+        small_s = entry.all_reduce_time_s(1, 2)
+        times = (f"{1e6 * time_s:.0f} µs" for time_s in (small_s, latency_s))
+        source = f"{entry.basis}: {entry.source}"
+        rows.append((name, rates, *times, f"{entry.error_band:.0%}", source))
+    return LINKS + markdown_table(head, rows, 6) + "\n"
 
 
 def _width(rule: ProductRule) -> str:

@@ -86,7 +86,8 @@ def _find_source(plan: Plan, file: Path, profile: Path | None, devices: str | No
             "--devices 4x24GB"
         )
     if devices is not None:
-        found = replace(found, cluster=read_devices(devices))
+        given = (found.words[0], "-d", devices, *found.words[3:])
+        found = replace(found, cluster=read_devices(devices), words=given)
     return found
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ...core.errors import Infeasible, InvalidInput
+from ...core.errors import Infeasible, InvalidInput, PlanMismatch
 from .estimate_cache import list_entries, recall_or_make, store
 from .next_steps import command_line, drop_flags
 from .progress import working
@@ -299,10 +299,15 @@ class PlanSource:
 
 
 def recall_source(plan: Plan) -> PlanSource | None:
-    """Return what a named model's plan was made from, if its estimate is still in the cache."""
+    """Return what a named model's plan was made from, if its estimate is still in the cache.
+
+    Of clusters that differ in their links alone it is the one by which the plan's figures come out.
+    """
     from ...core.document import is_same_id
     from ...core.profile.forward_only import match_profile
+    from ...planner.validation.validate import validate
 
+    first = None
     for entry in list_entries():
         if "words" not in entry:
             continue  # an estimate on one device
@@ -319,8 +324,14 @@ def recall_source(plan: Plan) -> PlanSource | None:
             and used <= names
         ):
             # The precision also decides what is estimated; the default is not always a recipe's.
-            return PlanSource(found.profile, found.cluster, tuple(entry["words"]), ("--precision",))
-    return None
+            source = PlanSource(
+                found.profile, found.cluster, tuple(entry["words"]), ("--precision",)
+            )
+            first = first or source
+            with suppress(PlanMismatch):
+                validate(plan, profile, found.cluster)
+                return source
+    return first
 
 
 def estimate_on_device(

@@ -33,6 +33,9 @@ MAX_GROUP_SIZE = 2**30
 MAX_LEVELS = 32
 """Each level joins at least twice as many devices as the one before."""
 
+MAX_SHOWN = 4
+"""Most numbers of devices whose all-reduces are printed."""
+
 MAX_PAIR_LINKS = 100_000
 """All pairs of 450 nodes."""
 
@@ -332,8 +335,9 @@ def format_cluster(cluster: Cluster) -> str:
 def _format_all_reduce(link: LinkLevel) -> str:
     if link.all_reduce:
         knots = link.all_reduce.bandwidth
-        slowest = min(knots, key=lambda knot: knot[1])
-        rates = {rate: count for count, rate in (knots[-1], slowest, knots[0])}
+        if len(knots) > MAX_SHOWN:
+            knots = (knots[0], min(knots, key=lambda knot: knot[1]), knots[-1])
+        rates = {rate: count for count, rate in reversed(knots)}
         shown = sorted((count, rate) for rate, count in rates.items())
         return ", ".join(f"{format_bytes(rate)}/s among {count}" for count, rate in shown)
     summed = link.all_reduce_bandwidth_bytes_per_s

@@ -48,16 +48,16 @@ class AllReduceFigures(Record):
         start_s: Time of the protocol for small messages before anything is sent.
         step_s: Time it adds for each device after the first.
         small_share: Share of ``bandwidth`` that the protocol for small messages reaches.
-        large_start_s: As ``start_s``, of the protocol for large messages.
-        large_step_s: As ``step_s``, of the protocol for large messages.
+        large_start_s: As ``start_s``, of the protocol for large messages; the same if left out.
+        large_step_s: As ``step_s``, of the protocol for large messages; the same if left out.
         bandwidth: Bus bandwidth of large messages, as pairs of a number of devices and bytes/s.
     """
 
-    start_s: float = Field(ge=0)
-    step_s: float = Field(ge=0)
-    small_share: float = Field(ge=1e-6, le=1)
-    large_start_s: float = Field(ge=0)
-    large_step_s: float = Field(ge=0)
+    start_s: float = Field(0.0, ge=0)
+    step_s: float = Field(0.0, ge=0)
+    small_share: float = Field(1.0, ge=1e-6, le=1)
+    large_start_s: float = Field(default_factory=lambda data: data.get("start_s", 0.0), ge=0)
+    large_step_s: float = Field(default_factory=lambda data: data.get("step_s", 0.0), ge=0)
     bandwidth: tuple[Knot, ...] = Field(min_length=1, max_length=MAX_KNOTS)
 
     @model_validator(mode="after")

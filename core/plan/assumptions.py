@@ -74,18 +74,28 @@ def _kind(name: str) -> Accelerator | None:
 def _links(cluster: Cluster) -> list[str]:
     if len(cluster.devices) < 2:
         return []
+    notes = [
+        f"all-reduces over {level.name} are expected to be off by up to {level.error_band:.0%}, as "
+        "hosts differ: measure them with 'stagewright profile --links'"
+        for level in cluster.levels
+        if (level.error_band or 0.0) > WIDE_BAND
+    ]
     assumed = [level for level in cluster.levels if _is_assumed(level)]
     if not assumed:
-        return []
+        return notes
     rates = " and ".join(
         f"{level.bandwidth_bytes_per_s / 1e9:g} GB/s {_WHERE.get(level.name, 'between devices')}"
         for level in assumed
     )
     return [
+        *notes,
         f"links are assumed to carry {rates}: measure them with 'stagewright profile --links', or "
-        "write them into a cluster file (docs/guides/clusters.md)"
+        "write them into a cluster file (docs/guides/clusters.md)",
     ]
 
+
+WIDE_BAND = 0.3
+"""Relative error of all-reduces from which on a note tells it."""
 
 _WHERE = {INSIDE_NODE.name: "inside a node", BETWEEN_NODES.name: "between nodes"}
 

@@ -21,6 +21,9 @@ from ...core.units import format_time
 from ..cost.plan_cost import CostedPlan, Decision
 from ..problem.problem import PlanningRequest
 
+LARGEST_BAND = 0.9
+"""A wider band says nothing of the worst case; ten times as long as predicted is taken."""
+
 Solve = Callable[[PlanningRequest], Decision]
 
 
@@ -75,7 +78,7 @@ def slow_down(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
 
 def _slow_layer(entry: PartT, whole: float) -> PartT:
     """Slow a layer (or the loss) by its own band; by the profile's if it has none."""
-    factor = 1 + (whole if entry.error_band is None else entry.error_band)
+    factor = _worst_factor(whole if entry.error_band is None else entry.error_band)
     slowed = {
         name: timing.model_copy(update={"median_s": timing.median_s * factor})
         for name, timing in entry
@@ -85,8 +88,16 @@ def _slow_layer(entry: PartT, whole: float) -> PartT:
 
 
 def _slow_link(level: LinkLevel) -> LinkLevel:
-    factor = 1 + (level.error_band or 0.0)
+    factor = _worst_factor(level.error_band or 0.0)
     return level.scale(bandwidth_factor=1 / factor, delay_factor=factor)
+
+
+def _worst_factor(band: float) -> float:
+    """Return how many times as long as predicted something takes at worst.
+
+    Errors are relative to what is measured, so that half of it, predicted, is an error of a half.
+    """
+    return 1 / (1 - min(band, LARGEST_BAND))
 
 
 def _cost(request: PlanningRequest, costed: CostedPlan) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from stagewright.cli.support import estimate_cache
 from stagewright.cli.support.estimate_cache import MAX_ENTRIES, cache_folder, recall_or_make
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
 
@@ -99,6 +100,23 @@ def test_a_named_plan_is_explained_by_its_file_alone(run):
     assert words[:6] == ["plan", "resnet18", "-d", "2xL4", "--microbatch", "2"]
     again = run(*words, "--json")
     assert Plan.from_json(again.stdout).profile_id == Plan.read("plan.json").profile_id
+
+
+def test_a_plan_is_explained_by_its_own_links_of_several(run):
+    """By those planned last it was said to be edited."""
+    named = ("plan", "resnet18", "--microbatch", 2, "-m", 4, "--schedule", "gpipe", "--stages", 2)
+    for name, rate in (("slow", 1e8), ("fast", 1e10)):
+        devices = Cluster.parse("2xL4").devices
+        level = LinkLevel(group_size=2, bandwidth_bytes_per_s=rate)
+        Cluster(devices=devices, levels=(level,)).write(f"{name}.json")
+        assert run(*named, "-d", f"{name}.json", "-o", f"{name}-plan.json").code == 0
+    for name in ("slow", "fast"):
+        ran = run("explain", f"{name}-plan.json")
+        assert ran.code == 0, ran.stderr
+        assert f"-d {name}.json" in ran.stderr or "-d" not in ran.stderr
+    ran = run("explain", "slow-plan.json", "-d", "fast.json")
+    assert ran.code != 0
+    assert "do not match" in ran.stderr
 
 
 def test_what_an_estimate_is_needed_for_is_said_without_the_cache(run):

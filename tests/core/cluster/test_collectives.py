@@ -173,6 +173,15 @@ def test_a_link_scaled_is_faster_in_everything():
         )
 
 
+def test_figures_of_one_protocol_need_no_more_than_a_start_and_bandwidths():
+    document = {"start_s": 15e-6, "step_s": 1e-6, "bandwidth": [[2, 20e9], [4, 35e9]]}
+    figures = LinkLevel.model_validate({"all_reduce": document}).all_reduce
+    assert figures.all_reduce_time_s(8, 2) == pytest.approx(16e-6, rel=1e-3)
+    assert figures.all_reduce_time_s(10**9, 4) == pytest.approx(18e-6 + 1.5e9 / 35e9)
+    with pytest.raises(ValueError, match="start_s"):
+        LinkLevel.model_validate({"all_reduce": document | {"start_s": "soon"}})
+
+
 def test_sums_have_one_bandwidth_or_figures_not_both():
     level = Cluster.parse("8xH100").levels[0].model_dump()
     with pytest.raises(ValueError, match="give one"):

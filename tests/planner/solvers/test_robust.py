@@ -40,7 +40,7 @@ def splits():
 
 
 @pytest.mark.parametrize("layer_band", [None, 0.1, 0.4])
-@pytest.mark.parametrize("link_band", [None, 0.5, 4.0])
+@pytest.mark.parametrize("link_band", [None, 0.5, 0.8])
 def test_no_split_has_a_better_worst_case(layer_band, link_band):
     profile, cluster = problem(layer_band, link_band)
     made = plan(profile, cluster, PlanOptions(robust=True))
@@ -57,7 +57,7 @@ def test_no_split_has_a_better_worst_case(layer_band, link_band):
 
 
 def test_links_that_may_be_slow_are_used_less():
-    profile, cluster = problem(None, 4.0)
+    profile, cluster = problem(None, 0.8)
     usual, robust = (plan(profile, cluster, PlanOptions(robust=flag)) for flag in (False, True))
     assert robust.balance != usual.balance
     assert robust.step_time_s > usual.step_time_s
@@ -67,9 +67,9 @@ def test_links_that_may_be_slow_are_used_less():
 
 
 def test_a_case_within_the_band_is_no_worse_than_its_corner():
-    profile, cluster = problem(0.4, 4.0)
+    profile, cluster = problem(0.4, 0.8)
     worst = slow_down(profile, cluster)
-    for layer_band, link_band in ((0.4, 1.0), (0.1, 4.0), (0.0, 2.0)):
+    for layer_band, link_band in ((0.4, 0.5), (0.1, 0.8), (0.0, 0.6)):
         within = slow_down(*problem(layer_band or None, link_band))
         for balance in splits():
             assert step_of(*within, balance) <= step_of(*worst, balance) + 1e-12
@@ -80,10 +80,10 @@ def test_layers_that_may_be_slow_share_a_stage_with_fewer_others():
     level = LinkLevel(group_size=2, bandwidth_bytes_per_s=1e12)
     devices = tuple(Device(name=f"gpu:{index}", kind="gpu") for index in range(2))
     cluster = Cluster(devices=devices, levels=(level,))
-    profile, _ = problem(0.5, None)
+    profile, _ = problem(0.2, None)
     assert plan(profile, cluster, PlanOptions(robust=True)).balance == (3, 3)
     layers = tuple(
-        entry.model_copy(update={"error_band": 1.0 if index < 2 else 0.0})
+        entry.model_copy(update={"error_band": 0.5 if index < 2 else 0.0})
         for index, entry in enumerate(profile.layers)
     )
     uneven = profile.model_copy(update={"layers": layers})
@@ -94,7 +94,7 @@ def test_layers_that_may_be_slow_share_a_stage_with_fewer_others():
     # Without a band of its own, a layer has the profile's.
     known = (*layers[:2], *profile.layers[2:])
     slowed = slow_down(profile.model_copy(update={"layers": known}), cluster)[0]
-    expected = [2 * 3e-3] * 2 + [1.5 * 3e-3] * 4
+    expected = [2 * 3e-3] * 2 + [1.25 * 3e-3] * 4
     assert [entry.forward.median_s for entry in slowed.layers] == pytest.approx(expected)
 
 
@@ -103,7 +103,7 @@ def test_a_loss_may_be_slow_by_itself():
     loss = LossProfile(forward=timing, backward=timing, error_band=0.5)
     profile = chain_profile([1.0, 1.0]).model_copy(update={"loss": loss})
     slowed = slow_down(profile, Cluster.uniform(2))[0]
-    assert slowed.loss.forward.median_s == 1.5
+    assert slowed.loss.forward.median_s == 2.0
     assert slowed.layers == profile.layers
 
 
@@ -119,3 +119,15 @@ def test_devices_of_the_catalogue_bring_their_links_band():
     assert band is not None
     assert 0 < band < 1
     assert Cluster.parse("4x24GB").levels[0].error_band is None
+
+
+def test_a_worst_case_is_one_whose_prediction_is_off_by_the_band():
+    """Half of what is measured was predicted: an error of a half. More than 0.9 says nothing."""
+    level = LinkLevel(bandwidth_bytes_per_s=1e9, error_band=0.71)
+    cluster = Cluster.uniform(2).model_copy(update={"levels": (level,)})
+    profile, _ = problem(None, None)
+    measured_s = slow_down(profile, cluster)[1].levels[0].all_reduce_time_s(10**9, 2)
+    assert level.all_reduce_time_s(10**9, 2) / measured_s - 1 == pytest.approx(-0.71)
+    wide = cluster.model_copy(update={"levels": (level.model_copy(update={"error_band": 25}),)})
+    worst = slow_down(profile, wide)[1].levels[0]
+    assert worst.bandwidth_bytes_per_s == pytest.approx(1e8)
