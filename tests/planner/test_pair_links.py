@@ -1,6 +1,7 @@
 """Links of pairs of nodes: bounds hold for every plan there is, and plans are the best of all."""
 
 import random
+from itertools import product
 
 import pytest
 
@@ -8,6 +9,7 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.cluster.pair_links import PairLink
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.device_classes import group_devices as group_devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.split_layers import group_devices
 from stagewright.planner.validation.validate import validate
@@ -91,10 +93,29 @@ def test_a_bound_holds_for_the_places_that_were_not_simulated():
     devices = tuple(Device(name=f"a:{index}", kind="a") for index in range(11))
     cluster = Cluster(devices=devices, levels=levels, links=(slow,))
     profile = chain_profile([1e-3], parameter_bytes=10**6)
-    made = plan(profile, cluster, PlanOptions(num_microbatches=9))
-    given = Instance(profile, cluster, PlanOptions(num_microbatches=9))
-    least_s = min(split.step_time_s() for split in usable_plans(given))
+    options = PlanOptions(num_microbatches=9, max_replicas=None)
+    made = plan(profile, cluster, options)
+    splits = usable_plans(Instance(profile, cluster, options))
+    least_s = min(split.step_time_s() for split in splits)
+    assert least_s < 4e-3
     assert made.proof.simulated_lower_bound_s <= least_s * (1 + ROUNDING)
+
+
+def test_the_cluster_of_bounds_sums_no_slower_than_any_level_or_link():
+    """Where a level has figures by size and number, and pairs of its groups links of their own."""
+    checked = 0
+    for seed in range(120):
+        given = with_pair_links(seed)
+        if given is None:
+            continue
+        given = with_figures(seed, given)
+        bounds = group_devices_of(given.cluster, given.options).bounding_cluster
+        for level, bound in zip(given.cluster.levels, bounds.levels, strict=True):
+            for size, count in product((10, 10**4, 10**8), (2, 3, 5, 9)):
+                least_s = bound.all_reduce_time_s(size, count)
+                assert least_s <= level.all_reduce_time_s(size, count) * (1 + ROUNDING), seed
+                checked += level.all_reduce is not None and bound.all_reduce is None
+    assert checked > 50
 
 
 @pytest.mark.parametrize("objective", ["memory", "devices", "pipedream"])

@@ -68,3 +68,13 @@ def test_links_that_were_given_or_carry_nothing_are_not():
     assert list_assumptions(affine_profile(2), devices("cpu")) == []
     assert list_assumptions(affine_profile(2), Cluster.parse("1xcpu")) == []
     assert list_assumptions(chain_profile([1, 1]), Cluster.parse("2xcpu")) == []
+
+
+@pytest.mark.parametrize(("text", "noted"), [("4xL40S", True), ("4xH100", False)])
+def test_links_whose_hosts_differ_are_said_to(text, noted):
+    cluster = Cluster.parse(text)
+    notes = list_assumptions(chain_profile([1], parameter_bytes=4), cluster)
+    said = [note for note in notes if "hosts differ" in note]
+    band = cluster.levels[0].error_band
+    assert bool(said) == noted
+    assert all(f"over {cluster.levels[0].name}" in note and f"{band:.0%}" in note for note in said)
