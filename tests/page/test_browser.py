@@ -294,37 +294,45 @@ def test_a_measured_step_is_put_beside_the_planned_one(plan_page, plan_id, serve
     expect(plan_page.locator("#measured .bad")).to_contain_text("stagewright.record")
 
 
-def test_links_and_memory_of_the_cluster_are_edited(signed_in, plan_id, served):
+@pytest.fixture
+def edit_cluster(signed_in, plan_id, served):
+    """Open the fields of a cluster; then plan with what they say, and return the cluster."""
     page, client = signed_in.page, served.client()
-    profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
-    page.goto(f"{signed_in.url}/new?profile_id={profile_id}")
-    page.wait_for_selector("body[data-ready]")
-    page.locator("#cluster").fill("2x24GB")
-    page.get_by_text("Links, memory and speed").click()
+
+    def open_fields(devices):
+        profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
+        page.goto(f"{signed_in.url}/new?profile_id={profile_id}")
+        page.wait_for_selector("body[data-ready]")
+        page.locator("#cluster").fill(devices)
+        page.get_by_text("Links, memory and speed").click()
+        return page
+
+    def make_plan():
+        page.get_by_role("button", name="Plan", exact=True).click()
+        page.wait_for_url("**/plans/plan_*")
+        return client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
+
+    return open_fields, make_plan
+
+
+def test_links_and_memory_of_the_cluster_are_edited(edit_cluster):
+    open_fields, make_plan = edit_cluster
+    page = open_fields("2x24GB")
     page.get_by_label("memory, GiB").fill("2")
     page.get_by_label("bandwidth, GB/s each way").fill("1.5")
-    page.get_by_role("button", name="Plan", exact=True).click()
-    page.wait_for_url("**/plans/plan_*")
-    cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
+    cluster = make_plan()
     assert [device["memory_bytes"] for device in cluster["devices"]] == [2 * 2**30] * 2
     assert cluster["levels"][0]["bandwidth_bytes_per_s"] == 1.5e9
 
 
-def test_an_edited_bandwidth_holds_for_sums_too(signed_in, plan_id, served):
-    page, client = signed_in.page, served.client()
-    profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
-    page.goto(f"{signed_in.url}/new?profile_id={profile_id}")
-    page.wait_for_selector("body[data-ready]")
-    page.locator("#cluster").fill("4xH100")
-    page.get_by_text("Links, memory and speed").click()
+def test_an_edited_bandwidth_holds_for_sums_too(edit_cluster):
+    open_fields, make_plan = edit_cluster
+    page = open_fields("4xH100")
     given = Cluster.parse("4xH100").levels[0]
     page.get_by_label("bandwidth, GB/s each way").fill("1")
     page.get_by_label("bandwidth, GB/s each way").fill(f"{given.bandwidth_bytes_per_s / 2e9}")
     page.get_by_label("latency of messages").fill("7")
-    page.get_by_role("button", name="Plan", exact=True).click()
-    page.wait_for_url("**/plans/plan_*")
-    cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
-    (level,) = cluster["levels"]
+    (level,) = make_plan()["levels"]
     assert level["bandwidth_bytes_per_s"] == given.bandwidth_bytes_per_s / 2
     assert level["latency_s"] == 7e-6
     assert level["all_reduce"]["start_s"] == given.all_reduce.start_s

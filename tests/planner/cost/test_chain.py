@@ -209,14 +209,7 @@ def test_links_too_slow_to_count_are_refused():
 def test_sums_too_slow_for_any_number_of_devices_are_refused():
     """All eight sum fast; two of them would take 10^13 seconds."""
     profile = chain_profile([1, 1], parameter_bytes=10**13)
-    figures = AllReduceFigures(
-        start_s=0,
-        step_s=0,
-        small_share=1,
-        large_start_s=0,
-        large_step_s=0,
-        bandwidth=((2, 1), (8, 1e12)),
-    )
+    figures = AllReduceFigures(bandwidth=((2, 1), (8, 1e12)))
     level = LinkLevel(group_size=8, all_reduce=figures)
     cluster = Cluster.uniform(8).model_copy(update={"levels": (level,)})
     with pytest.raises(InvalidInput, match=r"would take .* s to send"):
