@@ -15,6 +15,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import PlanOptions
 from ..core.plan.schedule import ScheduleName, TrainingSchedule
+from ..core.profile.grade import relative_error
 from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .cost.chain import ChainCosts
@@ -38,7 +39,12 @@ CHUNKS = (2, 3, 4, 6, 8)
 """Stages on a device to choose from, for schedules that take any number."""
 
 WORTH = 0.02
-"""Part of the step that another schedule than 1f1b has to save."""
+"""Least part of the step that a schedule other than 1f1b has to save, however exact the profile."""
+
+SHORT_ACTION_S = 0.01
+"""Mean forward of a stage below which only 1f1b is chosen. The cost model charges nothing for the
+start of an action, a message or a split backward; with 1 ms for each, stages of 0.3 ms took twice
+as long as 1f1b's, and of 10 ms they take about what was predicted."""
 
 EQUAL = 0.005
 """Relative difference within which the schedule with the lower peak of memory is taken."""
@@ -82,9 +88,10 @@ def choose_options(
     Micro-batches are as many as bring the bubble below 10 %: powers of two from 8 to 8 for each
     device, up to that from which twice as many save less than 2 points. With a ``batch_size`` their
     number follows from the size that planning chooses, and only the schedule is chosen. 1F1B
-    stays unless another schedule makes the step at least 2 % shorter; of those within 0.5 % the
-    one with the lower peak of memory is taken. For objectives but ``step_time`` nothing is chosen:
-    the defaults hold.
+    stays unless another schedule shortens the step by more than the profile's own error, by 2 % at
+    least, with stages whose forward takes 10 ms or more; of those within 0.5 % the one with the
+    lower peak of memory is taken. For objectives but ``step_time`` nothing is chosen: the defaults
+    hold.
 
     Args:
         profile: Costs of the layers.
@@ -123,7 +130,7 @@ def choose_options(
         reasons.append(_why_count(trial))
     if "schedule" in options.auto:
         chosen["schedule"] = trial.best.schedule
-        reasons += _why_schedule(trial, names)
+        reasons += _why_schedule(trial, names, study.worth)
     if trial.best.schedule in CHUNKED and "chunks" in options.auto:
         chosen["chunks"] = trial.best.chunks
         reasons.append(f"{trial.best.chunks} chunks chosen with it")
@@ -180,20 +187,29 @@ class _QuickPlan:
     step_s: float
     bubble: float
     peak_bytes: int
+    action_s: float
+    """Mean time of a stage's forward."""
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Quick plans of one number of micro-batches: the best one, and 1F1B's if it fits."""
+    """Quick plans of one number of micro-batches: the chosen, 1F1B's if it fits, the fastest."""
 
     num_microbatches: int
     best: _QuickPlan
     plain: _QuickPlan | None
+    fastest: _QuickPlan
 
     @property
     def microbatch_s(self) -> float:
         """The step's time for each micro-batch."""
         return self.best.step_s / self.num_microbatches
+
+    def saves(self, fewer: _Trial) -> bool:
+        """Return whether the chosen or the fastest plan is worth the additional micro-batches."""
+        steps = ((self.best, fewer.best), (self.fastest, fewer.fastest))
+        share = (1 - GAIN) * self.num_microbatches / fewer.num_microbatches
+        return any(more.step_s <= less.step_s * share for more, less in steps)
 
 
 class _Study:
@@ -213,36 +229,40 @@ class _Study:
         shape = profile.inputs[0].shape if profile.inputs else ()
         self.samples = shape[0] if shape and shape[0] else 1
         self.batch_size = options.batch_size
+        self.worth = max(WORTH, relative_error(profile))
 
     def count_for_batch(self) -> int:
         """Return the micro-batches of the profile's size in a batch, roughly."""
         return max(1, (self.batch_size or self.samples) // self.samples)
 
     def choose(self, counts: Sequence[int]) -> _Trial | None:
-        """Return the first trial with a small bubble, or that from which more save little."""
-        last = None
+        """Return the fastest trial for a sample, up to a small bubble or until more save little."""
+        tried: list[_Trial] = []
         for count in counts:
             trial = self._try(count)
             if trial is None:
                 continue
             # Not by bubbles, which are of the devices in use: plans may use more or fewer.
-            if last is not None and trial.microbatch_s > last.microbatch_s * (1 - GAIN):
-                return last
-            last = trial
+            if tried and not trial.saves(tried[-1]):
+                break
+            tried.append(trial)
             if trial.best.bubble < SMALL_BUBBLE:
                 break
-        return last
+        return min(tried, key=lambda trial: trial.microbatch_s, default=None)
 
     def _try(self, count: int) -> _Trial | None:
         found = self.quick_plans(count)
         if not found:
             return None
         plain = next((plan for plan in found if plan.schedule == "1f1b"), None)
+        fastest = min(found, key=lambda plan: plan.step_s)
+        if plain is not None:
+            enough_s = plain.step_s * (1 - self.worth)
+            long = [plan for plan in found if plan.action_s >= SHORT_ACTION_S]
+            found = [plan for plan in long if plan.step_s <= enough_s] or [plain]
         least_s = min(plan.step_s for plan in found)
-        if plain is not None and least_s > plain.step_s * (1 - WORTH):
-            return _Trial(count, plain, plain)
         near = [plan for plan in found if plan.step_s <= least_s * (1 + EQUAL)]
-        return _Trial(count, min(near, key=lambda plan: plan.peak_bytes), plain)
+        return _Trial(count, min(near, key=lambda plan: plan.peak_bytes), plain, fastest)
 
     def quick_plans(self, count: int) -> list[_QuickPlan]:
         """Return a quick plan of each schedule with which one fits."""
@@ -270,7 +290,8 @@ class _Study:
         if best is None:
             return None
         peak = max(request.cost_model.held_bytes(best.stages, best.assignment))
-        return _QuickPlan(schedule, chunks, best.step_time_s, best.bubble_fraction, peak)
+        action_s = sum(entry.forward.median_s for entry in self.profile.layers) / len(best.stages)
+        return _QuickPlan(schedule, chunks, best.step_time_s, best.bubble_fraction, peak, action_s)
 
 
 def list_counts(num_devices: int) -> Iterator[int]:
@@ -289,14 +310,26 @@ def _why_count(trial: _Trial) -> str:
     return f"{chosen}; twice as many {saved}, or take too large a batch"
 
 
-def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule]) -> Iterator[str]:
+def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule], error: float) -> Iterator[str]:
     best, plain = trial.best, trial.plain
     others = [name for name in tried if name != best.schedule]
     among = "" if tried == SCHEDULES else f" of {', '.join(others)}"
     if not others:
         return
-    if best.schedule == "1f1b":
+    fastest = trial.fastest
+    saved = 1 - fastest.step_s / plain.step_s if plain is not None else 0.0
+    if best.schedule == "1f1b" and saved < WORTH:
         yield f"schedule 1f1b chosen: no other{among} is {WORTH:.0%} faster"
+    elif best.schedule == "1f1b" and saved < error:
+        yield (
+            f"schedule 1f1b chosen: the {saved:.0%} that {fastest.schedule} would save is within "
+            f"the error of the profile, {error:.0%}"
+        )
+    elif best.schedule == "1f1b":
+        yield (
+            f"schedule 1f1b chosen: {fastest.schedule} would save {saved:.0%} if starting its "
+            f"forwards of {format_time(fastest.action_s)} cost nothing"
+        )
     elif plain is not None:
         yield (
             f"schedule {best.schedule} chosen: about {1 - best.step_s / plain.step_s:.0%} less "

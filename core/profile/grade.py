@@ -1,4 +1,4 @@
-"""Verdict on a profile's quality: good, fair or poor, with the reasons."""
+"""Error of a profile's times, and the verdict on its quality: good, fair or poor."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def grade(profile: Profile) -> Grade:
         return Grade("good")
     poor = tuple(reason for is_poor, reason in found if is_poor)
     return Grade("poor", poor) if poor else Grade("fair", tuple(reason for _, reason in found))
+
+
+def relative_error(profile: Profile) -> float:
+    """Return the error to expect of a profile's times, as a share; 1 if it is not known."""
+    if profile.provenance.source == "estimated":
+        band = profile.provenance.error_band
+        return 1.0 if band is None else band
+    whole = profile.reconciliation
+    return abs(whole.relative_error) if whole is not None else 0.0
 
 
 def _measured(profile: Profile) -> list[tuple[bool, str]]:

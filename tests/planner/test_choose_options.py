@@ -1,10 +1,13 @@
 """Schedule, chunks and micro-batches, where the request leaves them open."""
 
+import re
+
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import Provenance, Reconciliation, Timing
 from stagewright.planner import choose_options
 from stagewright.planner.choose_options import CHUNKS, SCHEDULES
 from stagewright.planner.plan import plan
@@ -62,6 +65,34 @@ def test_1f1b_stays_where_no_other_is_faster():
     assert plan(EVEN, "1xcpu", **AUTO).schedule == "1f1b"
 
 
+def test_1f1b_stays_where_forwards_are_too_short_for_what_each_costs_besides():
+    """Sixteen stages of 0.3 ms in interleaved_zero_bubble took twice what 1f1b took."""
+    short = chain_profile([0.0003] * 16)
+    made = plan(short, "2xcpu", schedule="auto", chunks="auto", num_microbatches=4)
+    assert made.schedule == "1f1b"
+    assert re.search(r"would save \d+% if starting its forwards of .* cost nothing", made.notes[0])
+
+
+@pytest.mark.parametrize(
+    ("provenance", "share", "chosen"),
+    [
+        (Provenance(), None, "another"),
+        (Provenance(), -0.5, "1f1b"),
+        (Provenance(), 0.03, "another"),
+        (Provenance(source="estimated", error_band=0.5), None, "1f1b"),
+        (Provenance(source="estimated", error_band=0.03), None, "another"),
+        (Provenance(source="estimated"), None, "1f1b"),
+    ],
+)
+def test_another_schedule_has_to_gain_more_than_the_error_of_the_profile(provenance, share, chosen):
+    whole = Timing(median_s=1)
+    sums = share and Reconciliation(whole_forward=whole, whole_backward=whole, relative_error=share)
+    profile = EVEN.model_copy(update={"provenance": provenance, "reconciliation": sums})
+    made = plan(profile, "4xcpu", schedule="auto", chunks="auto", num_microbatches=8)
+    assert (made.schedule == "1f1b") == (chosen == "1f1b")
+    assert ("within the error of the profile" in made.notes[0]) == (chosen == "1f1b")
+
+
 @pytest.mark.parametrize("devices", ["1xcpu", "2xcpu"])
 def test_stages_asked_for_are_not_all_put_on_one_device(devices):
     expected = f"3 stages need 3 devices, but the cluster has {devices[0]}"
@@ -85,7 +116,7 @@ def test_micro_batches_are_chosen_by_time_where_plans_use_other_numbers_of_devic
 
     def quick_plans(study, count):
         step_s, bubble = quick[count]
-        return [choose_options._QuickPlan("1f1b", 1, step_s, bubble, 0)]
+        return [choose_options._QuickPlan("1f1b", 1, step_s, bubble, 0, 0.01)]
 
     monkeypatch.setattr(choose_options._Study, "quick_plans", quick_plans)
     made = plan(EVEN, "8xcpu", num_microbatches="auto")
