@@ -105,7 +105,7 @@ class WorkerGaveOut(StagewrightError):
 
 
 class SolverEnded(StagewrightError):
-    """A planning process was killed from outside, most likely for lack of memory."""
+    """A planning process ended before its work did; the message says how."""
 
 
 class WorkersUnavailable(StagewrightError):

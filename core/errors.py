@@ -13,16 +13,139 @@ StagewrightError
 ├── NotFound            use another id: nothing is stored under this one
 ├── Unreachable         try again later: the service does not answer
 ├── Cancelled           the job was stopped; submit it again if it is still wanted
-└── DeadlineExceeded    allow more time, or take the best answer so far
+├── DeadlineExceeded    allow more time, or take the best answer so far
+└── ForeignError        report it: another process raised an error that is not this library's
+
+An error travels between processes as its `ErrorRecord`, pickled or not. Its cause stays behind: a
+traceback of another process is a note.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
+
+from annotated_types import Interval
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """Everything that another process needs to raise an error again, as JSON values.
+
+    Attributes:
+        kinds: Names of the error's class and of its bases, the most specific first.
+        message: The message.
+        details: The attributes that its classes declare by annotations, but those that are `None`.
+        notes: The notes added to it, such as a traceback.
+    """
+
+    kinds: tuple[str, ...]
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        return asdict(self)
 
 
 class StagewrightError(Exception):
-    """Base of every error this library raises on purpose."""
+    """Base of every error this library raises on purpose.
+
+    Attributes that a class declares by annotations, with values of JSON or of types that pydantic
+    knows, survive the way into another process. A constructor may take anything.
+    """
+
+    def to_record(self) -> ErrorRecord:
+        """Return the error in the form in which it travels."""
+        from pydantic_core import to_jsonable_python  # commands that only print help do without
+
+        names = _detail_types(type(self))
+        details = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return ErrorRecord(
+            kinds=tuple(kind.__name__ for kind in _own_classes(type(self))),
+            message=str(self),
+            details=to_jsonable_python(details, fallback=repr),
+            notes=tuple(getattr(self, "__notes__", ())),
+        )
+
+    @classmethod
+    def from_record(
+        cls,
+        record: ErrorRecord | Mapping[str, Any],
+        among: Collection[type[StagewrightError]] = (),
+    ) -> StagewrightError:
+        """Return the error of a record, of the most specific of its classes that is known here.
+
+        Args:
+            record: The record, which may come from another release: details that the class does
+                not have, or whose values it does not accept, are left out.
+            among: The classes that are accepted; by default every class that is imported.
+
+        Returns:
+            An error of this class itself if none of the record's classes is accepted.
+
+        Raises:
+            ValueError: This is no record.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        given = record.as_dict if isinstance(record, ErrorRecord) else dict(record)
+        # JSON may hold lone surrogates, and UTF-8 cannot.
+        text = json.dumps(given, ensure_ascii=False).encode("utf-8", "replace")
+        found = TypeAdapter(ErrorRecord).validate_json(text)
+        known = {kind.__name__: kind for kind in among or _subclasses(StagewrightError)}
+        kind = next((known[name] for name in found.kinds if name in known), cls)
+        error = kind.__new__(kind, found.message)  # constructors may take other arguments
+        error.args = (found.message,)
+        for name, accepted in _detail_types(kind).items():
+            try:
+                value = json.dumps(found.details[name])
+                setattr(error, name, TypeAdapter(accepted).validate_json(value))
+            except (KeyError, ValidationError):
+                setattr(error, name, getattr(kind, name, None))
+        for note in found.notes:
+            error.add_note(note)
+        return error
+
+    def at(self, where: str) -> StagewrightError:
+        """Return the error with its place, such as ``rank 3``, in front of the message."""
+        return type(self).from_record(replace(self.to_record(), message=f"{where}: {self}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default a pickle calls the constructor with the message alone. That fails where it
+        # takes more, in the process that reads the pickle, and an executor takes that for its end.
+        return _from_pickle, (type(self), self.to_record())
+
+
+def _from_pickle(kind: type[StagewrightError], record: ErrorRecord) -> StagewrightError:
+    return kind.from_record(record, (kind,))
+
+
+def _own_classes(kind: type) -> Iterator[type]:
+    """Yield a class and its bases below `StagewrightError`."""
+    base = StagewrightError
+    return (each for each in kind.__mro__ if issubclass(each, base) and each is not base)
+
+
+def _subclasses(kind: type[StagewrightError]) -> Iterator[type[StagewrightError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _detail_types(kind: type[StagewrightError]) -> dict[str, Any]:
+    """Return the attributes that a class and its bases declare, with their types."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
+
+
+Size = Annotated[int, Interval(ge=0, lt=2**63)]
+"""A number of bytes as databases keep it; some come from processes that are not trusted."""
 
 
 class InvalidInput(StagewrightError, ValueError):
@@ -32,6 +155,8 @@ class InvalidInput(StagewrightError, ValueError):
         message: What is wrong and what to do.
         field: JSON pointer of the offending field, when there is one.
     """
+
+    field: str | None = None
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -50,6 +175,13 @@ class Infeasible(StagewrightError):
         summary: The message without the remedies; all of it by default.
     """
 
+    constraint: str = ""
+    required: float | None = None
+    available: float | None = None
+    # Errors are below clusters and options, which a remedy holds: `core.plan.plan` names the type.
+    remedies: tuple[Any, ...] = ()
+    summary: str = ""
+
     def __init__(
         self,
         message: str,
@@ -65,7 +197,6 @@ class Infeasible(StagewrightError):
         self.constraint = constraint
         self.required = required
         self.available = available
-        # Typed loosely: a remedy holds a cluster and options, and errors are below both.
         self.remedies = remedies
 
 
@@ -77,6 +208,9 @@ class CaptureError(StagewrightError):
         module: Fully qualified name of the module that caused it, if known.
         operation: The operation or source line that caused it, if known.
     """
+
+    module: str | None = None
+    operation: str | None = None
 
     def __init__(
         self, message: str, *, module: str | None = None, operation: str | None = None
@@ -99,6 +233,10 @@ class OutOfMemory(MeasurementError):
         required_bytes: Memory needed by the layer, or by the whole model.
         available_bytes: Total memory of the device, or the limit, if known.
     """
+
+    layer: str | None = None
+    required_bytes: Size | None = None
+    available_bytes: Size | None = None
 
     def __init__(
         self,
@@ -130,6 +268,8 @@ class RankFailed(StagewrightError):
         ranks: The ranks held to have failed, lowest first; empty if all still answer.
     """
 
+    ranks: tuple[int, ...] = ()
+
     def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
@@ -153,6 +293,27 @@ class Cancelled(StagewrightError):
 
 class DeadlineExceeded(StagewrightError):
     """The time allowed ran out before there was an answer."""
+
+
+class ForeignError(StagewrightError):
+    """Another process raised an error that is not this library's; the message begins with its name.
+
+    That process's traceback is a note.
+    """
+
+    @property
+    def remote_traceback(self) -> str:
+        """Traceback of the process that raised the error."""
+        return "\n".join(getattr(self, "__notes__", ()))
+
+    @classmethod
+    def of(cls, error: Exception) -> StagewrightError:
+        """Return an error in a form that can be sent: itself if it is this library's."""
+        if isinstance(error, StagewrightError):
+            return error
+        found = cls(f"{type(error).__name__}: {error}")
+        found.add_note("".join(traceback.format_exception(error)))
+        return found
 
 
 MAX_LINE = 1000

@@ -33,6 +33,8 @@ class Inexpressible(InvalidInput):
         rejections: Each feature with its reason and remedy.
     """
 
+    rejections: tuple[Rejection, ...]
+
     def __init__(
         self, target: Target, rejections: tuple[Rejection, ...], *, is_planned: bool = False
     ) -> None:

@@ -189,7 +189,8 @@ class Solver:
         Raises:
             InvalidInput: The work needed more memory than a process has.
             DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed, or waited as long.
-            SolverEnded: The process ended; other calls are unaffected.
+            SolverEnded: The process ended, and so did the fresh one that was asked again; other
+                calls are unaffected.
         """
         until_s = time.monotonic() + MAX_WORK_S
         attempts_s: list[float] = []
@@ -201,11 +202,10 @@ class Solver:
                 stack.enter_context(self._running(work, attempts_s))
                 if process is None:
                     return await run_in_threadpool(work)
-                call = await process.begin(work, math.inf, MAX_WORK_S, is_timed=False)
-                if await process.wait(call, call.left_s):
-                    return process.take(call)
-                process.end()
-                raise too_late(MAX_WORK_S)
+                try:
+                    return await _run_in(process, work)
+                except SolverEnded:  # which may have been another request's doing
+                    return await _run_in(process, work)
         finally:
             if attempts_s:
                 self._observe(name_of(work), sum(attempts_s))
@@ -281,6 +281,14 @@ class Solver:
         if self._compiler is None:
             self._compiler = KernelCompiler()
         return start_executor(self._compiler.done, best)
+
+
+async def _run_in(process: SolverProcess, work: Callable[[], R]) -> R:
+    call = await process.begin(work, math.inf, MAX_WORK_S, is_timed=False)
+    if await process.wait(call, call.left_s):
+        return process.take(call)
+    process.end()
+    raise too_late(MAX_WORK_S)
 
 
 def name_of(work: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import math
 import multiprocessing
 import os
@@ -23,7 +24,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ...core.errors import DeadlineExceeded
+from ...core.errors import DeadlineExceeded, ForeignError, StagewrightError
+from ...core.process_exit import count_memory_kills, describe_exit
 from ...core.profile.profile import Profile
 from ...planner import numba_cache
 from ...schedules import numba_jit as jit
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_log = logging.getLogger(__name__)
+
 BestPlan = ctypes.Array[ctypes.c_double]
 """Value and lower bound, in memory that a solver process shares with the server."""
 
@@ -42,6 +46,9 @@ MAX_BYTES = 8 * 2**30
 numpy and numba map several more that they never touch."""
 
 COMPILED_CHECKED_S = 0.5
+
+JOINED_S = 1.0
+"""Longest wait for the exit code of a process that has ended, which takes a few milliseconds."""
 
 PROFILES_KEPT = 8
 """Parsed profiles cached in each process. The largest allowed take some hundred MB."""
@@ -90,6 +97,7 @@ class SolverProcess:
         self._start = start
         self.best = multiprocessing.get_context("forkserver").RawArray("d", (math.inf, 0.0))
         self._pool: ProcessPoolExecutor | None = None
+        self._kills_before = 0
         self._imported: dict[Callable[..., Any], Future[bool]] = {}
 
     @property
@@ -110,7 +118,7 @@ class SolverProcess:
         if self._pool is not None and not _is_alive(self._pool):
             self.end()
         if self._pool is None:
-            self._pool = self._start(self.best)
+            self._pool, self._kills_before = self._start(self.best), count_memory_kills()
         return self._pool
 
     def warm_up(self, function: Callable[..., Any]) -> Future[bool]:
@@ -151,7 +159,7 @@ class SolverProcess:
         now_s = time.monotonic()
         ends_s = min(until_s, now_s + deadline_s)
         given = [max(0.0, ends_s - now_s)] if is_timed else []
-        return Call(asyncio.wrap_future(self.prepare().submit(work, *given)), ends_s)
+        return Call(asyncio.wrap_future(self.prepare().submit(carry_out, work, *given)), ends_s)
 
     async def wait(self, call: Call[R], timeout_s: float | None) -> bool:
         """Return whether a call has ended after a timeout; cancelling this kills the process."""
@@ -168,18 +176,29 @@ class SolverProcess:
         """Return the result of a call that has ended. Raises: SolverEnded."""
         try:
             return call.running.result()
-        except BrokenProcessPool:
+        except BrokenProcessPool as error:
+            if error.__cause__ is not None:  # the executor could not read the answer
+                _log.error("a solver process was given up", exc_info=error)
+            how = self._describe_end()
             self.end()
             self.prepare()  # raises the reason, if it was the server's shutdown
             raise SolverEnded(
-                "the solver process was killed, most likely for lack of memory; ask for fewer "
-                "micro-batches or stages, or ask again later"
+                f"the solver process {how}; ask for fewer micro-batches or stages, or ask again "
+                "later"
             ) from None
+
+    def _describe_end(self) -> str:
+        # Its thread reads the exit code, which can be read only once.
+        if self._pool is not None and (reader := self._pool._executor_manager_thread) is not None:
+            reader.join(JOINED_S)
+        codes = [process.exitcode for process in self._processes()]
+        return describe_exit(codes[0] or 0, self._kills_before) if codes else "ended"
 
     def detach(self) -> SolverProcess:
         """Return the process with its call, as an object of its own; this one has none then."""
         detached = SolverProcess(self._start)
         detached._pool, self._pool = self._pool, None
+        detached._kills_before = self._kills_before
         detached.best, self.best = self.best, detached.best
         detached._imported, self._imported = self._imported, {}
         return detached
@@ -215,6 +234,19 @@ def start_executor(compiled: ctypes.c_byte, best: BestPlan) -> ProcessPoolExecut
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([resolve_name(name, __package__) for name in PRELOADED])
     return ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(compiled, best))
+
+
+def carry_out(work: Callable[..., R], *given: float) -> R:
+    """Call a function in a solver process; whatever it raises arrives at the server.
+
+    An exception that the server cannot unpickle would end the process.
+    """
+    try:
+        return work(*given)
+    except (StagewrightError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 (raised by the server)
+        raise ForeignError.of(error) from None
 
 
 def _is_alive(pool: ProcessPoolExecutor) -> bool:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from ..cluster.cluster import Cluster
 from ..cluster.reserves import MemoryReserves, ReservedMemory
 from ..document import Document, LongTuple, Name, NonEmptyTuple, Note, Notes, Record, render_html
+from ..errors import Infeasible
 from ..graph.graph import Boundary, ChainBreak, Parameter
 from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
@@ -530,3 +531,6 @@ class Remedy:
     options: PlanOptions
     step_time_s: float | None = None
     is_settled: bool = True
+
+
+Infeasible.__annotations__["remedies"] = tuple[Remedy, ...]  # see there

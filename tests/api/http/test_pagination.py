@@ -147,7 +147,7 @@ def test_a_search_leaves_the_server_free_and_its_death_is_a_problem(make_client,
 def test_a_process_that_ends_is_replaced(make_client):
     client = make_client()
     solver = Solver(1)
-    with pytest.raises(SolverEnded, match="lack of memory"):
+    with pytest.raises(SolverEnded, match="ended with exit code 1;"):
         client.portal.call(solver.run, partial(os._exit, 1))
     assert client.portal.call(solver.run, os.getpid) != os.getpid()
     with pytest.raises(InvalidInput, match="GiB this server gives it"):

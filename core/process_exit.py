@@ -1,0 +1,48 @@
+"""How a child process ended, in words."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+KILL_COUNTS = tuple(
+    map(
+        Path,
+        (
+            "/proc/vmstat",
+            "/sys/fs/cgroup/memory.events",
+            "/sys/fs/cgroup/memory/memory.oom_control",
+        ),
+    )
+)
+"""Files in which Linux counts processes that it killed for lack of memory: on the whole machine,
+and in this process's control group by either version of these."""
+
+
+def count_memory_kills() -> int:
+    """Return how many processes the system has killed for lack of memory, as far as it says."""
+    most = 0
+    for path in KILL_COUNTS:
+        with suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            most = max(most, int(found[1]) if found else 0)
+    return most
+
+
+def describe_exit(code: int, kills_before: int = 0) -> str:
+    """Return how a process ended, to follow its name: ``was ended by SIGKILL (signal 9)``.
+
+    Lack of memory is named only where the system says so.
+
+    Args:
+        code: Its exit code: the negative number of a signal, or by a shell's convention 128 more.
+        kills_before: `count_memory_kills` when the process started.
+    """
+    number = -code if code < 0 else code - 128
+    if number not in {*signal.Signals}:
+        return f"ended with exit code {code}"
+    if number == signal.SIGKILL and count_memory_kills() > kills_before:
+        return "was killed by the system for lack of memory"
+    return f"was ended by {signal.Signals(number).name} (signal {number})"
