@@ -15,6 +15,7 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Chosen, Plan, PlanOptions
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
+from ..schedules import numba_jit as jit
 from .assemble import build_early, build_plan
 from .choose_options import choose_options
 from .cost.chain import ChainCosts, chain_costs
@@ -130,6 +131,17 @@ class Planner:
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
         # Of several degrees, the bound of one does not hold for the others.
         improving = progress and _Improving(progress, has_bound=options.tensor != "auto")
+        with jit.deadline(deadline):
+            return self._plan_all(cluster, options, deadline, improving)
+
+    def _plan_all(
+        self,
+        cluster: Cluster,
+        options: PlanOptions,
+        deadline: float,
+        improving: Callable[[Progress], None] | None,
+    ) -> Plan:
+        """Plan for every number of devices that may split layers."""
         if options.tensor == 1 and options.recompute != "layers":
             whole = DegreeProblem(1, self.profiles, cluster, options)
             return self._plan_degree(whole, deadline, improving)
