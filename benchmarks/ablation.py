@@ -28,7 +28,7 @@ from tables import markdown_table, write_between_marks
 from stagewright.core.errors import StagewrightError
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import solve
-from stagewright.schedules.numba_jit import LARGE_STEPS, load_if_worthwhile
+from stagewright.schedules.numba_jit import load
 
 TIME_LIMIT_S = 20.0
 """Of one problem; without a piece a search may not end."""
@@ -51,7 +51,7 @@ class Outcome:
 
 def plan_all() -> list[Outcome]:
     """Plan every problem."""
-    load_if_worthwhile(LARGE_STEPS)
+    load()
     found = []
     for family, case in list_cases():
         deadline, began = time.monotonic() + TIME_LIMIT_S, time.process_time()

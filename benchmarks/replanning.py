@@ -24,7 +24,7 @@ from planner import BETWEEN, INSIDE, uneven_profile
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.plan import Planner
-from stagewright.schedules.numba_jit import LARGE_STEPS, load_if_worthwhile
+from stagewright.schedules.numba_jit import load
 
 LIMIT_S, DEADLINE_S = 0.1, 0.08
 LOST = 20
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="replace the table in this document")
     arguments = parser.parse_args()
     lines, is_late = [HEAD], False
-    load_if_worthwhile(LARGE_STEPS)
+    load()
     for layers, memory_gb, gap in CASES:
         found = measure(layers, memory_gb, gap, arguments.repeats)
         steps = " | ".join(f"{made.step_time_s:.4f}" for made in found.plans)

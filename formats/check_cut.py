@@ -18,7 +18,6 @@ from ..planner.plan import plan
 from ..planner.price_split import plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
 from ..planner.remedies import keep_remedies
-from ..planner.search.branch_and_bound import ROUNDING
 from .plan_for import SAME, Search
 from .runtimes.registry import import_cut
 from .target import FORWARD_SCHEDULES, ImportedCut, Target
@@ -233,17 +232,9 @@ def import_plan(
         best = search(profile, cluster, options)
     except (Infeasible, DeadlineExceeded):
         return priced
-    value, step_s = priced.proof.value, priced.step_time_s
-    bound = min(max(best.proof.lower_bound, priced.proof.lower_bound), value)
-    proof = priced.proof.model_copy(
-        update={
-            "lower_bound": bound,
-            "best_value": min(best.proof.value, value),
-            "status": "optimal" if value - bound <= ROUNDING * value else "feasible",
-            "simulated_lower_bound_s": min(best.proof.simulated_lower_bound_s, step_s),
-        }
-    )
-    return priced.model_copy(update={"proof": proof, "notes": (*cut.notes, *priced.notes)})
+    bound = max(best.proof.lower_bound, priced.proof.lower_bound)
+    proven = priced.with_bounds(bound, best.proof.simulated_lower_bound_s)
+    return proven.model_copy(update={"notes": (*cut.notes, *priced.notes)})
 
 
 def _compare_microbatch(cut: ImportedCut, profile: Profile) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..core.cluster.reserves import ReservedMemory
 from ..core.plan.assumptions import list_assumptions
-from ..core.plan.plan import Baseline, Plan, Proof, Sharing, Stage
+from ..core.plan.plan import ROUNDING, Baseline, Objective, Plan, Proof, Sharing, Stage
 from ..core.profile.module_chain import find_chain_break
 from ..core.units import format_time
 from .cost.assignment import Assignment, count_layers
@@ -19,15 +19,17 @@ from .heuristics.candidates import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
 from .problem.problem import PlanningRequest
 from .problem.training_options import bytes_per_parameter
-from .search.branch_and_bound import ROUNDING
+
+CUT_SHORT = "the search was cut short by its deadline: with more time there may be a better plan"
+
+UNHURRIED = 0.5
+"""Share of the time allowed; a search that took less was not affected by its deadline."""
 
 MAX_NAMED = 4
 """Idle devices that a note names."""
 
-OBJECTIVE_NAMES: dict[str, str] = {
-    "1f1b": "1F1B model step time, sum + (n - 1) x slowest stage",
-    "gpipe": "GPipe step time, sum + (n - 1) x (slowest forward + slowest backward)",
-    "simulated": "simulated step time",
+OBJECTIVE_NAMES: dict[Objective, str] = {
+    "step_time": "simulated step time",
     "throughput": "seconds per micro-batch in steady state",
     "latency": "seconds for one micro-batch forward",
     "memory": "bytes of the largest device",
@@ -68,7 +70,12 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         forward_channels=costed.forward_channels,
         backward_channels=costed.backward_channels,
         direct_sends=costed.direct_sends,
-        proof=_build_proof(request, decision),
+        proof=Proof(
+            objective=OBJECTIVE_NAMES[options.objective],
+            value=request.cost(costed),
+            lower_bound=0.0,
+            status="feasible",
+        ),
         baselines=tuple(
             _build_baseline(request, name, other, costed.assignment)
             for name, other in list_baselines(request, costed.assignment)
@@ -93,28 +100,19 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
             *_sent(request, costed, is_reordered=bool(order)),
             *_idle(request, costed.assignment),
         ),
-    )
+    ).with_bounds(decision.lower_bound, decision.simulated_bound_s)
 
 
-def _build_proof(request: PlanningRequest, decision: Decision) -> Proof:
-    costed = decision.costed
-    bound = min(decision.lower_bound, costed.value)
-    is_proven = costed.value - bound <= ROUNDING * costed.value
-    return Proof(
-        objective=OBJECTIVE_NAMES[_name(request)],
-        value=costed.value,
-        lower_bound=bound,
-        best_value=min(decision.best_value, costed.value),
-        status="optimal" if is_proven else "feasible",
-        simulated_lower_bound_s=min(decision.simulated_bound_s, costed.step_time_s),
-    )
+def build_early(
+    request: PlanningRequest, costed: CostedPlan, profile_id: str | None = None
+) -> Plan:
+    """Return the plan of a search that goes on, with the note of one that was cut short."""
+    return build_plan(request, Decision(costed, 0.0, 0.0, notes=(CUT_SHORT,)), profile_id)
 
 
-def _name(request: PlanningRequest) -> str:
-    objective, schedule = request.options.objective, request.options.schedule
-    if objective != "step_time":
-        return objective
-    return schedule if schedule in OBJECTIVE_NAMES else "simulated"
+def was_cut_short(plan: Plan) -> bool:
+    """Return True if the deadline cut the plan's search short."""
+    return CUT_SHORT in plan.notes
 
 
 def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
@@ -252,6 +250,9 @@ def _notes(request: PlanningRequest, decision: Decision) -> list[str]:
         )
     if request.options.layer_order == "any" and not profile.edges:
         notes.append("the profile does not know which layer reads what: its order was kept")
+    gap = max(request.options.gap, ROUNDING)
+    if decision.search_gap > gap and request.spent_share > UNHURRIED:
+        notes.append(CUT_SHORT)
     if decision.is_whole:
         return notes
     if request.order_free is not None:

@@ -225,7 +225,7 @@ class _Study:
             return None, False
         except (Infeasible, DeadlineExceeded):
             return own_s, False
-        is_proven = found.proof.search_gap <= max(change.options.gap, ROUNDING)
+        is_proven = found.proof.gap <= max(change.options.gap, ROUNDING)
         return min(found.step_time_s, own_s or found.step_time_s), is_proven
 
     def _replan(self, options: PlanOptions) -> Plan | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
@@ -15,7 +15,7 @@ from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.profile.scale import get_microbatch_size, scale_profile
 from ..schedules.traits import CLOSED_FORM, SPLIT_BACKWARD
-from .assemble import build_plan
+from .assemble import build_early, build_plan
 from .problem.problem import PlanningRequest, Progress
 from .solvers.feasibility import find_any_plan
 from .solvers.solve import solve
@@ -171,6 +171,7 @@ def make_request(
         started=started,
         deadline=deadline,
         progress=progress,
+        build=partial(build_early, profile_id=entry.measured.content_id()),
     )
 
 
@@ -190,8 +191,7 @@ def only_planning_tells(options: PlanOptions) -> bool:
 
 def _plan_size(entry: Candidate, request: PlanningRequest) -> Plan:
     """Return the best plan of one size; it names the measured profile."""
-    plan = build_plan(request, solve(request))
-    return plan.model_copy(update={"profile_id": entry.measured.content_id()})
+    return build_plan(request, solve(request), entry.measured.content_id())
 
 
 def _report(progress: Callable[[Progress], None], entry: Candidate, found: Progress) -> None:
@@ -199,7 +199,7 @@ def _report(progress: Callable[[Progress], None], entry: Candidate, found: Progr
     count = 1
     if entry.options.objective in PER_MICROBATCH:
         count = entry.options.num_microbatches
-    progress(Progress(found.elapsed_s, found.value * count))
+    progress(replace(found, value=found.value * count, lower_bound=0.0))
 
 
 def _add_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
@@ -216,10 +216,8 @@ def _add_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
 
 def rank_plan(plan: Plan) -> tuple[float, float, int]:
     """Return what plans of one request are compared by: the objective, then the step."""
-    objective, value = plan.options.objective, plan.proof.value
-    if objective == "step_time":
-        value = plan.step_time_s
-    elif objective in PER_MICROBATCH:
+    value = plan.proof.value
+    if plan.options.objective in PER_MICROBATCH:
         value *= plan.options.num_microbatches
     return value, plan.step_time_s, plan.options.num_microbatches
 

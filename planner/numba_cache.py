@@ -61,6 +61,7 @@ def compile_all() -> None:
         ImportError: numba is not installed.
     """
     importlib.import_module("numba")
+    jit.load()
     profile, cluster = example(), Cluster.uniform(DEVICES, memory_bytes=MEMORY_BYTES)
     for options in ASKED:
         plan(profile, cluster, options)
@@ -76,7 +77,7 @@ def load_common() -> None:
     Importing numba is a part of it only: the first compiled call imports ten times as much.
     """
     if jit.is_available():
-        importlib.import_module("numba")
+        jit.load()
         plan(example(), Cluster.uniform(DEVICES, memory_bytes=MEMORY_BYTES), ASKED[0])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Literal, get_args
@@ -16,7 +15,8 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Chosen, Plan, PlanOptions
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
-from .assemble import build_plan
+from ..schedules import numba_jit as jit
+from .assemble import build_early, build_plan
 from .choose_options import choose_options
 from .cost.chain import ChainCosts, chain_costs
 from .microbatch_size import plan_batch
@@ -60,8 +60,9 @@ def plan(
         num_microbatches: Likewise. Together with a ``batch_size`` a number determines the
             micro-batch size and has to divide the batch.
         deadline_s: Stop then with the best plan so far and its gap; a note in the plan says so.
-        progress: Called with every better plan or bound found; neither ever gets worse. With a
-            ``batch_size``, values are for a whole step.
+        progress: Called with every better plan or bound found, the first within moments; neither
+            ever gets worse. With a ``batch_size``, values are for a whole step. `Progress.plan`
+            builds the plan, for callers whose process may be ended before the search is.
 
     Raises:
         InvalidInput: An option or the profile's numbers are out of range, or a constraint does
@@ -125,22 +126,36 @@ class Planner:
             options,
             {"schedule": schedule, "chunks": chunks, "num_microbatches": num_microbatches},
         )
-        began, deadline = time.monotonic(), compute_deadline(deadline_s)
+        deadline = compute_deadline(deadline_s)
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
         # Of several degrees, the bound of one does not hold for the others.
         improving = progress and _Improving(progress, has_bound=options.tensor != "auto")
+        with jit.deadline(deadline):
+            return self._plan_all(cluster, options, deadline, improving)
+
+    def _plan_all(
+        self,
+        cluster: Cluster,
+        options: PlanOptions,
+        deadline: float,
+        improving: Callable[[Progress], None] | None,
+    ) -> Plan:
+        """Plan for every number of devices that may split layers."""
         if options.tensor == 1 and options.recompute != "layers":
             whole = DegreeProblem(1, self.profiles, cluster, options)
-            return self._plan_degree(whole, began, deadline, improving)
+            return self._plan_degree(whole, deadline, improving)
 
         def plan_degree(problem: DegreeProblem, until: float) -> Plan:
             is_own = problem.profiles is self.profiles
             planner = self if is_own else Planner(problem.profiles)
-            made = planner._plan_degree(problem, began, until, improving)
-            return problem.expand(made, cluster, self._name_source(problem, made))
+            expand = partial(self._expand, problem, cluster)
+            return expand(planner._plan_degree(problem, until, _expanding(improving, expand)))
 
         return plan_degrees(plan_degree, self.profiles, cluster, options, deadline)
+
+    def _expand(self, problem: DegreeProblem, cluster: Cluster, made: Plan) -> Plan:
+        return problem.expand(made, cluster, self._name_source(problem, made))
 
     def _name_source(self, problem: DegreeProblem, plan: Plan) -> str:
         """Return the `content_id` of the profile from which a problem's profile was made."""
@@ -153,7 +168,6 @@ class Planner:
     def _plan_degree(
         self,
         problem: DegreeProblem,
-        began: float,
         deadline: float,
         progress: Callable[[Progress], None] | None,
     ) -> Plan:
@@ -172,8 +186,7 @@ class Planner:
             attempt = partial(prefer_regular, attempt)
         try:
             found = attempt(cluster, options, deadline, progress)
-            found = found.model_copy(update={"notes": (*choice.reasons, *found.notes)})
-            return note_cut_short(found, options.gap, began, deadline)
+            return found.model_copy(update={"notes": (*choice.reasons, *found.notes)})
         except Infeasible as error:
             if problem.degree != 1 or problem.checkpoints is not None:
                 raise _of_problem(error, problem) from None
@@ -191,9 +204,9 @@ class Planner:
         """Plan until a deadline on the clock of `time.monotonic`, without looking for remedies."""
         if options.recompute == "layers":
             problem = DegreeProblem.of(self.profiles, cluster, options, 1)
-            planner = Planner(problem.profiles)
-            made = planner._plan(cluster, problem.options, deadline, progress, size=size)
-            return problem.expand(made, cluster, self._name_source(problem, made))
+            planner, expand = Planner(problem.profiles), partial(self._expand, problem, cluster)
+            tell = _expanding(progress, expand)
+            return expand(planner._plan(cluster, problem.options, deadline, tell, size=size))
         if options.batch_size is not None:
             return plan_batch(
                 self.profiles, cluster, options, size=size, deadline=deadline, progress=progress
@@ -204,8 +217,9 @@ class Planner:
                 field="/options/batch_size",
             )
         request = PlanningRequest(
-            self.profile, cluster, options, self.tables, deadline=deadline, progress=progress
-        )
+            self.profile, cluster, options, self.tables, deadline=deadline, progress=progress,
+            build=partial(build_early, profile_id=self._profile_id),
+        )  # fmt: skip
         return build_plan(request, solve(request), self._profile_id)
 
 
@@ -232,8 +246,16 @@ class _Improving:
         best = min(self._best, found.value)
         bound = min(max(self._bound, found.lower_bound * self._has_bound), best)
         if best < self._best or bound > self._bound:
+            made = found.plan if best < self._best else None
             self._best, self._bound = best, bound
-            self._tell(Progress(found.elapsed_s, best, bound))
+            self._tell(Progress(found.elapsed_s, best, bound, made))
+
+
+def _expanding(
+    tell: Callable[[Progress], None] | None, expand: Callable[[Plan], Plan]
+) -> Callable[[Progress], None] | None:
+    """Return the callback with the plans that it is told of expanded."""
+    return tell and (lambda found: tell(found.map(expand)))
 
 
 def is_count_given(options: PlanOptions) -> bool:
@@ -278,26 +300,3 @@ def _replace_options(
         return PlanOptions.model_validate(fields)
     except ValidationError as error:
         raise to_invalid_input(error, "plan options") from None
-
-
-NOTE = "the search was cut short by its deadline: with more time there may be a better plan"
-
-UNHURRIED = 0.5
-"""Share of the time allowed; a search that took less was not affected by its deadline."""
-
-
-def note_cut_short(plan: Plan, gap: float, began_s: float, deadline_s: float) -> Plan:
-    """Return the plan, with a note if the deadline kept its search from reaching the gap.
-
-    Both times are on the clock of `time.monotonic`; the deadline is infinite for none.
-    """
-    if deadline_s == math.inf or plan.proof.search_gap <= gap:
-        return plan
-    if time.monotonic() - began_s < UNHURRIED * (deadline_s - began_s):
-        return plan
-    return plan.model_copy(update={"notes": (*plan.notes, NOTE)})
-
-
-def was_cut_short(plan: Plan) -> bool:
-    """Return True if the deadline cut the plan's search short."""
-    return NOTE in plan.notes

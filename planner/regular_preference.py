@@ -52,38 +52,15 @@ def prefer_regular(
     except DeadlineExceeded:
         return _add_note(free, f"no regular plan ({name}) was found in time")
     within = options.regular_within or 0.0
-    least, cost = _cost(free), _cost(found)
+    least, cost = free.proof.value, found.proof.value
     price = cost / least - 1 if least else 0.0
     if price > within:
         text = f"the regular plan ({name}) is {price:.1%} slower, more than {within:.1%}"
         return _add_note(free, text)
     cost_words = f"{price:.1%} slower than" if price >= 5e-4 else "as fast as"
     text = f"regular plan ({name}), {cost_words} the best found without that rule"
-    return _add_note(_prove(found, free), text)
-
-
-def _cost(plan: Plan) -> float:
-    return plan.step_time_s if plan.options.objective == "step_time" else plan.proof.value
-
-
-def _prove(found: Plan, free: Plan) -> Plan:
-    """Return the regular plan with the options asked for and the bounds of all plans."""
-    value = found.proof.value
-    bound = min(free.proof.lower_bound, value)
-    best = min(_best_value(found), _best_value(free))
-    proof = found.proof.model_copy(
-        update={
-            "lower_bound": bound,
-            "best_value": best,
-            "status": "optimal" if bound == value else "feasible",
-            "simulated_lower_bound_s": min(free.proof.simulated_lower_bound_s, found.step_time_s),
-        }
-    )
-    return found.model_copy(update={"proof": proof})
-
-
-def _best_value(plan: Plan) -> float:
-    return plan.proof.value if plan.proof.best_value is None else plan.proof.best_value
+    proof = free.proof
+    return _add_note(found.with_bounds(proof.lower_bound, proof.simulated_lower_bound_s), text)
 
 
 def _add_note(plan: Plan, text: str) -> Plan:

@@ -23,6 +23,7 @@ from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time, list_some
 from ..schedules.traits import SPLIT_BACKWARD
+from .assemble import was_cut_short
 from .microbatch_size import rank_plan
 from .problem.layer_checkpoints import (
     Span,
@@ -202,12 +203,7 @@ def _name_checkpoints(plan: Plan, checkpoints: Sequence[Span], profile_id: str) 
 
 
 def _scale_proof(proof: Proof, degree: int) -> Proof:
-    best = proof.best_value
-    update = {
-        "value": proof.value * degree,
-        "lower_bound": proof.lower_bound * degree,
-        "best_value": None if best is None else best * degree,
-    }
+    update = {"value": proof.value * degree, "lower_bound": proof.lower_bound * degree}
     return proof.model_copy(update=update)
 
 
@@ -283,19 +279,18 @@ def _plan_again(
 ) -> None:
     """Give the best degree the rest of the time, if its search was cut short."""
     first = tried.plans[problem.degree]
-    if first.proof.search_gap <= problem.options.gap or time.monotonic() > deadline:
+    if not was_cut_short(first) or time.monotonic() > deadline:
         return
     try:
         again = plan_degree(problem, deadline)
     except DeadlineExceeded:
         return
     chosen = min(again, first, key=rank_plan)
-    bounds = {
-        name: max(getattr(again.proof, name), getattr(first.proof, name))
-        for name in ("lower_bound", "simulated_lower_bound_s")
-    }
-    proof = chosen.proof.model_copy(update=bounds)
-    tried.plans[problem.degree] = chosen.model_copy(update={"proof": proof})
+    proofs = again.proof, first.proof
+    tried.plans[problem.degree] = chosen.with_bounds(
+        max(proof.lower_bound for proof in proofs),
+        max(proof.simulated_lower_bound_s for proof in proofs),
+    )
 
 
 def _try_degree(
@@ -324,19 +319,8 @@ def _combine(tried: _Tried, best: int) -> Plan:
     plan, proofs = tried.plans[best], [found.proof for found in tried.plans.values()]
     lower = 0.0 if tried.is_open else min(proof.lower_bound for proof in proofs)
     bound_s = 0.0 if tried.is_open else min(proof.simulated_lower_bound_s for proof in proofs)
-    best_values = [
-        proof.value if proof.best_value is None else proof.best_value for proof in proofs
-    ]
-    proof = plan.proof.model_copy(
-        update={
-            "lower_bound": min(lower, plan.proof.value),
-            "best_value": min(best_values),
-            "simulated_lower_bound_s": min(bound_s, plan.step_time_s),
-            "status": plan.proof.status if lower >= plan.proof.lower_bound else "feasible",
-        }
-    )
     notes = (*plan.notes, *_describe(tried, best))
-    return plan.model_copy(update={"proof": proof, "notes": notes})
+    return plan.with_bounds(lower, bound_s).model_copy(update={"notes": notes})
 
 
 def _describe(tried: _Tried, best: int) -> Iterator[str]:

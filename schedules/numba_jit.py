@@ -1,33 +1,73 @@
 """Just-in-time compilation of inner loops with numba.
 
-numba is optional, and importing it takes a second, so it is only loaded for large inputs. Without
-it, or with ``STAGEWRIGHT_NUMBA=0`` in the environment, functions run as plain Python with results
-that are equal bit for bit.
+numba is optional. Loading it takes a second and compiling a kernel that is not in its cache ten, so
+either is done only once plain Python has taken about as long, and never where a deadline is nearer
+than that. Without numba, or with ``STAGEWRIGHT_NUMBA=0`` in the environment, functions run as plain
+Python with results that are equal bit for bit; with ``STAGEWRIGHT_NUMBA=1`` always compiled.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import math
 import os
-import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-LARGE_STEPS = 500_000
-"""Plain Python runs about a million steps a second: from here on importing numba pays at once."""
+STEPS_PER_S = 1_000_000
+"""Steps that plain Python runs in a second, roughly."""
+
+LOAD_S = 0.4
+"""Time spent in plain Python from which loading numba and cached kernels pays: it takes 0.7 s."""
+
+COMPILE_S = 10.0
+"""Time spent in a kernel's plain Python from which compiling it pays."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_postponed = threading.Event()
+_postponed, _loaded, _always = threading.Event(), threading.Event(), threading.Event()
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+
+
+@contextmanager
+def deadline(until: float) -> Iterator[None]:
+    """Neither load nor compile anything that may take past a time of `time.monotonic`."""
+    token = _deadline.set(until)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def load() -> None:
+    """Use compiled kernels from now on, however small the inputs are, if numba is available."""
+    if is_available():
+        importlib.import_module("numba")
+        _always.set()
 
 
 def postpone() -> None:
@@ -44,24 +84,13 @@ def is_available() -> bool:
     """Return True if numba is installed, and neither switched off nor postponed."""
     if os.environ.get("STAGEWRIGHT_NUMBA") == "0" or _postponed.is_set():
         return False
-    return "numba" in sys.modules or _is_installed()
+    return _is_installed()
 
 
 @cache
 def _is_installed() -> bool:
     # Cached: the look-up takes half a millisecond.
     return importlib.util.find_spec("numba") is not None
-
-
-def is_worthwhile(steps: int) -> bool:
-    """Return True if numba is available, and either loaded already or worth loading."""
-    return (steps >= LARGE_STEPS or "numba" in sys.modules) and is_available()
-
-
-def load_if_worthwhile(steps: int) -> None:
-    """Load numba if that pays for this total of steps, spread over many small calls."""
-    if is_worthwhile(steps):
-        importlib.import_module("numba")
 
 
 def int_zeros(count: int) -> NDArray[np.int64]:
@@ -75,7 +104,7 @@ def float_zeros(count: int) -> NDArray[np.float64]:
 
 
 class Kernel(Generic[P, R]):
-    """Decorator for a function to run compiled on large inputs and as plain Python on small ones.
+    """Decorator for a function to run as plain Python until compiling or loading it pays.
 
     The function may index its arguments (arrays and NamedTuples of arrays), compute, and call what
     numba supports and functions of its own package. It returns its results, or writes them into
@@ -83,14 +112,59 @@ class Kernel(Generic[P, R]):
     and compiled and plain results agree bit for bit.
     """
 
+    all_spent_s: ClassVar[float] = 0.0
+
     def __init__(self, function: Callable[P, R]) -> None:
-        self.function = function
+        self.function, self.spent_s = function, 0.0
 
     def __call__(self, steps: int, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run compiled or plain, whichever is faster for this number of steps."""
-        if is_worthwhile(steps):
+        """Run compiled or plain, whichever is faster for this number of steps and those before."""
+        if self.pays(steps / STEPS_PER_S):
+            _loaded.set()
             return self.compiled(*args, **kwargs)
-        return self.plain(*args, **kwargs)
+        began_s = time.thread_time()
+        try:
+            return self.plain(*args, **kwargs)
+        finally:
+            spent_s = time.thread_time() - began_s
+            self.spent_s += spent_s
+            Kernel.all_spent_s += spent_s
+
+    def pays(self, expected_s: float) -> bool:
+        """Return True if running compiled pays for a call expected to take so long in Python."""
+        if not is_available():
+            return False
+        is_asked = _always.is_set() or os.environ.get("STAGEWRIGHT_NUMBA") == "1"
+        if is_asked or "compiled" in self.__dict__:
+            return True
+        spent_s, price_s = self.all_spent_s, 0.0 if _loaded.is_set() else LOAD_S
+        if spent_s + expected_s >= price_s and not self.is_cached:
+            spent_s, price_s = self.spent_s, COMPILE_S
+        is_late = time.monotonic() + 4 * price_s > _deadline.get()
+        return spent_s + expected_s >= price_s and not is_late
+
+    @cached_property
+    def is_cached(self) -> bool:
+        """Return True if numba's cache has this kernel, as far as its files' names tell."""
+        source = Path(self.function.__code__.co_filename)
+        folder = os.environ.get("NUMBA_CACHE_DIR")
+        found = Path(folder).rglob if folder else (source.parent / "__pycache__").glob
+        return any(found(f"{source.stem}.{self._name}-*.nbi"))
+
+    @cached_property
+    def _callees(self) -> set[FunctionType]:
+        return _find_callees(cast("FunctionType", self.function))
+
+    @cached_property
+    def _name(self) -> str:
+        """Return the name in numba's cache, which changes with any file that it is made of.
+
+        numba renews what it has cached for a function when that function's file changes. Index
+        files of the names before stay in `__pycache__`: numba deletes none, and they do no harm.
+        """
+        files = sorted({each.__code__.co_filename for each in self._callees})
+        sources = b"".join(Path(file).read_bytes() for file in files)
+        return f"{cast('FunctionType', self.function).__name__}_{crc32(sources):08x}"
 
     @cached_property
     def compiled(self) -> Callable[P, R]:
@@ -98,16 +172,10 @@ class Kernel(Generic[P, R]):
         import numba
 
         function: Any = self.function
-        callees = _find_callees(function)
-        for callee in callees:
+        for callee in self._callees:
             _register(callee)
-        # numba renews what it has cached for a function when that function's file changes. A name
-        # that depends on all files does so when any of those that it calls is in changes. Index
-        # files of the names before stay in `__pycache__`: numba deletes none, and they do no harm.
-        files = sorted({each.__code__.co_filename for each in callees})
         try:
-            sources = b"".join(Path(file).read_bytes() for file in files)
-            function.__qualname__ = f"{function.__name__}_{crc32(sources):08x}"
+            function.__qualname__ = self._name
             compiled: Any = numba.njit(cache=True)(function)
         except (RuntimeError, OSError):  # no writable cache, such as with a read-only home
             compiled = numba.njit(function)

@@ -13,7 +13,8 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord, to_infeasible_answer
 from ...core.units import format_bytes
-from ...planner.plan import plan, was_cut_short
+from ...planner.assemble import was_cut_short
+from ...planner.plan import plan
 from .solver_process import report_best
 
 MAX_RECORD_BYTES = 4 * 2**20

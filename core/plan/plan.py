@@ -316,23 +316,24 @@ class DirectSend(Record):
     backward_channel: int = Field(-1, ge=-1)
 
 
+ROUNDING = 1e-12
+"""Relative difference of two numbers that are equal but for rounding."""
+
+
 class Proof(Record):
-    """Quality of the plan, by the objective the planner minimised.
+    """Quality of the plan, by its objective: for ``step_time`` that is the simulated step.
 
     Attributes:
         objective: What was minimised, in words.
         value: The plan's objective.
         lower_bound: No plan has less.
-        best_value: The least objective of all plans found. The plan itself may be above it where
-            the simulator preferred it.
         status: ``optimal`` when value and bound agree to rounding.
-        simulated_lower_bound_s: No plan's simulated step is shorter.
+        simulated_lower_bound_s: No plan's simulated step is shorter, whatever the objective.
     """
 
     objective: Name
     value: float = Field(ge=0)
     lower_bound: float = Field(ge=0)
-    best_value: float | None = Field(None, ge=0)
     status: Literal["optimal", "feasible"]
     simulated_lower_bound_s: float = Field(0.0, ge=0)
 
@@ -340,12 +341,6 @@ class Proof(Record):
     def gap(self) -> float:
         """Return (value - lower bound) / value; 0 is proven optimal."""
         return (self.value - self.lower_bound) / self.value if self.value else 0.0
-
-    @property
-    def search_gap(self) -> float:
-        """Return the gap of the best objective found, which shows how complete the search is."""
-        best = self.value if self.best_value is None else self.best_value
-        return (best - self.lower_bound) / best if best else 0.0
 
 
 class Baseline(Record):
@@ -499,6 +494,17 @@ class Plan(Document):
         # Step and bound are rounded apart; their difference must not be negative.
         bound_s = min(self.proof.simulated_lower_bound_s, self.step_time_s)
         return (self.step_time_s - bound_s) / self.step_time_s if self.step_time_s else 0.0
+
+    def with_bounds(self, lower_bound: float, simulated_lower_bound_s: float) -> Self:
+        """Return the plan with bounds on the objective and the step of all plans, and a status."""
+        value = self.proof.value
+        is_optimal = value - lower_bound <= ROUNDING * value
+        proof = {
+            "lower_bound": min(lower_bound, value),
+            "status": "optimal" if is_optimal else "feasible",
+            "simulated_lower_bound_s": min(simulated_lower_bound_s, self.step_time_s),
+        }
+        return self.model_copy(update={"proof": self.proof.model_copy(update=proof)})
 
     def baseline(self, name: str) -> Baseline | None:
         """Return the baseline of a name, e.g. ``equal_layers``."""

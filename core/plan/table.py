@@ -173,52 +173,27 @@ def _source(plan: Plan) -> str:
 
 def format_verdict(plan: Plan) -> str:
     """Say in one line how far the plan can be from the best possible one."""
-    proof, objective = plan.proof, plan.options.objective
-    optimal = proof.status == "optimal"
-    if objective in NOT_TIMES:
-        excess = proof.value / proof.lower_bound - 1 if proof.lower_bound > 0 else None
-    else:
-        bound_s = min(proof.simulated_lower_bound_s, plan.step_time_s)
-        excess = plan.step_time_s / bound_s - 1 if bound_s > 0 else None
-        optimal = optimal and objective not in ("step_time", "latency")
-    if optimal or (excess is not None and excess <= 1e-9):
-        return "optimal"
-    if excess is None:
-        return "no lower bound known"
-    verdict = f"at most {_percent(excess)} above the best possible"
+    proof = plan.proof
     if proof.status == "optimal":
-        verdict += f" step (optimal by its formula, {proof.objective})"
-    return verdict
+        return "optimal"
+    if not proof.lower_bound:
+        return "no lower bound known"
+    # `gap` is relative to the plan's value; people read the excess over the bound.
+    return f"at most {_percent(proof.value / proof.lower_bound - 1)} above the best possible"
 
 
 def format_proof(plan: Plan) -> list[str]:
     """Compare the plan's objective and its simulated step with their lower bounds, a line each."""
     proof, objective = plan.proof, plan.options.objective
     value = format_objective(objective, proof.value)
-    if proof.status == "optimal":
-        verdict = "optimal"
-    elif proof.lower_bound > 0:
-        bound = format_objective(objective, proof.lower_bound)
-        # `gap` is relative to the plan's value; people read the excess over the bound.
-        excess = _percent(proof.value / proof.lower_bound - 1)
-        verdict = f"at most {excess} above the lower bound ({bound})"
-    else:
-        verdict = "no lower bound known"
+    verdict = format_verdict(plan)
+    if proof.status != "optimal" and proof.lower_bound:
+        verdict += f" ({format_objective(objective, proof.lower_bound)})"
     lines = [f"proof: {proof.objective}: {value}, {verdict}"]
-    if proof.best_value is not None and proof.best_value < proof.value:
-        least = format_objective(objective, proof.best_value)
-        lines.append(
-            f"proof: the best value found is {least}, with a gap of {_percent(proof.search_gap)} "
-            "to the lower bound; that plan is slower in the simulator"
-        )
-    # Rounded apart: a bound just above the step is equal to it.
-    bound_s = min(proof.simulated_lower_bound_s, plan.step_time_s)
-    if bound_s > 0 and objective not in NOT_TIMES:
-        near = (
-            f"at most {_percent(plan.step_time_s / bound_s - 1)} above"
-            if plan.simulated_gap > 1e-9
-            else "equal to"
-        )
+    bound_s = proof.simulated_lower_bound_s
+    if bound_s > 0 and objective not in (*NOT_TIMES, "step_time"):
+        excess = _percent(plan.step_time_s / bound_s - 1)
+        near = f"at most {excess} above" if plan.simulated_gap > 1e-9 else "equal to"
         lines.append(f"proof: simulated step {near} the lower bound ({format_time(bound_s)})")
     return lines
 

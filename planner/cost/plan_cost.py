@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -111,7 +110,8 @@ class Decision:
     Attributes:
         lower_bound: Lower bound on the objective of every plan.
         simulated_bound_s: Lower bound on the simulated step of every plan.
-        best_value: Least objective of all plans found; infinite for that of this plan.
+        closed_value: Least value that the search by the step's closed form found.
+        closed_bound: Lower bound on that value of every plan.
         is_whole: Whether all plans were searched, even where the request's tables hold only some.
         notes: What the plan has to say of how it was chosen.
     """
@@ -119,9 +119,17 @@ class Decision:
     costed: CostedPlan
     lower_bound: float
     simulated_bound_s: float
-    best_value: float = math.inf
+    closed_value: float = 0.0
+    closed_bound: float = 0.0
     is_whole: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def search_gap(self) -> float:
+        """Return the relative gap at which the search ended."""
+        pairs = (self.closed_value, self.closed_bound), (self.costed.value, self.lower_bound)
+        value, bound = pairs[not self.closed_value]
+        return 1 - bound / value if value else 0.0
 
 
 class CostModel:

@@ -6,16 +6,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ...core.cluster.cluster import Cluster
-from ...core.plan.plan import PlanOptions
+from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment
 from ..cost.banded_chain import band
 from ..cost.chain import ChainCosts, Order, StageTable, chain_costs
 from ..cost.device_classes import Devices, group_devices
-from ..cost.plan_cost import CostModel
+from ..cost.plan_cost import CostedPlan, CostModel
 from ..cost.work_limits import WorkLimits
 from ..dag.layer_graph import LayerGraph
 from ..dag.order_free_bound import OrderFreeBounds
@@ -49,14 +49,21 @@ MAX_REFINED_ATOMS = 600
 
 @dataclass(frozen=True)
 class Progress:
-    """Best plan found so far.
+    """Best plan found so far, by the objective: for ``step_time`` its simulated step.
 
-    The lower bound is 0 while none is known.
+    The lower bound is 0 while none is known. ``plan`` builds the plan, in milliseconds, for callers
+    who keep it in case the search is ended; `None` if only the bound is new.
     """
 
     elapsed_s: float
     value: float
     lower_bound: float = 0.0
+    plan: Callable[[], Plan] | None = None
+
+    def map(self, change: Callable[[Plan], Plan]) -> Progress:
+        """Return the progress with its plan changed once it is built."""
+        build = self.plan
+        return self if build is None else replace(self, plan=lambda: change(build()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,7 @@ class PlanningRequest:
         started: Start of planning on the clock of `time.monotonic`.
         deadline: Deadline on the same clock; infinite for none.
         seeks_bound: False where a bound on the steps of all plans is of no use.
+        build: Builds the plan document of a plan that ``progress`` is told of.
         state_note: Why the options were limited, if a layer's state did so; else empty.
 
     Raises:
@@ -83,6 +91,7 @@ class PlanningRequest:
     started: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     progress: Callable[[Progress], None] | None = None
+    build: Callable[[PlanningRequest, CostedPlan], Plan] | None = None
     seeks_bound: bool = True
     state_note: str = field(default="", init=False)
 
@@ -204,6 +213,13 @@ class PlanningRequest:
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline
 
+    @property
+    def spent_share(self) -> float:
+        """Return the share of the time until the deadline that has passed."""
+        if self.is_over:
+            return 1.0
+        return (time.monotonic() - self.started) / (self.deadline - self.started)
+
     def allows(self, assignment: Assignment) -> bool:
         """Return True if a plan keeps every constraint of the options; memory is not checked."""
         if assignment.order:
@@ -214,10 +230,16 @@ class PlanningRequest:
             assignment, self.profile, self.positions, self.devices, self.options
         )
 
-    def tell(self, value: float, lower_bound: float = 0.0) -> None:
-        """Report a better plan to the caller."""
+    def cost(self, costed: CostedPlan) -> float:
+        """Return what plans are compared by: the simulated step, or another objective's value."""
+        return costed.step_time_s if self.options.objective == "step_time" else costed.value
+
+    def tell(self, costed: CostedPlan, lower_bound: float = 0.0) -> None:
+        """Report a better plan or bound to the caller."""
         if self.progress:
-            self.progress(Progress(time.monotonic() - self.started, value, lower_bound))
+            made = self.build and partial(self.build, self, costed)
+            elapsed_s = time.monotonic() - self.started
+            self.progress(Progress(elapsed_s, self.cost(costed), lower_bound, made))
 
 
 def all_parts(

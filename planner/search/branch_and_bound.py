@@ -190,8 +190,7 @@ class BranchAndBound:
 
     The ``effort`` is shared by the searches of one request. Every plan of the space pays at least
     ``tied_s`` for tied weights, a path what ``tied_of`` returns. Only plans better than
-    ``best_value``, known from elsewhere, are looked for; the value of each is told to
-    ``on_better`` at once.
+    ``best_value``, known from elsewhere, are looked for.
     """
 
     def __init__(
@@ -204,7 +203,6 @@ class BranchAndBound:
         tied_of: Callable[[tuple[StageArc, ...]], float] | None = None,
         best_value: float = math.inf,
         max_total_replicas: int | None = None,
-        on_better: Callable[[float], None] | None = None,
     ) -> None:
         self.space, self.measure, self.effort = space, measure, effort
         self.arcs: StageArcs = space.arcs(measure)
@@ -217,7 +215,6 @@ class BranchAndBound:
         self.tied_s = tied_s
         self.tied_of = tied_of
         self.best_value = best_value
-        self.on_better = on_better
         # labels of several classes differ in what they use of each, and soon are too many
         self.is_mixed = len(self.pool.total) > 1
         self.prices = np.zeros(len(self.pool.total))
@@ -581,8 +578,6 @@ class BranchAndBound:
             self.paths.append(path)
             if path.value < self.best_value:
                 self.best_value = path.value
-                if self.on_better:
-                    self.on_better(path.value)
         lost = quantum * self.most_stages if quantum else 0.0
         weight = outcome.best.total - lost if outcome.best and exact else outcome.least_weight
         best = found[0] if found else None

@@ -73,7 +73,8 @@ def solve_memory(request: PlanningRequest) -> Decision:
             low = middle
         else:
             high, least = _largest_bytes(request, found), found
-        request.tell(float(high), float(low + 1) if request.is_whole else 0.0)
+        bound = float(low + 1) if request.is_whole else 0.0
+        request.tell(request.cost_model.evaluate(least), bound)
     pool, _ = search_in_stages(request, MEASURES[request.options.schedule], limit_bytes=high)
     costed = request.cost_model.evaluate(pool.best(1)[0] if pool.values else least)
     bound = float(low + 1)

@@ -48,7 +48,7 @@ def solve_robust(request: PlanningRequest, solve: Solve) -> Decision:
     except DeadlineExceeded:
         return replace(expected, notes=("robust: no plan for the worst case was found in time",))
     usual = worst.cost_model.evaluate(expected.costed.assignment)
-    if _cost(request, usual) <= _cost(request, careful):
+    if request.cost(usual) <= request.cost(careful):
         text = f"robust: the best plan is the best at worst, too ({_format(request, usual)})"
         return replace(expected, notes=(text,))
     costed = request.cost_model.evaluate(careful.assignment)
@@ -57,8 +57,7 @@ def solve_robust(request: PlanningRequest, solve: Solve) -> Decision:
         f"best plan at the expected times, which takes {_format(request, expected.costed)} then; "
         f"this one {_format(request, costed)}"
     )
-    best = min(expected.best_value, expected.costed.value)
-    return replace(expected, costed=costed, best_value=best, notes=(text,))
+    return replace(expected, costed=costed, notes=(text,))
 
 
 def slow_down(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
@@ -100,9 +99,5 @@ def _worst_factor(band: float) -> float:
     return 1 / (1 - min(band, LARGEST_BAND))
 
 
-def _cost(request: PlanningRequest, costed: CostedPlan) -> float:
-    return costed.step_time_s if request.options.objective == "step_time" else costed.value
-
-
 def _format(request: PlanningRequest, costed: CostedPlan) -> str:
-    return format_time(_cost(request, costed))
+    return format_time(request.cost(costed))

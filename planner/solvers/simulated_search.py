@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from itertools import groupby, islice, product
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.units import format_bytes
-from ...schedules import numba_jit as jit
 from ...schedules.layout import make_layout
 from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeat_rounds
@@ -352,10 +350,6 @@ def search_by_simulation(request: PlanningRequest) -> tuple[CostedPlan, float]:
         DeadlineExceeded: No candidate tried by then fits.
     """
     source = CandidateSource(request)
-    if source.shapes and request.deadline == math.inf:
-        jit.load_if_worthwhile(
-            source.shapes[0].actions(request.options.num_microbatches, source.chunks) * 8
-        )
     tournament = Tournament(
         request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes), SLACK
     )

@@ -13,8 +13,10 @@ from ..problem.problem import PlanningRequest
 from .balance_objectives import solve_balance
 from .closed_form_objectives import solve_devices, solve_measure, solve_memory
 from .robust import solve_robust
+from .simulated_search import CandidateSource
 from .staged_search import MEASURES
 from .step_time import solve_step_time
+from .tournament import Tournament
 from .whole_groups import solve_with_whole_groups
 
 SOLVERS: dict[Objective, Callable[[PlanningRequest], Decision]] = {
@@ -38,15 +40,25 @@ def solve(request: PlanningRequest) -> Decision:
             f"{options.schedule!r}",
             field="/options/schedule",
         )
+    if request.progress:
+        _tell_first(request)
     if options.robust:
         decision = solve_robust(request, solve)
     elif options.objective == "step_time":
         decision = solve_with_whole_groups(request, _solve_step_time)
     else:
         decision = SOLVERS[options.objective](request)
-    value = min(decision.best_value, decision.costed.value)
-    request.tell(value, min(decision.lower_bound, value))
+    request.tell(decision.costed, decision.lower_bound)
     return decision
+
+
+def _tell_first(request: PlanningRequest) -> None:
+    """Report the first quick plan that fits, which takes milliseconds."""
+    source, tournament = CandidateSource(request), Tournament(request)
+    for assignment in source.candidates(source.promising()):
+        tournament.add([assignment])
+        if tournament.best is not None:
+            break
 
 
 def _solve_step_time(request: PlanningRequest) -> Decision:

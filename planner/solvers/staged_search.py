@@ -107,7 +107,8 @@ def search_in_stages(
     devices = request.devices.cap_memory(limit_bytes)
     effort = Effort(request.deadline)
     best, least, gave_up = math.inf, math.inf, False
-    tells = request.options.objective not in NOT_STEPS and not request.cluster.links
+    tells = request.options.objective not in NOT_STEPS
+    bounds_objective = request.options.objective != "step_time"
     pool.is_whole = request.is_whole
     for level in _list_levels(request, pool, measure):
         if level.is_fallback and pool.is_whole:
@@ -124,7 +125,6 @@ def search_in_stages(
             search = BranchAndBound(
                 part.space, measure, effort, tied_s=part.tied_s,
                 max_total_replicas=max_total_replicas, best_value=best * (1 + 1e-9),
-                on_better=request.tell if tells else None,
             )  # fmt: skip
             if stages.tied and measure in ("1f1b", "gpipe"):
                 # The part's `tied_s` is a bound; a plan's value has the time of its placement.
@@ -141,8 +141,10 @@ def search_in_stages(
             bound = min(bound, search.bound)
         if level.is_exact:
             least = min(least, bound)
-        if best < math.inf and request.options.objective not in NOT_STEPS:
-            request.tell(best, bound if level.is_exact and pool.is_whole else 0.0)
+        if pool.values and request.progress and tells:
+            is_bound = bounds_objective and level.is_exact and pool.is_whole
+            leader = request.cost_model.evaluate(pool.best(1)[0])
+            request.tell(leader, bound if is_bound else 0.0)
     if not pool.values:
         if effort.is_over or gave_up:
             pool.gave_up = True

@@ -56,11 +56,10 @@ def solve_step_time(request: PlanningRequest) -> Decision:
     pool, bound = search_in_stages(request, MEASURES[request.options.schedule])
     costed, step_bound_s = choose_fastest(request, pool)
     bound = min(max(bound, bound_work_s(request)), costed.value)
-    best_value = min(pool.values.values(), default=costed.value)
+    best = min((costed.value, *pool.values.values()))
     if step_bound_s < costed.step_time_s and request.seeks_bound:
         step_bound_s = max(step_bound_s, bound_simulated_step(request, costed))
-    step_bound_s = min(step_bound_s, costed.step_time_s)
-    return Decision(costed, bound, step_bound_s, best_value, is_whole=pool.is_whole)
+    return Decision(costed, step_bound_s, step_bound_s, best, bound, is_whole=pool.is_whole)
 
 
 def choose_fastest(request: PlanningRequest, pool: PlanPool) -> tuple[CostedPlan, float]:

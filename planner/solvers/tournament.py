@@ -86,6 +86,7 @@ class Tournament:
         group, rank = self.group_of(costed.assignment), _rank(costed)
         if self.best is None or rank < _rank(self.best):
             self.best = costed
+            self.request.tell(costed)
         if group not in self._leaders or rank < _rank(self._leaders[group]):
             self._leaders[group] = costed
 

@@ -252,7 +252,8 @@ def _without_times(send: DirectSend) -> tuple[object, ...]:
 def _proof_faults(plan: Plan, split: ReferenceSplit) -> Iterator[str]:
     proof = plan.proof
     if plan.options.objective != "pipedream":  # PipeDream's formula exists once, in `pipedream`
-        value = split.objective()
+        of_step = plan.options.objective == "step_time"  # which `_step_faults` checks
+        value = plan.step_time_s if of_step else split.objective()
         if not math.isclose(proof.value, value, rel_tol=TOLERANCE):
             yield f"proof.value is {proof.value!r}, expected {value!r}"
     if proof.lower_bound > proof.value:

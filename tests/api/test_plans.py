@@ -15,7 +15,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import DeadlineExceeded, Infeasible
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import Profile
-from stagewright.planner.plan import NOTE
+from stagewright.planner.assemble import CUT_SHORT
 from stagewright.planner.plan import plan as make_plan
 
 
@@ -303,13 +303,13 @@ def test_a_plan_cut_short_by_its_deadline_is_searched_for_again(client, profile,
         found.append(make_plan(*args, **kwargs))
         if len(found) > 1:
             return found[-1]
-        return found[-1].model_copy(update={"notes": (*found[-1].notes, NOTE)})
+        return found[-1].model_copy(update={"notes": (*found[-1].notes, CUT_SHORT)})
 
     monkeypatch.setattr(decision, "plan", hurried)
     first = client.post("/v1/plans", json=request)
-    assert first.json()["plan"]["notes"][-1] == NOTE
+    assert first.json()["plan"]["notes"][-1] == CUT_SHORT
     second = client.post("/v1/plans", json=request)
-    assert NOTE not in second.json()["plan"]["notes"]
+    assert CUT_SHORT not in second.json()["plan"]["notes"]
     assert second.json()["id"] != first.json()["id"]
     third = client.post("/v1/plans", json=request)
     assert (third.headers["Stagewright-Reused"], third.json()) == ("plan", second.json())

@@ -1,7 +1,5 @@
 """What every test of the planner may use."""
 
-import importlib
-
 import pytest
 
 from stagewright.schedules import numba_jit as jit
@@ -14,5 +12,4 @@ def _compiled():
     Small problems would not load it, and take ten times as long. That both ways give the same is
     what `test_label_setting`, `test_properties` and `test_simulate` are for.
     """
-    if jit.is_available():
-        importlib.import_module("numba")
+    jit.load()

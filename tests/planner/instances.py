@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.cluster.collectives import AllReduceFigures
-from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.core.plan.plan import Pin, Plan, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.assemble import build_plan
 from stagewright.planner.problem.problem import PlanningRequest
@@ -49,8 +49,29 @@ class Instance:
 
 def plan_alone(given):
     """`plan`, but for the ways out that an `Infeasible` names: they take longer than the plan."""
+    return search_alone(given).plan
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A plan, and the least value that the exact search found for its own objective, bounded.
+
+    That objective is a closed form of the step where the plan's is the simulated step.
+    """
+
+    plan: Plan
+    best_value: float
+    lower_bound: float
+
+
+def search_alone(given):
+    """`plan_alone`, with what the exact search found and proved."""
     request = PlanningRequest(given.profile, given.cluster, given.options)
-    return build_plan(request, solve(request))
+    decision = solve(request)
+    made = build_plan(request, decision)
+    if not decision.closed_value:
+        return Searched(made, made.proof.value, made.proof.lower_bound)
+    return Searched(made, decision.closed_value, decision.closed_bound)
 
 
 def instance(seed, **asked):

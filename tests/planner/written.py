@@ -40,6 +40,9 @@ def written(split, *, lower_bound=0.0):
     )
     timeline = plan_timeline(plan)
     fields = {
+        "proof": plan.proof.model_copy(update={"value": timeline.step_time_s})
+        if options.objective == "step_time"
+        else plan.proof,
         "step_time_s": timeline.step_time_s,
         "bubble_fraction": max(0.0, timeline.bubble_fraction),
     }

@@ -16,6 +16,7 @@ from stagewright.api.planning import kernel_compiler
 from stagewright.api.planning.kernel_compiler import KernelCompiler
 from stagewright.api.planning.solver_pool import Solver
 from stagewright.planner import numba_cache as compiling
+from stagewright.planner.search.label_kernel import search_labels
 from stagewright.schedules import numba_jit as jit
 
 WITHIN_S = 30
@@ -23,7 +24,8 @@ WITHIN_S = 30
 
 def has_numba() -> tuple[bool, bool]:
     """Run in a solver process: whether small and large problems are planned by compiled loops."""
-    return jit.is_worthwhile(0), jit.is_worthwhile(10**9)
+    kernel = jit.Kernel(search_labels)
+    return kernel.pays(0), kernel.pays(1e9)
 
 
 def until(happens: Callable[[], bool]) -> None:

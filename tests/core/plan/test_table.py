@@ -34,8 +34,8 @@ def test_the_whole_table():
         "proof: optimal",
     ]
     assert format_plan(made, details=True).splitlines()[-2:] == [
-        "proof: 1F1B model step time, sum + (n - 1) x slowest stage: 422 ms, optimal",
-        "proof: simulated step equal to the lower bound (422 ms)",
+        "proof: optimal",
+        "proof: simulated step time: 422 ms, optimal",
     ]
 
 
@@ -65,17 +65,20 @@ def with_proof(plan, **changes):
 def test_the_proof_in_words_claims_no_more_than_is_known():
     made = make_plan(chain_profile([0.01, 0.01, 0.03]), "2xcpu")
     near = with_proof(made, status="feasible", value=3.0, lower_bound=2.99999)
-    assert "at most 0.1 % above the lower bound (3 s)" in format_proof(near)[0]
-    unknown = with_proof(made, status="feasible", lower_bound=0.0, simulated_lower_bound_s=0.0)
+    assert "3 s, at most 0.1 % above the best possible (3 s)" in format_proof(near)[0]
+    unknown = made.with_bounds(0.0, 0.0)
     assert format_verdict(unknown) == "no lower bound known"
-    assert "simulated step" not in "".join(format_proof(unknown))
-    passed_over = with_proof(near, best_value=2.999995)
-    assert "the best value found is 3 s, with a gap of 0.1 %" in format_proof(passed_over)[1]
-    met = with_proof(made, simulated_lower_bound_s=made.step_time_s)
-    assert "simulated step equal to the lower bound" in format_proof(met)[1]
-    assert format_verdict(met) == "optimal"
-    bounded = with_proof(made, status="feasible", simulated_lower_bound_s=made.step_time_s / 1.1)
+    bounded = made.with_bounds(made.step_time_s / 1.1, 0.0)
     assert format_verdict(bounded) == "at most 10.0 % above the best possible"
+    assert format_verdict(made.with_bounds(made.step_time_s, 0.0)) == "optimal"
+
+
+def test_another_objective_s_proof_adds_a_line_on_the_step():
+    options = PlanOptions(objective="throughput")
+    made = make_plan(chain_profile([0.01, 0.01, 0.03]), "2xcpu", options)
+    assert "simulated step" not in format_proof(made.with_bounds(0.0, 0.0))[-1]
+    met = made.with_bounds(0.0, made.step_time_s)
+    assert "simulated step equal to the lower bound" in format_proof(met)[-1]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,10 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.assemble import build_plan
 from stagewright.planner.cost.chain import chain_costs
 from stagewright.planner.dag import layer_graph as branches_module
 from stagewright.planner.dag.layer_graph import LayerGraph
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.problem import PlanningRequest
-from stagewright.planner.solvers.solve import solve
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 from tests.planner.branching import (
@@ -26,6 +23,7 @@ from tests.planner.branching import (
     two_towers,
     unet,
 )
+from tests.planner.instances import Instance, search_alone
 
 ROUNDING = 1e-10
 
@@ -38,16 +36,15 @@ OBJECTIVES = ["step_time", "throughput", "latency", "memory", "devices"]
 def planned(problem):
     """The plan, checked; `None` where there is none (without looking for ways out)."""
     try:
-        request = PlanningRequest(problem.profile, problem.cluster, problem.options)
-        made = build_plan(request, solve(request))
+        found = search_alone(problem)
     except Infeasible:
         return None
     except InvalidInput as error:
         if not (error.field or "").startswith("/options/"):
             raise
         return None  # options that contradict each other, for brute force as well
-    validate(made, problem.profile, problem.cluster)
-    return made
+    validate(found.plan, problem.profile, problem.cluster)
+    return found
 
 
 def is_close(one, other):
@@ -68,19 +65,18 @@ def prices_ties_roughly(problem):
 def check_exact(seed, **asked):
     """The plan has the least objective of all, or (chosen by simulation) its bound is that."""
     problem = branch_instance(seed, **asked)
-    made, best = planned(problem), least_of_all_orders(problem)
-    assert (made is None) == (best is None), seed
-    if made is None:
+    found, best = planned(problem), least_of_all_orders(problem)
+    assert (found is None) == (best is None), seed
+    if found is None:
         return
-    proof = made.proof
     if prices_ties_roughly(problem):
-        assert proof.lower_bound <= best[0] * (1 + ROUNDING), (seed, proof, best)
+        assert found.lower_bound <= best[0] * (1 + ROUNDING), (seed, found, best)
     else:
-        assert is_close(proof.lower_bound, best[0]), (seed, proof, best)
+        assert is_close(found.lower_bound, best[0]), (seed, found, best)
     if problem.options.objective == "step_time":
-        assert proof.value >= best[0] * (1 - ROUNDING), (seed, proof, best)
+        assert found.best_value >= best[0] * (1 - ROUNDING), (seed, found, best)
     else:
-        assert is_close(proof.value, best[0]), (seed, proof, best)
+        assert is_close(found.plan.proof.value, best[0]), (seed, found, best)
 
 
 @pytest.mark.parametrize("chunk", range(5))
@@ -104,12 +100,12 @@ def test_where_not_all_orders_can_be_searched_the_bound_still_holds(objective, m
     several = 0
     for seed in range(8):
         problem = branch_instance(2000 + seed, objective=objective)
-        made, best = planned(problem), least_of_all_orders(problem)
-        if made is None:
+        found, best = planned(problem), least_of_all_orders(problem)
+        if found is None:
             continue
-        several += any("too many orders" in note for note in made.notes)
-        assert made.proof.lower_bound <= best[0] * (1 + ROUNDING), (seed, made.proof, best)
-        assert made.proof.value >= best[0] * (1 - ROUNDING), (seed, made.proof, best)
+        several += any("too many orders" in note for note in found.plan.notes)
+        assert found.lower_bound <= best[0] * (1 + ROUNDING), (seed, found, best)
+        assert found.best_value >= best[0] * (1 - ROUNDING), (seed, found, best)
     assert several > 1
 
 
@@ -125,16 +121,17 @@ def test_long_stages_are_left_out(monkeypatch):
     profile = two_towers(6)
     options = PlanOptions(layer_order="any", num_microbatches=32)
     every = LayerGraph(profile, options).stages
-    found = plan(profile, "4xcpu", options)
+    given = Instance(profile, Cluster.parse("4xcpu"), options)
+    found = search_alone(given)
     monkeypatch.setattr(branches_module, "MAX_STAGES", 200)
     kept = []
     within = LayerGraph.within
     monkeypatch.setattr(
         LayerGraph, "within", lambda own, limits: kept.append(within(own, limits)) or kept[-1]
     )
-    made = plan(profile, "4xcpu", options)
-    assert made.proof.value == found.proof.value
-    assert made.proof.lower_bound == found.proof.lower_bound
+    made = search_alone(given)
+    assert made.best_value == found.best_value
+    assert made.lower_bound == found.lower_bound
     assert 0 < len(kept[0].members) < len(every.members) / 2
     assert 0 < len(kept[0].first) < len(every.first) / 4
 

@@ -4,8 +4,10 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.assemble import was_cut_short
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.problem.problem import Progress
 from stagewright.planner.solvers.solve import solve
 from stagewright.planner.validation.validate import validate
 from tests.builders import (
@@ -155,16 +157,18 @@ def test_progress_never_gets_worse_and_ends_with_what_is_proven(changes):
     values, bounds = [entry.value for entry in seen], [entry.lower_bound for entry in seen]
     assert values == sorted(values, reverse=True)
     assert bounds == sorted(bounds)
-    proof = made.proof
-    least = proof.value if proof.best_value is None else min(proof.value, proof.best_value)
-    assert values[-1] == pytest.approx(least, rel=1e-9)
-    assert bounds[-1] == pytest.approx(proof.lower_bound, rel=1e-9)
+    assert values[-1] == pytest.approx(made.proof.value, rel=1e-9)
+    assert bounds[-1] == pytest.approx(made.proof.lower_bound, rel=1e-9)
+    # Callers whose search is ended keep the plans that were reported.
+    kept = [entry.plan() for entry in seen if entry.plan]
+    assert [each.proof.value for each in kept] == sorted(set(values), reverse=True)
+    assert all(was_cut_short(each) for each in kept)
 
 
 def test_reports_that_are_worse_than_earlier_ones_are_held_back(monkeypatch):
     def telling(request):
         for value, bound in ((5e6, 1e-9), (7e6, 0.0), (4e6, 0.0), (6e6, 2e-9)):
-            request.tell(value, bound)
+            request.progress(Progress(0.0, value, bound))
         return solve(request)
 
     monkeypatch.setattr("stagewright.planner.plan.solve", telling)

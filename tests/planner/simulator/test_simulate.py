@@ -12,7 +12,6 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.schedule import Schedule
 from stagewright.planner.simulator.event_loop import simulate_step
 from stagewright.planner.simulator.simulate import StageTimes, simulate, step_time
-from stagewright.schedules import numba_jit as jit
 from stagewright.schedules.action_order import make_order
 from stagewright.schedules.make_schedule import in_flight, make_schedule
 from tests.planner.drawing import drawn
@@ -107,7 +106,6 @@ def test_compiled_and_plain_give_the_same_bits(seed, monkeypatch):
     results = []
     for setting in ("1", "0"):
         monkeypatch.setenv("STAGEWRIGHT_NUMBA", setting)
-        assert jit.is_worthwhile(1) == (setting == "1")
         order = make_order(name, *rest)
         step = simulate_step(order, times)
         arrays = (order.first, order.stage, order.work, order.microbatch, step.start_s,
