@@ -117,16 +117,18 @@ NOT_IN_FILES: Mapping[str, Mapping[str, int]] = {
 }  # fmt: skip
 """Sizes that published files leave to the defaults of ``transformers``."""
 
+SDPA = "attention is that of torch (scaled_dot_product_attention)"
+MTP = "layers that predict several tokens (multi-token prediction) are in no stage"
+
 SAID: Mapping[str, str] = {
-    "_attn_implementation": "attention is that of torch (scaled_dot_product_attention)",
-    "attn_implementation": "attention is that of torch (scaled_dot_product_attention)",
+    "_attn_implementation": SDPA,
+    "attn_implementation": SDPA,
     "audio_config": "only the language model is planned, and no audio encoder",
     "auto_map": "the model is that of transformers, and runs no code of the repository",
     "ep_size": "experts are all in the stage of their layer",
     "moe_layer_freq": "every layer from first_k_dense_replace on has experts",
-    "num_mtp_layers": "layers that predict several tokens (multi-token prediction) are in no stage",
-    "num_nextn_predict_layers": "layers that predict several tokens (multi-token prediction) are in "
-    "no stage",
+    "num_mtp_layers": MTP,
+    "num_nextn_predict_layers": MTP,
     "output_attentions": "attention weights are not returned",
     "output_hidden_states": "hidden states are not returned",
     "output_router_logits": "the loss has no term that balances experts",
