@@ -163,8 +163,8 @@ def _efficiencies() -> str:
 
 def _catalogue() -> str:
     head = (
-        "name", "device", "float32", "tf32", "bf16", "fp16", "memory", "bandwidth", "link",
-        "source",
+        "name", "device", "float32", "tf32", "bf16", "fp16", "memory", "as torch reports",
+        "bandwidth", "link", "source",
     )  # fmt: skip
     return markdown_table(head, map(_device, CATALOGUE), left=len(head))
 
@@ -174,12 +174,15 @@ def _device(entry: Accelerator) -> tuple[str, ...]:
         f"{entry.flops_per_s[name] / 1e12:g}" if name in entry.flops_per_s else ""
         for name in ("float32", "tf32", "bfloat16", "float16")
     ]
-    memory = f"{entry.memory_bytes / 1e9:.0f} GB" if entry.memory_bytes else "the machine's"
+    memory = ("the machine's", "")
+    if entry.memory_bytes:
+        reported = f"{entry.memory_bytes / 2**30:.2f} GiB ({entry.memory_source})"
+        memory = (f"{entry.memory_gb} GB", reported)
     return (
         entry.name,
         entry.full_name,
         *rates,
-        memory,
+        *memory,
         f"{entry.bandwidth_bytes_per_s / 1e9:g} GB/s",
         f"{entry.link}, {entry.link_bandwidth_bytes_per_s / 1e9:g} GB/s",
         entry.source,

@@ -81,6 +81,8 @@ def _none_of(given: object, shown: str, expected: str) -> str:
     other = OTHER_NAMES.get(str(given).lower())
     near = [other] if other in choices else get_close_matches(str(given), choices, n=1, cutoff=0.5)
     nearest = f"; did you mean {near[0]!r}?" if near else ""
+    if str(given) in choices:  # a number as text, which looks like the choice itself
+        nearest = "; write it without quotes" if isinstance(given, str) else "; write it in quotes"
     return f"{shown} is none of {expected}{nearest}"
 
 

@@ -45,7 +45,7 @@ def load_object(target: str) -> Any:
         raise InvalidInput(f"importing {module_name} failed: {_describe(error)}") from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            near = " or ".join(map(repr, get_close_matches(name, dir(found), n=3)))
+            near = " or ".join(map(repr, get_close_matches(name, {*dir(found)} - {name}, n=3)))
             meant = f"; did you mean {near}?" if near else ""
             raise InvalidInput(f"{module_name} has no {attribute!r}{meant}")
         found = getattr(found, name)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Document, LongTuple, Name, NonEmptyTuple, Record
+from ..document import Document, LongTuple, Name, NonEmptyTuple, Notes, Record
 from ..errors import InvalidInput
 from ..text_table import format_table
 from ..units import format_bytes, format_time
@@ -132,6 +132,7 @@ class Cluster(Document):
 
     Attributes:
         links: Links between two groups that differ from the level that joins them.
+        assumptions: What shorthand left open, and how it was understood, a sentence each.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.cluster/1"
@@ -142,6 +143,7 @@ class Cluster(Document):
     links: LongTuple[PairLink] = Field(
         (), max_length=MAX_PAIR_LINKS, exclude_if=lambda links: not links
     )
+    assumptions: Notes = Field((), exclude_if=lambda texts: not texts)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -103,7 +103,12 @@ def remove_devices(cluster: Cluster, devices: Sequence[int | str]) -> Cluster:
     links = [
         link for link in cluster.links if all((link.level, group) in kept for group in link.groups)
     ]
-    return type(cluster)(devices=left, levels=tuple(spelt), links=tuple(links))
+    return type(cluster)(
+        devices=left,
+        levels=tuple(spelt),
+        links=tuple(links),
+        assumptions=cluster.assumptions,
+    )
 
 
 def _spell_place(cluster: Cluster, levels: Sequence[LinkLevel], device: int) -> dict[str, str]:

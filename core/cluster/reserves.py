@@ -1,4 +1,8 @@
-"""Device memory that plans leave to others: what no profile shows, as named terms."""
+"""Device memory that plans leave to others: what no profile shows, as named terms.
+
+They are taken from the memory that torch reports of a device, which leaves out error correction
+and what the driver keeps for itself, but not the context of a process.
+"""
 
 from __future__ import annotations
 

@@ -6,20 +6,22 @@
     part    = [nodes "x"] devices "x" what
     what    = number ("K" | "M" | "G" | "T") ("B" | "iB") | "cpu" | catalogue name
 
-Each part describes devices of one kind, which are named after it. If one part has nodes, all must,
-with equally many devices per node: `INSIDE_NODE` then joins the devices of a node and
-`BETWEEN_NODES` the nodes. Otherwise one link joins all devices.
+Each part describes devices of one kind, which are named after it. ``24GB`` is a card of that size,
+with the memory that such a card reports; sizes that no card of the catalogue has, and those in
+other units, are exact. If one part has nodes, all must, with equally many devices per node:
+`INSIDE_NODE` then joins the devices of a node and `BETWEEN_NODES` the nodes. Otherwise one link
+joins all devices, except that more named devices than a usual node holds are taken as nodes.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ..errors import InvalidInput
-from .accelerators import Accelerator, get_accelerator
+from .accelerators import Accelerator, find_card_bytes, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
 from .collectives import find_slowest, load_link_table, shares_lanes
 
@@ -45,11 +47,12 @@ MAX_RUNS = 4
 MAX_KIND = 40
 """Most characters shown of a device's kind."""
 
-# Every repetition is bounded, and only ASCII digits count: the text may come from a request.
+# Every repetition is bounded, and only ASCII digits count: the text may come from a request. A name
+# may begin with three or four digits (910B, 7900XTX), so nodes are read only where no name fits.
 _PART = re.compile(
-    r"(?:(?P<nodes>\d{1,9})x)?(?P<devices>\d{1,9})x"
+    r"(?:(?P<nodes>\d{1,9})x)??(?P<devices>\d{1,9})x"
     r"(?:(?P<size>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[KMGT]i?B)|(?P<cpu>cpu)"
-    r"|(?P<name>[a-z][\w.-]{1,30}|\d{4}[a-z]?))",
+    r"|(?P<name>[a-z][\w.-]{1,30}|(?!\d{3,4}x(?!t?x?(?![\w.-])))\d{3,4}[a-z][\w.-]{0,27}|\d{4}))",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -83,6 +86,7 @@ def parse_devices(text: str, *, max_devices: int = 2**20) -> Cluster:
         raise _invalid(text, "has 0 devices of a kind; give at least one")
     if count > max_devices:
         raise _invalid(text, f"has {count} devices; shorthand is limited to {max_devices}")
+    parts, assumptions = _split_into_nodes(parts, text)
     names: Counter[str] = Counter()
     devices = []
     for part in parts:
@@ -90,7 +94,8 @@ def parse_devices(text: str, *, max_devices: int = 2**20) -> Cluster:
             name = f"{part.kind}:{names[part.kind]}"
             devices.append(Device(name=name, kind=part.kind, memory_bytes=part.memory_bytes))
             names[part.kind] += 1
-    return Cluster(devices=tuple(devices), levels=_build_levels(text, parts, named, count))
+    levels = _build_levels(text, parts, named, count)
+    return Cluster(devices=tuple(devices), levels=levels, assumptions=assumptions)
 
 
 def format_devices(cluster: Cluster) -> str:
@@ -119,10 +124,33 @@ def _parse_part(piece: str, text: str) -> _Part:
         return _Part(nodes, devices, entry.name, entry.memory_bytes or None, entry)
     if match["cpu"]:
         return _Part(nodes, devices, "cpu", None)
-    memory_bytes = int(float(match["size"]) * UNIT_BYTES[match["unit"].lower()])
+    unit, size = match["unit"].lower(), float(match["size"])
+    card_bytes = find_card_bytes(size) if unit == "gb" else None
+    memory_bytes = card_bytes or int(size * UNIT_BYTES[unit])
     if memory_bytes > LARGEST_BYTES:
         raise _invalid(text, "has more than 1 EiB of memory per device")
     return _Part(nodes, devices, match["size"] + match["unit"], memory_bytes)
+
+
+def _split_into_nodes(parts: list[_Part], text: str) -> tuple[list[_Part], tuple[str, ...]]:
+    """Split more named devices than one node holds into the largest usual nodes, and say so."""
+    most = min((part.accelerator.node_devices for part in parts if part.accelerator), default=0)
+    if not most or any(part.num_nodes for part in parts) or sum(p.count for p in parts) <= most:
+        return parts, ()
+    if any(part.num_devices % most for part in parts):
+        raise _invalid(
+            text,
+            f"has more devices than the {most} of the largest usual node, and is not made of such "
+            "nodes; write which it has, such as '2x6xH100' for 2 nodes of 6 and '1x12xH100' for "
+            "one of 12, or give a cluster file (docs/guides/clusters.md)",
+        )
+    parts = [replace(p, num_nodes=p.num_devices // most, num_devices=most) for p in parts]
+    taken = ",".join(f"{part.num_nodes}x{most}x{part.kind}" for part in parts)
+    return parts, (
+        f"{_quoted(text)} is taken as {taken!r}, as the largest usual node has {most} devices; "
+        f"devices that share one node's links are written with the number of nodes in front, "
+        f"such as '1x{parts[0].count}x{parts[0].kind}'",
+    )
 
 
 def _build_levels(

@@ -9,12 +9,13 @@ here names a class, a path or code to load.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from ..document import Record
+from ..document import Notes, Record
 
 Size = Annotated[int, Field(ge=1, le=2**20)]
 Vocabulary = Annotated[int, Field(ge=2, le=2**20)]
@@ -293,8 +294,11 @@ class ViTSpec(Record):
 
 
 class CausalLMSpec(Record):
+    """Causal language model; ``left_out`` says what its file has and the model here has not."""
+
     family: Literal["causal_lm"]
     config: CausalLMConfig = CausalLMConfig()
+    left_out: Notes = Field((), exclude_if=operator.not_)
 
 
 ModelSpec = Annotated[
@@ -312,3 +316,8 @@ ModelSpec = Annotated[
     Field(discriminator="family"),
 ]
 """A model asked for by family and configuration, e.g. ``{"family": "gpt2", "config": {}}``."""
+
+
+def list_left_out(spec: ModelSpec | None) -> Notes:
+    """Return what a model's file has and the model that is built of it has not, a sentence each."""
+    return spec.left_out if isinstance(spec, CausalLMSpec) else ()

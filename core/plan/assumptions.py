@@ -19,7 +19,8 @@ def list_assumptions(profile: Profile, cluster: Cluster) -> list[str]:
     # These sentences become notes of the plan, and so enter its id: do not reword them lightly.
     sends = any(boundary.forward_bytes for boundary in profile.boundaries)
     sums = any(entry.layer.parameter_bytes for entry in profile.layers)
-    return [*_speeds(profile, cluster), *(_links(cluster) if sends or sums else ())]
+    links = _links(cluster) if sends or sums else ()
+    return [*cluster.assumptions, *_speeds(profile, cluster), *links]
 
 
 def find_profiled_device(profile: Profile) -> Accelerator | None:

@@ -3,7 +3,7 @@
 Every key is read, must have the value that the family is built with, or is known to change neither
 shapes nor time; any other is refused by name, unless it switches something off. Of causal language
 models all keys are handed on, and what ``transformers`` does not know is refused when it builds
-them.
+them; keys of parts that are left out are said in notes (`SAID`).
 """
 
 from __future__ import annotations
@@ -117,19 +117,41 @@ NOT_IN_FILES: Mapping[str, Mapping[str, int]] = {
 }  # fmt: skip
 """Sizes that published files leave to the defaults of ``transformers``."""
 
+SDPA = "attention is that of torch (scaled_dot_product_attention)"
+MTP = "layers that predict several tokens (multi-token prediction) are in no stage"
+
+SAID: Mapping[str, str] = {
+    "_attn_implementation": SDPA,
+    "attn_implementation": SDPA,
+    "audio_config": "only the language model is planned, and no audio encoder",
+    "auto_map": "the model is that of transformers, and runs no code of the repository",
+    "ep_size": "experts are all in the stage of their layer",
+    "moe_layer_freq": "every layer from first_k_dense_replace on has experts",
+    "num_mtp_layers": MTP,
+    "num_nextn_predict_layers": MTP,
+    "output_attentions": "attention weights are not returned",
+    "output_hidden_states": "hidden states are not returned",
+    "output_router_logits": "the loss has no term that balances experts",
+    "quantization_config": "weights are planned unquantized, in the precision of the plan",
+    "vision_config": "only the language model is planned, and no vision tower",
+}
+"""Keys of a causal language model's file whose part is left out, with what is planned instead."""
+
+MEANS_NOTHING: Mapping[str, tuple[object, ...]] = {
+    "_attn_implementation": ("sdpa",), "attn_implementation": ("sdpa",), "ep_size": (1,),
+    "moe_layer_freq": (1,),
+}  # fmt: skip
+"""Values of them that are what is planned; empty ones and zero are for every key."""
+
 LEFT_OUT = IGNORED - {
     "embd_pdrop", "layer_norm_eps", "max_window_layers", "resid_pdrop", "rms_norm_eps",
     "rope_parameters", "rope_scaling", "rope_theta",
-} | {
-    "architectures", "attn_implementation", "auto_map", "aux_loss_alpha", "cache_implementation",
-    "ep_size", "experts_per_token", "initial_context_length", "model_max_length", "model_type",
-    "moe_layer_freq", "num_mtp_layers", "num_nextn_predict_layers", "output_attentions",
-    "output_hidden_states", "output_router_logits", "quantization_config", "scoring_func",
-    "seq_aux",
+} | SAID.keys() | {
+    "architectures", "aux_loss_alpha", "cache_implementation", "experts_per_token",
+    "initial_context_length", "model_max_length", "model_type", "scoring_func", "seq_aux",
 }  # fmt: skip
-"""Keys of a causal language model's file that change nothing of what is built and planned: those of
-generation, of storage (weights are planned at the precision asked for, whatever those of a
-checkpoint are quantized to), and of other code than that of ``transformers``."""
+"""Keys of a causal language model's file that are not handed on: those of `SAID`, and those that
+change nothing of what is planned, such as those of generation."""
 
 
 def read_hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +161,12 @@ def read_hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
         InvalidInput: It describes a model that this release does not build.
     """
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in TEXT_TYPES and isinstance(config.get("text_config"), dict):
-        config = config["text_config"] | {"model_type": TEXT_TYPES[kind]}
+    if isinstance(kind, str) and kind in TEXT_TYPES:
+        text = config.get("text_config")
+        if not isinstance(text, dict):
+            raise _missing("text_config", kind)
+        whole = {name: value for name, value in config.items() if name in SAID}
+        config = whole | text | {"model_type": TEXT_TYPES[kind]}
         kind = TEXT_TYPES[kind]
     if isinstance(kind, str) and kind in CAUSAL_TYPES:
         return _read_causal(kind, config)
@@ -196,7 +222,19 @@ def _read_causal(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if name not in values and name not in LEFT_OUT and not name.startswith("_")
     }
-    return {"family": "causal_lm", "config": values}
+    return {"family": "causal_lm", "config": values, "left_out": _say_left_out(config)}
+
+
+def _say_left_out(config: Mapping[str, Any]) -> list[str]:
+    """Return what a file has and the model that is built of it has not, a sentence each."""
+    said = []
+    for name, instead in SAID.items():
+        value = config.get(name)
+        if value and value not in MEANS_NOTHING.get(name, ()):
+            method = value.get("quant_method") if isinstance(value, Mapping) else value
+            shown = f" ({_shown(method)})" if isinstance(method, str | int) else ""
+            said.append(f"{name}{shown} of config.json is left out: {instead}")
+    return said
 
 
 def _whole(name: str, value: object) -> int:

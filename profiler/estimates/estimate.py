@@ -25,7 +25,7 @@ from ...core.cluster.accelerators import (
 from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Layer
 from ...core.graph.tensors import Sample
-from ...core.models.families import ModelSpec
+from ...core.models.families import ModelSpec, list_left_out
 from ...core.models.training_memory import Recipe
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ...core.requests.default_samples import default_sample
@@ -312,6 +312,7 @@ def document(
         provenance=_provenance(work, wanted, error, calibrate_by, table, recipe),
         notes=(
             f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: " + error_note(error),
+            *list_left_out(spec),
             *notes,
         ),
     )

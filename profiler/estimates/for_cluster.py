@@ -10,6 +10,7 @@ from ...core.cluster.accelerators import (
     Accelerator,
     Precision,
     default_precision,
+    explain_precision,
     find_by_driver_name,
     find_by_memory,
     get_accelerator,
@@ -132,12 +133,14 @@ def _estimate(
                 found = guessed[device.kind][0]
             taken[device.kind] = found
     first = taken[cluster.devices[0].kind]
-    precision = precision or default_precision(list(taken.values()))
-    targets = {name: target(found, precision, 1) for name, found in taken.items()}
+    decided = precision or default_precision(list(taken.values()))
+    targets = {name: target(found, decided, 1) for name, found in taken.items()}
     wanted = targets[cluster.devices[0].kind]
     work = work_on(wanted)
     rates = rates_for(wanted, calibrate_by)
     profile = document(work, wanted, rates, spec, calibrate_by, recipe=recipe)
+    if precision is None and (note := explain_precision(list(taken.values()))):
+        profile = profile.model_copy(update={"notes": (*profile.notes, note)})
     speeds = {
         # Exactly 1 for the kind the profile is of; for others the ratio of two uncalibrated times,
         # since calibration by profiles of one kind says nothing about another.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...capture.captured import Captured
 from ...core.graph.graph import Graph, Layer
-from ...core.models.families import ModelSpec
+from ...core.models.families import ModelSpec, list_left_out
 from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Reconciliation
 from ..layers.first_run import FirstRun
 from ..layers.layer_run import LayerRun
@@ -74,7 +74,7 @@ def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Prove
         loss=loss,
         reconciliation=reconciliation(found),
         provenance=provenance,
-        notes=(*graph.notes, *found.notes),
+        notes=(*list_left_out(spec), *graph.notes, *found.notes),
     )
 
 

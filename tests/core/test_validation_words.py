@@ -15,6 +15,8 @@ class Thing(Record):
     size: Annotated[int, Field(ge=1, le=9)] = 1
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     colour: Literal["red", "green", "blue"] = "red"
+    depth: Literal[18, 34] = 18
+    year: Literal["18", "34"] = "18"
     names: tuple[str, ...] = ()
 
 
@@ -34,6 +36,8 @@ class Needy(Record):
         (Thing, {"names": 3}, "/names: 3 is not a list"),
         (Thing, {"names": [3]}, "/names/0: 3 is not a text"),
         (Thing, {"colour": "gren"}, "'gren' is none of 'red', 'green' or 'blue'; did you mean"),
+        (Thing, {"depth": "18"}, "/depth: '18' is none of 18 or 34; write it without quotes"),
+        (Thing, {"year": 34}, "/year: 34 is none of '18' or '34'; write it in quotes"),
         (PlanOptions, {"tensor": 0}, "/tensor: 0 is too small: at least 1, or 'auto'"),
         (PlanOptions, {"tensor": "x"}, "/tensor: 'x' is not a whole number, or 'auto'"),
         (PlanOptions, {"strategies": ["zero3"]}, "did you mean 'fully_shard'?"),

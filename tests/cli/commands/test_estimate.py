@@ -59,7 +59,7 @@ def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
     assert made.error_band is not None
     assert f"ESTIMATED profile, expected error {made.error_band:.0%}" in ran.stdout
     assert (
-        "assuming that 24GB means RTX4090 (other candidates: L4, A10G, RTX3090); "
+        "assuming that 24GB means RTX4090 (other candidates: RTX3090, L4, A10G); "
         "choose with --estimate-for" in ran.stderr
     )
     assert "estimated resnet18 on NVIDIA GeForce RTX 4090" in ran.stderr

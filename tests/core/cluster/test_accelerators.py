@@ -8,8 +8,10 @@ from stagewright.core.cluster.accelerators import (
     default_precision,
     find_by_driver_name,
     find_by_memory,
+    find_card_bytes,
     get_accelerator,
 )
+from stagewright.core.cluster.reserves import usual_reserves
 from stagewright.core.errors import InvalidInput
 
 
@@ -36,7 +38,6 @@ def test_dense_rates_of_data_sheets():
     assert get_accelerator("A100").flops_per_s["bfloat16"] == 312e12
     assert get_accelerator("h100").flops_per_s["bfloat16"] == 989.5e12  # 1,979 sparse
     assert get_accelerator("L4").flops_per_s["bfloat16"] == 121e12  # 242 sparse
-    assert get_accelerator("MI300X").memory_bytes == 192 * 10**9
 
 
 def test_a_device_without_bfloat16_takes_float16_and_says_so():
@@ -109,13 +110,56 @@ def test_unknown_device_lists_the_catalogue():
     assert "did you mean" in str(caught.value)
 
 
+REPORTED_GIB = {"A100-80GB": 79.20, "RTX4090": 23.64, "RTX3090": 23.70, "RTX3060": 11.76}
+"""What torch reported in public error messages; their sources are in the catalogue."""
+
+
+@pytest.mark.parametrize(("name", "gib"), REPORTED_GIB.items())
+def test_a_card_has_the_memory_that_torch_reports(name, gib):
+    """Cause: 80e9 bytes for a card on which torch finds 79.2 GiB: what had run did not fit."""
+    assert get_accelerator(name).memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_no_card_reports_more_than_it_has_or_much_less(entry):
+    if entry.backend == "cpu":
+        assert (entry.memory_gb, entry.memory_bytes) == (0, 0)
+        return
+    nominal = entry.memory_gb * 2**30
+    # HBM3e is sold by decimal gigabytes, and error correction takes a fourteenth of GDDR6.
+    assert 0.915 * nominal < entry.memory_bytes < nominal
+    assert entry.memory_source
+
+
+def test_reserves_leave_room_for_a_run_that_was_seen():
+    """70.09 GB were in use on an A100 of 80 GB (hpcaitech/ColossalAI issue 4537)."""
+    available = get_accelerator("A100-80GB").memory_bytes
+    reserved = usual_reserves("cuda", "estimated", 8).of_device(available).total_bytes
+    assert available - reserved > 70.09 * 2**30
+
+
 def test_found_by_memory():
-    assert [entry.name for entry in find_by_memory(24 * 10**9)] == [
-        "RTX4090",
-        "L4",
-        "A10G",
-        "RTX3090",
-    ]
+    assert {entry.name for entry in find_by_memory(24 * 10**9)} == {
+        "RTX4090", "L4", "A10G", "RTX3090",
+    }  # fmt: skip
+    assert find_by_memory(24 * 10**9)[0].name == "RTX4090"
     assert find_by_memory(80 * 10**9)[0].name == "A100-80GB"
     assert find_by_memory(141 * 10**9)[0].name == "H200"
     assert find_by_memory(5 * 10**9) == ()
+
+
+@pytest.mark.parametrize("size", sorted({one.memory_gb for one in CATALOGUE if one.memory_gb}))
+def test_a_size_is_the_usual_card_of_that_size(size):
+    """Cause: 8GB was a P4 of 2016, whose want of 16-bit types decided the precision of all."""
+    memory_bytes = find_card_bytes(size)
+    usual = find_by_memory(memory_bytes)[0]
+    assert (usual.memory_gb, usual.memory_bytes) == (size, memory_bytes)
+    assert find_by_memory(size * 10**9)[0] is usual
+    assert "bfloat16" in usual.flops_per_s
+    assert find_card_bytes(size + 0.5) is None
+
+
+@pytest.mark.parametrize("name", ["1080Ti", "6000Ada", "580X", "Gaudi2", "Trainium"])
+def test_a_card_that_is_not_like_any_is_not_taken_for_one(name):
+    with pytest.raises(InvalidInput, match=f"unknown device '{name}'. The catalogue has"):
+        get_accelerator(name)

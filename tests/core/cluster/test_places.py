@@ -4,6 +4,7 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.cluster.places import list_groups
+from stagewright.core.cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
 from stagewright.core.errors import InvalidInput
 
 
@@ -43,8 +44,11 @@ def test_groups_are_by_name_in_any_order_and_of_any_size():
 
 
 def test_documents_without_places_keep_their_ids():
-    assert Cluster.parse("4x8x80GB").content_id() == "cluster_62893262e62b220a0a2b808c2d457f68"
-    assert '"place"' not in Cluster.parse("4x8x80GB").to_json()
+    written = Cluster.of_nodes(
+        4, 8, inside=INSIDE_NODE, between=BETWEEN_NODES, kind="80GB", memory_bytes=80 * 10**9
+    )
+    assert written.content_id() == "cluster_62893262e62b220a0a2b808c2d457f68"
+    assert '"place"' not in written.to_json()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 import pytest
 
+from stagewright.core.cluster.accelerators import find_card_bytes
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
 from stagewright.core.errors import InvalidInput
@@ -15,7 +16,9 @@ from stagewright.core.errors import InvalidInput
 @pytest.mark.parametrize(
     ("text", "count", "memory_bytes"),
     [
-        ("4x24GB", 4, 24 * 10**9),
+        ("4x24GB", 4, find_card_bytes(24)),
+        ("4x23GB", 4, 23 * 10**9),
+        ("4x24000MB", 4, 24 * 10**9),
         ("8x80GiB", 8, 80 * 2**30),
         ("2x512MB", 2, 512 * 10**6),
         ("2x100KB", 2, 100 * 10**3),
@@ -34,7 +37,12 @@ def test_equal_devices_share_one_link(text, count, memory_bytes):
 def test_nodes_have_a_fast_link_inside_and_a_network_between():
     cluster = Cluster.parse("4x8x80GB")
     assert cluster == Cluster.of_nodes(
-        4, 8, inside=INSIDE_NODE, between=BETWEEN_NODES, kind="80GB", memory_bytes=80 * 10**9
+        4,
+        8,
+        inside=INSIDE_NODE,
+        between=BETWEEN_NODES,
+        kind="80GB",
+        memory_bytes=find_card_bytes(80),
     )
     assert [(level.name, level.group_size) for level in cluster.levels] == [
         ("node", 8),
