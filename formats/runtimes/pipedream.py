@@ -6,6 +6,7 @@ import json
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..settings import Settings
 from ..target import Export, ImportedCut, ModelLayers, Target, TargetRules, write_header
 
 TITLE = "PipeDream"
@@ -33,14 +34,14 @@ def write(plan: Plan) -> Export:
     return Export(json.dumps(document, indent=2) + "\n")
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read a configuration that says which layers its modules have, as `write` does.
 
     Raises:
         InvalidInput: It is not such a file, or does not say which layers a module has.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(settings.text)
         modules = [[str(name) for name in names] for names in document["_layers"]]
         stages = [int(stage) for stage in document["module_to_stage_map"]]
         ranks = {int(stage): len(held) for stage, held in document["stage_to_rank_map"].items()}

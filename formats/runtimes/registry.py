@@ -12,6 +12,7 @@ from ...core.plan.plan import Plan
 from ...core.profile.profile import Profile
 from ...planner.problem.input_checks import require_plan, require_profile
 from ..expressible import check_expressible
+from ..settings import Settings
 from ..target import Export, ImportedCut, ModelLayers, Target
 from . import (
     accelerate,
@@ -112,9 +113,14 @@ def import_cut(cut: str | Path, target: str | Target, model: Profile | ModelLaye
     if len(text) > MAX_TEXT:
         raise InvalidInput(f"the text has {len(text)} characters, at most {MAX_TEXT} are read")
     layers = model if isinstance(model, ModelLayers) else ModelLayers.of(require_profile(model))
-    rules = found.rules
+    rules, settings = found.rules, Settings.read(text, found.name)
+    read = found.read(settings, layers)
     return replace(
-        found.read(text, layers), inference=rules.inference, last_position=rules.last_position
+        read,
+        inference=rules.inference,
+        last_position=rules.last_position,
+        tensor=read.tensor * settings.tensor,
+        notes=(*settings.notes, *read.notes),
     )
 
 

@@ -13,6 +13,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.schedule import Action, Schedule, ScheduleName, Work
 from ...schedules.plan_schedule import schedule_of
 from ...schedules.traits import FOLDED
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
@@ -252,12 +253,13 @@ def _find_reader(action: Action, last: int) -> tuple[int | None, str]:
     return None, ""
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read the split points of a script or dict, or of a list of module names.
 
     Raises:
         InvalidInput: There are none, or they name modules that begin no layer.
     """
+    text = settings.text
     spec = re.search(r"(?:split_spec|SPLIT_SPEC)\s*=\s*\{([^}]*)\}", text)
     if spec:
         lines = "\n".join(line.partition("#")[0] for line in spec[1].splitlines())

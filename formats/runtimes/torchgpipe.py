@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ...core.plan.plan import Plan
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
@@ -52,9 +53,10 @@ def check_duplicates(plan: Plan) -> tuple[Rejection, ...]:
     return (Rejection("shared modules", reason, remedy, is_of_model=True),)
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``balance``, ``chunks`` and ``checkpoint``, or a balance alone."""
-    counts = parse_counts(find_setting(text, "balance"), "balance = [3, 5]")
+    text = settings.text
+    counts = parse_counts(find_setting(text, "balance") or text, "balance = [3, 5]")
     chunks = re.search(r"chunks\s*=\s*(\d{1,6})", text)
     mode = re.search(r"checkpoint\s*=\s*[\"'](never|always|except_last)[\"']", text)
     return layers.cut_by_layers(

@@ -37,6 +37,11 @@ TARGET = Target(
     file_name="vllm-partition.sh",
     rules=TargetRules(inference=True, last_position=True, unit="block"),
     write=write,
-    read=partial(read_counts, setting=VARIABLE, example=f"{VARIABLE}=17,20,3"),
+    read=partial(
+        read_counts,
+        setting=VARIABLE,
+        example=f"{VARIABLE}=17,20,3",
+        default=split_by_default,
+    ),
     default_split=split_by_default,
 )
