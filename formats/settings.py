@@ -41,7 +41,7 @@ _FLAG = re.compile(
 )
 _KEY = re.compile(
     r"(?<![\w.$/-])[\"']?([A-Za-z_][\w.-]*)[\"']?[ \t]*(?::(?!//)|=(?!=))[ \t]*"
-    rf"(?:{_QUOTED}|(\[[^\[\]]{{0,99999}}\]|[^\s\"'\\;(){{}}\[\],]+(?:,[^\s\"'\\;(){{}}\[\],]+)*)?)"
+    rf"(?:{_QUOTED}|(\[[^\[\]]{{0,99999}}\]|[^\s\"'\\;(){{}}\[\],]+(?:,[^\s\"'\\;(){{}}\[\],]+)*(?![\w(]))?)"
 )
 _VARIABLE = re.compile(
     r"^\s*(?:export\s+)?(\w+)=[\"']?(\d[\d.,/]*)[\"']?\s*(?:[;#].*)?$", re.MULTILINE
@@ -96,7 +96,7 @@ class SettingsTable:
 
     def find(self, written: str) -> _Row | None:
         """Return the setting of a name as it is written in a text; the longest stem that fits."""
-        name = written.lstrip("-").rpartition(".")[2].replace("_", "-")
+        name = written.strip("-.").rpartition(".")[2].replace("_", "-")
         name = name if len(name) == 1 else name.lower().removeprefix(self.prefix)
         for each in (name, name.removeprefix("no-")):
             stems = (key for key in self.rows if key[-1] == "*" and each.startswith(key[:-1]))
@@ -223,8 +223,12 @@ def show_setting(name: str, value: str) -> str:
 
 
 def drop_comments(text: str) -> str:
-    """Return a text without the lines that are comments."""
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    """Return a text without lines that are comments, and without those at the ends of others."""
+    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    parts = (line.partition(" #") for line in kept)
+    return "\n".join(  # a mark in front of a quote may be part of a string
+        head if not {*"\"'"} & {*tail} else f"{head}{mark}{tail}" for head, mark, tail in parts
+    )
 
 
 def fill_variables(text: str) -> str:

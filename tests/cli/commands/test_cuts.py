@@ -455,7 +455,9 @@ def test_flags_of_a_script_that_change_the_answer_are_named(call, profile, tmp_p
     assert "layers (1f1b, 4 micro-batches, MEASURED profile)" in out
     script.write_text(flags.format(1, 1, ""))
     [note] = re.findall("note: (.*)", call(*words)[1])
-    assert note.startswith("read --pipeline-model-parallel-size 2, --pipeline-model-parallel-layout Et")
+    assert note.startswith(
+        "read --pipeline-model-parallel-size 2, --pipeline-model-parallel-layout Et"
+    )
 
 
 @pytest.mark.parametrize(
