@@ -8,16 +8,15 @@ is named as not known.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Literal
 
 from ..core.errors import InvalidInput
 from ..core.units import list_some
+from .target_tables import read_table
 
 MOST_NAMED = 12
 """Settings that a note names."""
@@ -74,8 +73,7 @@ class SettingsTable:
     @cache
     def of(cls, runtime: str) -> SettingsTable:
         """Return the table of a runtime, by the name of its target."""
-        path = Path(__file__).with_name("tables") / "settings.toml"
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = read_table("settings")
         own = tables.get(runtime, {})
         rows: dict[str, _Row] = {}
         for table in (tables["every"], own):

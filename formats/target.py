@@ -319,8 +319,8 @@ class Target:
     rules: TargetRules
     write: Callable[[Plan], Export]
     read: Callable[[Settings, ModelLayers], ImportedCut]
-    check: Callable[[Plan], tuple[Rejection, ...]] = lambda plan: ()
-    default_split: Callable[[int, int], tuple[int, ...]] | None = None
+    check: Callable[[Plan], tuple[Rejection, ...]]
+    default_split: Callable[[int, int], tuple[int, ...]] | None
 
 
 def write_header(plan: Plan, title: str, checked_with: str, *use: str, comment: str = "#") -> str:

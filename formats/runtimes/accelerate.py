@@ -13,8 +13,6 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     list_devices,
     parse_literal,
     write_header,
@@ -129,14 +127,3 @@ def _find_entry(layer: str, entries: dict[str, int]) -> str | None:
         if not name:
             return None
         name = name.rpartition(".")[0]
-
-
-TARGET = Target(
-    name="accelerate",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="device_map.py",
-    rules=TargetRules(inference=True, unit="block", cuts_around_blocks=True, cuts_chains=True),
-    write=write,
-    read=read,
-)

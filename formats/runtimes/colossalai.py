@@ -12,8 +12,6 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     count_ranks,
     list_devices,
@@ -78,15 +76,3 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         num_microbatches=counts.get("num-microbatches"),
         microbatch_size=counts.get("microbatch-size"),
     )
-
-
-TARGET = Target(
-    name="colossalai",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="colossalai_plugin.py",
-    rules=TargetRules(unit="block", schedules=tuple(STYLES), tied_weights=True),
-    write=write,
-    read=read,
-    default_split=split_evenly,
-)

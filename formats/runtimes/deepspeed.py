@@ -16,8 +16,6 @@ from ..target import (
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     find_tied,
     list_devices,
     write_header,
@@ -200,22 +198,3 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         microbatch_size=settings.counts.get("train-micro-batch-size-per-gpu"),
         notes=(COMPUTED.format(parts=parts, number=len(layers.names)),) if computed else (),
     )
-
-
-TARGET = Target(
-    name="deepspeed",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="planned_pipeline_module.py",
-    rules=TargetRules(
-        unit="layer",
-        schedules=("1f1b",),
-        replicas="equal",
-        recompute=("always",),
-        chain=True,
-        tied_weights=True,
-    ),
-    write=write,
-    read=read,
-    check=check_tied,
-)

@@ -12,8 +12,6 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     list_devices,
     write_header,
@@ -113,14 +111,3 @@ def place_unit(unit: int, num_units: int, shares: list[float]) -> int:
         if unit * total < reached * num_units:
             return device
     return len(shares) - 1
-
-
-TARGET = Target(
-    name="llama.cpp",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="llama-server.sh",
-    rules=TargetRules(inference=True, last_position=True, unit="block", cuts_behind_blocks=True),
-    write=write,
-    read=read,
-)

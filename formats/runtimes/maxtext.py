@@ -10,14 +10,11 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     count_ranks,
     list_devices,
     write_header,
 )
-from .block_counts import split_equally
 
 TITLE = "MaxText"
 MAX_STAGES = 100_000
@@ -70,20 +67,3 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         chunks=chunks,
         num_microbatches=found.get("num-pipeline-microbatches"),
     )
-
-
-TARGET = Target(
-    name="maxtext",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="maxtext-pipeline.yml",
-    rules=TargetRules(
-        unit="block",
-        schedules=("gpipe", "looped_bfs"),
-        equal_blocks=True,
-        tied_weights=True,
-    ),
-    write=write,
-    read=read,
-    default_split=split_equally,
-)

@@ -21,14 +21,11 @@ from ..target import (
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     count_ranks,
     list_devices,
     parse_literal,
     write_header,
 )
-from .block_counts import split_equally
 from .megatron_split import split_by_settings
 
 TITLE = "Megatron-Core"
@@ -235,23 +232,3 @@ def _find_layout(content: str) -> str:
         r"pipeline[-_]model[-_]parallel[-_]layout[\"']?[\s=:]+[\"']?([EtmL|*()\d,]+)", content
     )
     return found[1] if found else content.strip().strip("\"'")
-
-
-TARGET = Target(
-    name="megatron",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="megatron-layout.sh",
-    rules=TargetRules(
-        unit="block",
-        schedules=("1f1b", "interleaved_1f1b"),
-        cuts_around_blocks=True,
-        replicas="equal",
-        recompute=("layers",),
-        tied_weights=True,
-    ),
-    write=write,
-    read=read,
-    check=check_interleaving,
-    default_split=split_equally,
-)

@@ -7,7 +7,7 @@ import json
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..settings import Settings
-from ..target import Export, ImportedCut, ModelLayers, Target, TargetRules, write_header
+from ..target import Export, ImportedCut, ModelLayers, write_header
 
 TITLE = "PipeDream"
 CHECKED = "the keys that runtime/*/main_with_runtime.py reads, not run"
@@ -68,14 +68,3 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         replicas=tuple(ranks[stage] for stage in range(len(ranks))),
         schedule="1f1b",
     )
-
-
-TARGET = Target(
-    name="pipedream",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="pipedream_conf.json",
-    rules=TargetRules(unit="layer", schedules=("1f1b",), replicas="any"),
-    write=write,
-    read=read,
-)

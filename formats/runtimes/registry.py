@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
@@ -13,7 +18,8 @@ from ...core.profile.profile import Profile
 from ...planner.problem.input_checks import require_plan, require_profile
 from ..expressible import check_expressible
 from ..settings import Settings
-from ..target import Export, ImportedCut, ModelLayers, Target
+from ..target import Export, ImportedCut, ModelLayers, Rejection, Target, TargetRules
+from ..target_tables import read_table
 from . import (
     accelerate,
     colossalai,
@@ -29,24 +35,62 @@ from . import (
     torchtitan,
     vllm,
 )
+from .block_counts import split_equally, split_evenly
+
+MODULES: dict[str, ModuleType] = {
+    "torch": torch_pipelining,
+    "torchtitan": torchtitan,
+    "megatron": megatron,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate,
+    "vllm": vllm,
+    "sglang": sglang,
+    "tensorrt-llm": tensorrt_llm,
+    "colossalai": colossalai,
+    "maxtext": maxtext,
+    "llama.cpp": llama_cpp,
+    "torchgpipe": torchgpipe,
+    "pipedream": pipedream,
+}
+"""Module of each target, with its ``write`` and ``read``."""
+
+CHECKS: dict[str, Callable[[Plan], tuple[Rejection, ...]]] = {
+    "torch": torch_pipelining.check_folded,
+    "megatron": megatron.check_interleaving,
+    "deepspeed": deepspeed.check_tied,
+    "torchgpipe": torchgpipe.check_duplicates,
+}
+"""Refusals that the rules do not cover."""
+
+DEFAULT_SPLITS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+    "torchtitan": torchtitan.split_by_default,
+    "megatron": split_equally,
+    "vllm": vllm.split_by_default,
+    "sglang": sglang.split_by_default,
+    "tensorrt-llm": split_evenly,
+    "colossalai": split_evenly,
+    "maxtext": split_equally,
+}
+
+
+def _build_target(name: str, row: dict[str, Any]) -> Target:
+    """Return the target of a row of ``tables/targets.toml``, whose values are checked."""
+    module, file_name = MODULES[name], row.pop("file_name")
+    return Target(
+        name=name,
+        title=module.TITLE,
+        checked_with=module.CHECKED,
+        file_name=file_name,
+        rules=TypeAdapter(TargetRules).validate_python(row),
+        write=module.write,
+        read=module.read,
+        check=CHECKS.get(name, lambda plan: ()),
+        default_split=DEFAULT_SPLITS.get(name),
+    )
+
 
 TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        torch_pipelining.TARGET,
-        torchtitan.TARGET,
-        megatron.TARGET,
-        deepspeed.TARGET,
-        accelerate.TARGET,
-        vllm.TARGET,
-        sglang.TARGET,
-        tensorrt_llm.TARGET,
-        colossalai.TARGET,
-        maxtext.TARGET,
-        llama_cpp.TARGET,
-        torchgpipe.TARGET,
-        pipedream.TARGET,
-    )
+    name: _build_target(name, row) for name, row in read_table("targets").items()
 }
 
 MAX_TEXT = 2**20

@@ -19,8 +19,6 @@ from ..target import (
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     find_skipping_value,
     list_devices,
     parse_literal,
@@ -304,20 +302,3 @@ def _find_cut(point: str, names: Sequence[str]) -> int:
         if f"{name.partition('@')[0]}.".startswith(f"{point}."):
             return index
     raise InvalidInput(f"no layer begins with module {point!r}")
-
-
-TARGET = Target(
-    name="torch",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="torch_pipeline.py",
-    rules=TargetRules(
-        schedules=tuple(SCHEDULE_CLASSES),
-        unit="module",
-        direct_sends=True,
-        own_depths=True,
-    ),
-    write=write,
-    read=read,
-    check=check_folded,
-)

@@ -11,8 +11,6 @@ from ..target import (
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     list_devices,
     write_header,
 )
@@ -65,17 +63,3 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         num_microbatches=int(chunks[1]) if chunks else None,
         recompute=mode[1] if mode else "except_last",
     )
-
-
-TARGET = Target(
-    name="torchgpipe",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="torchgpipe_balance.py",
-    rules=TargetRules(
-        unit="layer", chain=True, schedules=("gpipe",), recompute=("always", "except_last")
-    ),
-    write=write,
-    read=read,
-    check=check_duplicates,
-)

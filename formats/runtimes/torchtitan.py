@@ -16,8 +16,6 @@ from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_ranks,
     list_devices,
     parse_literal,
@@ -191,21 +189,3 @@ def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> 
         elif not _is_beyond(name, stack):
             raise InvalidInput(f"the model has no module {name!r}")
     return found
-
-
-TARGET = Target(
-    name="torchtitan",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="torchtitan_parallelism.toml",
-    rules=TargetRules(
-        schedules=tuple(SCHEDULE_CLASSES),
-        unit="block",
-        cuts_around_blocks=True,
-        own_depths=True,
-        recompute=("layers",),
-    ),
-    write=write,
-    read=read,
-    default_split=split_by_default,
-)

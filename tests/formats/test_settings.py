@@ -4,8 +4,6 @@ vLLM's, SGLang's and TensorRT-LLM's tensor parallelism, and llama.cpp's flags th
 were dropped without a word, where Megatron's were listed as not read.
 """
 
-import tomllib
-
 import pytest
 
 import stagewright
@@ -16,20 +14,14 @@ from stagewright.formats.check_cut import check_cut
 from stagewright.formats.runtimes.registry import TARGETS, export, import_cut
 from stagewright.formats.settings import KINDS, Settings
 from stagewright.formats.target import ModelLayers
+from stagewright.formats.target_tables import TARGET_NAMES, read_table
 from tests.builders import chain_profile
 from tests.formats.runtimes.test_rejections import make_plan
 
 EIGHT = ModelLayers(("embed", *(f"layers.{index}" for index in range(8)), "norm", "head"))
 
 
-def read_table():
-    from stagewright.formats import settings
-
-    path = settings.Path(settings.__file__).with_name("tables") / "settings.toml"
-    return tomllib.loads(path.read_text())
-
-
-TABLE = read_table()
+TABLE = read_table("settings")
 ROWS = [
     (name, kind, row)
     for name, table in TABLE.items()
@@ -47,6 +39,10 @@ def split_profile(degree, num_layers=8):
     )
     splits = (TensorSplit(degree=degree, layers=(part,) * num_layers),)
     return costs.model_copy(update={"splits": splits})
+
+
+def test_names_in_help_texts_are_those_of_the_targets():
+    assert tuple(TARGETS) == TARGET_NAMES
 
 
 @pytest.mark.parametrize("runtime", TARGETS)
