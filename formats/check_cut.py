@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def check_cut(
     Raises:
         InvalidInput: The cut has layers where the profile allows no cut, or options are wrong.
     """
-    profile = _fit_profile(cut, profile)
+    cut, profile = _fit_profile(cut, profile)
     cluster = parse_cluster(cluster)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     names = tuple(entry.layer.name for entry in profile.layers)
@@ -224,7 +224,7 @@ def import_plan(
         InvalidInput: The cut is no pipeline of the model; its missing layers are named.
         Infeasible: It needs more memory or devices than there are.
     """
-    profile = _fit_profile(cut, profile)
+    cut, profile = _fit_profile(cut, profile)
     cluster = parse_cluster(cluster)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     priced = price_cut(cut, profile, cluster, options)
@@ -246,15 +246,27 @@ def _compare_microbatch(cut: ImportedCut, profile: Profile) -> Iterator[str]:
         )
 
 
-def _fit_profile(cut: ImportedCut, profile: Profile) -> Profile:
-    """Return the profile, of forward passes alone for a runtime of inference."""
+def _fit_profile(cut: ImportedCut, profile: Profile) -> tuple[ImportedCut, Profile]:
+    """Return the cut with layers split as the profile knows, and the profile as its runtime runs.
+
+    That of a runtime of inference is of forward passes alone.
+    """
     if not isinstance(cut, ImportedCut):
         raise InvalidInput(
             f"the cut is of type {type(cut).__name__}; read it first: import_cut(cut, target, "
             "profile)"
         )
     profile = require_profile(profile)
-    return for_serving(profile, last_position=cut.last_position) if cut.inference else profile
+    if cut.tensor not in (1, *(split.degree for split in profile.splits)):
+        note = (
+            f"layers split over {cut.tensor} devices are not read, since the profile does not say "
+            f"how they split: priced is one device for each group of {cut.tensor}; estimate the "
+            "model by name, or profile it again"
+        )
+        cut = replace(cut, tensor=1, notes=(*cut.notes, note))
+    if cut.inference:
+        profile = for_serving(profile, last_position=cut.last_position)
+    return cut, profile
 
 
 def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> PlanOptions:
@@ -264,7 +276,7 @@ def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> P
         InvalidInput: The form names a schedule that plans cannot have, or leaves open how its
             stages are dealt to the devices.
     """
-    update: dict[str, object] = {}
+    update: dict[str, object] = {"tensor": cut.tensor} if cut.tensor > 1 else {}
     chunks = cut.chunks
     if cut.inference and options.schedule not in FORWARD_SCHEDULES:
         raise InvalidInput(
@@ -272,11 +284,12 @@ def merge_options(cut: ImportedCut, options: PlanOptions, num_devices: int) -> P
             f"{FORWARD_SCHEDULES[0]!r}",
             field="/options/schedule",
         )
-    if cut.ranks_setting and len(cut.stages) > num_devices:
-        chunks, rest = divmod(len(cut.stages), num_devices)
+    groups = max(1, num_devices // cut.tensor)
+    if cut.ranks_setting and len(cut.stages) > groups:
+        chunks, rest = divmod(len(cut.stages), groups)
         if rest:
             raise InvalidInput(
-                f"{len(cut.stages)} stages are no multiple of {num_devices} devices; give "
+                f"{len(cut.stages)} stages are no multiple of {groups} devices; give "
                 f"{cut.ranks_setting} with the cut, or other devices"
             )
     if cut.schedule is not None:

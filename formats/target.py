@@ -17,6 +17,7 @@ from ..core.plan.schedule import ScheduleName
 from ..core.profile.block_stack import BlockStack, find_stack
 from ..core.profile.profile import Profile
 from ..core.units import list_some
+from .settings import Settings
 
 MOST_NAMED = 6
 """Layers that a message names."""
@@ -138,6 +139,7 @@ class ImportedCut:
         inference: Whether its runtime runs forward passes alone.
         last_position: Whether it computes the logits of a prompt's last token alone.
         excess: How many blocks or layers it lists beyond the model's; empty if it lists none.
+        tensor: Devices that split each layer, in groups that have a stage each.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -156,6 +158,7 @@ class ImportedCut:
     inference: bool = False
     last_position: bool = False
     excess: str = ""
+    tensor: int = 1
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -302,7 +305,7 @@ class Target:
         file_name: Usual name of the file.
         rules: What it can express.
         write: Writes a plan that keeps the rules.
-        read: Reads its form back for a model; raises `InvalidInput` for other text.
+        read: Reads the settings of its form back for a model; raises `InvalidInput` for other text.
         check: Refuses what the rules do not cover, such as a bug of that version.
         default_split: Numbers of blocks that the runtime itself would choose for a number of
             blocks and stages, empty where it refuses them; `None` if it has no default, or one
@@ -315,9 +318,9 @@ class Target:
     file_name: str
     rules: TargetRules
     write: Callable[[Plan], Export]
-    read: Callable[[str, ModelLayers], ImportedCut]
-    check: Callable[[Plan], tuple[Rejection, ...]] = lambda plan: ()
-    default_split: Callable[[int, int], tuple[int, ...]] | None = None
+    read: Callable[[Settings, ModelLayers], ImportedCut]
+    check: Callable[[Plan], tuple[Rejection, ...]]
+    default_split: Callable[[int, int], tuple[int, ...]] | None
 
 
 def write_header(plan: Plan, title: str, checked_with: str, *use: str, comment: str = "#") -> str:

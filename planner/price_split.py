@@ -145,7 +145,8 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
             field="/balance",
         )
     places = len(replicas) // chunks
-    needed, available = sum(replicas[:places]), len(request.cluster.devices)
+    size = request.options.tensor if isinstance(request.options.tensor, int) else 1
+    needed, available = size * sum(replicas[:places]), size * len(request.cluster.devices)
     first = cuts[: places + 1]
     found = None
     if needed <= available:

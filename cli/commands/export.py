@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ...formats.target_names import TARGET_NAMES
+from ...formats.target_tables import TARGET_NAMES
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, check_folder, check_writable, emit, say, say_next, write_file
 from ..support.read_documents import read_document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ...formats.target_names import TARGET_NAMES
+from ...formats.target_tables import TARGET_NAMES
 from ..support.named_models import (
     EstimateFlags,
     describe_estimate,

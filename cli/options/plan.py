@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ...formats.target_names import TARGET_NAMES
+from ...formats.target_tables import TARGET_NAMES
 from ..support.read_documents import build_record
 
 if TYPE_CHECKING:

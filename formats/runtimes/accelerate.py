@@ -8,12 +8,11 @@ from itertools import accumulate
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     list_devices,
     parse_literal,
     write_header,
@@ -64,7 +63,7 @@ def write(plan: Plan) -> Export:
     )
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read a device map whose devices are numbers.
 
     Modules without parameters may be left out, as by check_device_map of accelerate, which asks
@@ -73,8 +72,8 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     Raises:
         InvalidInput: It is no such map, names unknown modules, or puts layers on "cpu" or "disk".
     """
-    at = re.search(r"device_map\s*=", text)
-    entries = parse_literal(text[at.start() :] if at else text, "{")
+    at = re.search(r"device_map\s*=", settings.text)
+    entries = parse_literal(settings.text[at.start() :] if at else settings.text, "{")
     if not isinstance(entries, dict) or not entries:
         raise InvalidInput(
             'expected a device map such as {"model.layers.0": 0, "lm_head": 1}, from modules to '
@@ -110,12 +109,11 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(f"device {idle[0]} has no layer of the model; unused: {unknown}")
     # Devices run in the order in which their layers stand in the model.
     stages = sorted(tuple(held[device]) for device in devices)
-    number = re.search(r"num_chunks\s*=\s*(\d{1,7})", text)
     note = f"in no entry, which Accelerate allows for buffers outside the state_dict: {buffers}"
     return ImportedCut(
         tuple(stages),
         len(layers.names),
-        num_microbatches=int(number[1]) if number else None,
+        num_microbatches=settings.counts.get("num-chunks"),
         notes=(note,) if buffers else (),
     )
 
@@ -129,14 +127,3 @@ def _find_entry(layer: str, entries: dict[str, int]) -> str | None:
         if not name:
             return None
         name = name.rpartition(".")[0]
-
-
-TARGET = Target(
-    name="accelerate",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="device_map.py",
-    rules=TargetRules(inference=True, unit="block", cuts_around_blocks=True, cuts_chains=True),
-    write=write,
-    read=read,
-)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..settings import Settings
 from ..target import Export, ImportedCut, ModelLayers, count_blocks, list_devices, write_header
 
 MOST_SHOWN = 80
@@ -33,22 +35,43 @@ def parse_counts(text: str, example: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def read_counts(text: str, layers: ModelLayers, *, setting: str, example: str) -> ImportedCut:
-    """Read a cut given as numbers of blocks of its stages, by ``setting`` or alone."""
-    return layers.cut_by_blocks(parse_counts(find_setting(text, setting), example))
+def read_counts(
+    settings: Settings,
+    layers: ModelLayers,
+    *,
+    setting: str,
+    example: str,
+    default: Callable[[int, int], tuple[int, ...]],
+    chunks: int = 1,
+) -> ImportedCut:
+    """Read a cut given as numbers of blocks of its stages, by ``setting`` or alone.
+
+    Settings of a runtime without that one leave the cut to it: ``default`` is its own.
+
+    Raises:
+        InvalidInput: There are no such numbers, or another number of them than of stages.
+    """
+    given, stages = find_setting(settings.text, setting), (settings.pipeline or 1) * chunks
+    if given is None and settings.written:
+        return layers.cut_by_blocks(default(layers.stack.num_blocks, stages))
+    counts = parse_counts(given or settings.text, example)
+    if settings.pipeline and len(counts) != stages:
+        raise InvalidInput(
+            f"{setting} has {len(counts)} numbers, but the settings are of {stages} stages "
+            f"({', '.join(settings.written.values())}); give {stages} numbers, or a pipeline of "
+            f"{len(counts) / chunks:g}"
+        )
+    return layers.cut_by_blocks(counts)
 
 
-def find_setting(text: str, setting: str) -> str:
-    """Return the list that a setting has in a script, JSON or YAML; the whole text if it has none.
+def find_setting(text: str, setting: str) -> str | None:
+    """Return the list that a setting has in a script, JSON or YAML; `None` if it has none.
 
     YAML also writes a list as a line with a dash for each entry.
     """
-    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     one_line = r"[\"'\[]?\s*(\d[\d, \t]*)"
-    found = re.search(rf"\b{setting}[\"']?\s*[:=]\s*(?:{one_line}|((?:-\s*\d+\s*)+))", kept)
-    if found is None:
-        return text
-    return found[1] or ",".join(re.findall(r"\d+", found[2]))
+    found = re.search(rf"\b{setting}[\"']?\s*[:=]\s*(?:{one_line}|((?:-\s*\d+\s*)+))", text)
+    return found and (found[1] or ",".join(re.findall(r"\d+", found[2])))
 
 
 def write_variable(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import ScheduleName
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     count_ranks,
     list_devices,
@@ -55,32 +53,26 @@ def write(plan: Plan) -> Export:
     return Export(header + "\n".join(lines) + "\n")
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``num_layers_per_stage`` and ``num_model_chunks``, or numbers alone."""
-    chunks = re.search(r"num_model_chunks\s*=\s*(\d{1,2})", text)
-    setting = "num_layers_per_stage"
-    cut = read_counts(text, layers, setting=setting, example=f"{setting}=[17, 20, 3]")
-    style = re.search(r"pp_style\s*=\s*[\"'](\w+)[\"']", text)
+    counts, setting = settings.counts, "num_layers_per_stage"
+    chunks, style = max(1, counts.get("num-model-chunks", 1)), settings.words.get("pp-style")
+    cut = read_counts(
+        settings,
+        layers,
+        setting=setting,
+        example=f"{setting}=[17, 20, 3]",
+        default=split_evenly,
+        chunks=chunks,
+    )
     names = {theirs: ours for ours, theirs in STYLES.items()}
-    if style and style[1] not in names:
-        raise InvalidInput(f"pp_style is {style[1]!r}; there are {', '.join(names)}")
-    number = re.search(r"num_microbatches\s*=\s*(\d{1,7})", text)
+    if style and style not in names:
+        raise InvalidInput(f"pp_style is {style!r}; there are {', '.join(names)}")
     return replace(
         cut,
-        chunks=int(chunks[1]) if chunks else 1,
-        ranks_setting="" if chunks else "num_model_chunks",
-        schedule=names[style[1]] if style else None,
-        num_microbatches=int(number[1]) if number else None,
+        chunks=chunks,
+        ranks_setting="" if "num-model-chunks" in counts else "num_model_chunks",
+        schedule=names[style] if style else None,
+        num_microbatches=counts.get("num-microbatches"),
+        microbatch_size=counts.get("microbatch-size"),
     )
-
-
-TARGET = Target(
-    name="colossalai",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="colossalai_plugin.py",
-    rules=TargetRules(unit="block", schedules=tuple(STYLES), tied_weights=True),
-    write=write,
-    read=read,
-    default_split=split_evenly,
-)

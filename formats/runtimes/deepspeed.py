@@ -10,13 +10,12 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Parameter
 from ...core.plan.plan import Plan
 from ...core.units import list_some
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     find_tied,
     list_devices,
     write_header,
@@ -167,12 +166,13 @@ def check_tied(plan: Plan) -> tuple[Rejection, ...]:
     return (Rejection("tied weights", reason, "--tied together"),)
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``PARTS``, cumulative from 0, or such a list alone.
 
     Raises:
         InvalidInput: There are no parts, they do not begin with 0, or they fall.
     """
+    text = settings.text
     found = re.search(r"(?:PARTS|parts)\s*=\s*(\[[^\]]*\])", text)
     computed = None if found else split_by_method(text, layers)
     if found is None and computed is None and (own := _OWN_SPLIT.search(text)):
@@ -195,24 +195,6 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         schedule="1f1b",
         num_microbatches=int(steps) * replicas if steps else None,
         recompute=("always" if int(interval[1]) else "never") if interval else None,
+        microbatch_size=settings.counts.get("train-micro-batch-size-per-gpu"),
         notes=(COMPUTED.format(parts=parts, number=len(layers.names)),) if computed else (),
     )
-
-
-TARGET = Target(
-    name="deepspeed",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="planned_pipeline_module.py",
-    rules=TargetRules(
-        unit="layer",
-        schedules=("1f1b",),
-        replicas="equal",
-        recompute=("always",),
-        chain=True,
-        tied_weights=True,
-    ),
-    write=write,
-    read=read,
-    check=check_tied,
-)

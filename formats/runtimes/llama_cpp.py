@@ -7,12 +7,11 @@ import re
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import format_bytes
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     list_devices,
     write_header,
@@ -64,23 +63,21 @@ def write(plan: Plan) -> Export:
     return Export(f"{header}{command}\n")
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``--tensor-split`` by llama.cpp's rule; shares may be any proportions.
 
     Raises:
-        InvalidInput: There are no shares, or they add up to nothing.
+        InvalidInput: There are no shares, they add up to nothing, or other flags leave layers on
+            the CPU or divide each of them.
     """
-    found = re.search(r"(?:--tensor-split|-ts)[\s=]+[\"']?([^\s\"']+)", text)
-    layers_on_gpu = re.search(r"(?:-ngl|--n-gpu-layers|--gpu-layers)[\s=]+(\w+)", text)
-    if layers_on_gpu and layers_on_gpu[1] != "all":
-        limit = int(layers_on_gpu[1]) if layers_on_gpu[1].isdigit() else 0
-        if limit < layers.stack.num_blocks + 1:
-            raise InvalidInput(
-                f"-ngl {layers_on_gpu[1]} leaves layers on the CPU, which is no stage here; only "
-                "-ngl all is read"
-            )
-    lines = (line.partition("#")[0] for line in text.splitlines())
-    given = found[1] if found else " ".join(lines).strip("[](){}\"' ")
+    num_blocks = layers.stack.num_blocks
+    on_gpu = settings.words.get("n-gpu-layers", "all")
+    if on_gpu != "all" and (not on_gpu.isdigit() or int(on_gpu) < num_blocks + 1):
+        raise InvalidInput(
+            f"-ngl {on_gpu} leaves layers on the CPU, which is no stage here; only -ngl all is read"
+        )
+    lines = (line.partition("#")[0] for line in settings.text.splitlines())
+    given = settings.words.get("tensor-split") or " ".join(lines).strip("[](){}\"' ")
     parts = [part.strip() for part in re.split("[,/]", given)]
     if not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
         raise InvalidInput(
@@ -90,7 +87,14 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     shares = [float(part) for part in parts]
     if sum(shares) <= 0:
         raise InvalidInput("the shares of --tensor-split add up to nothing")
-    num_blocks = layers.stack.num_blocks
+    mode = settings.words.get("split-mode", "layer")
+    if mode == "none":
+        return layers.cut_by_blocks([num_blocks])
+    if mode != "layer":
+        raise InvalidInput(
+            f"-sm {mode} splits every layer over the devices, which is no cut: only layer and none "
+            "are read; plan --tensor prices layers that are split over equal devices"
+        )
     *devices, output = (place_unit(unit, num_blocks + 1, shares) for unit in range(num_blocks + 1))
     # Devices without any unit stay idle: they are no stages.
     counts = [devices.count(device) for device in sorted({*devices, output})]
@@ -107,14 +111,3 @@ def place_unit(unit: int, num_units: int, shares: list[float]) -> int:
         if unit * total < reached * num_units:
             return device
     return len(shares) - 1
-
-
-TARGET = Target(
-    name="llama.cpp",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="llama-server.sh",
-    rules=TargetRules(inference=True, last_position=True, unit="block", cuts_behind_blocks=True),
-    write=write,
-    read=read,
-)

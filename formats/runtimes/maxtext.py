@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ...core.units import list_some
+from ..settings import MOST_NAMED, Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     count_ranks,
     list_devices,
     write_header,
 )
-from .block_counts import split_equally
 
 TITLE = "MaxText"
 MAX_STAGES = 100_000
@@ -44,24 +41,21 @@ def write(plan: Plan) -> Export:
     return Export(header + "".join(f"{name}: {value}\n" for name, value in settings.items()))
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read equal stages.
 
     Raises:
         InvalidInput: A setting is missing.
     """
-    found = {
-        name: int(value) for name, value in re.findall(r"(?<!\w)(\w+)\s*[:=]\s*(-?\d{1,6})\b", text)
-    }
-    places = found.get("ici_pipeline_parallelism", 1) * found.get("dcn_pipeline_parallelism", 1)
-    share = found.get("num_layers_per_pipeline_stage")
-    if share is None or not any(name.endswith("pipeline_parallelism") for name in found):
+    found, places = settings.counts, settings.pipeline
+    share = found.get("num-layers-per-pipeline-stage")
+    if share is None or places is None:
         raise InvalidInput(
             "a MaxText cut has num_layers_per_pipeline_stage and ici_pipeline_parallelism or "
-            f"dcn_pipeline_parallelism; found {sorted(found)}"
+            f"dcn_pipeline_parallelism; found {list_some([*settings.written.values()], MOST_NAMED)}"
         )
-    chunks = found.get("num_pipeline_repeats", -1)
-    if places < 1 or share < 1:
+    chunks = found.get("num-pipeline-repeats", -1)
+    if share < 1:
         raise InvalidInput(f"{places} stages of {share} layers; give at least one of each")
     if chunks < 1:  # MaxText derives it from its layers
         chunks = max(1, layers.stack.num_blocks // (share * places))
@@ -71,22 +65,5 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         [share] * (places * chunks),
         schedule="looped_bfs" if chunks > 1 else "gpipe",
         chunks=chunks,
-        num_microbatches=found.get("num_pipeline_microbatches"),
+        num_microbatches=found.get("num-pipeline-microbatches"),
     )
-
-
-TARGET = Target(
-    name="maxtext",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="maxtext-pipeline.yml",
-    rules=TargetRules(
-        unit="block",
-        schedules=("gpipe", "looped_bfs"),
-        equal_blocks=True,
-        tied_weights=True,
-    ),
-    write=write,
-    read=read,
-    default_split=split_equally,
-)

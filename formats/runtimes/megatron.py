@@ -9,33 +9,24 @@ chunk, then every rank's second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     count_ranks,
     list_devices,
     parse_literal,
     write_header,
 )
-from .block_counts import split_equally
-from .megatron_flags import (
-    GROUP,
-    RANKS,
-    fill_variables,
-    list_read,
-    read_settings,
-    split_by_settings,
-)
+from .megatron_split import split_by_settings
 
 TITLE = "Megatron-Core"
 CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
@@ -43,15 +34,6 @@ CHECKED = "megatron-core 0.16.1, its own PipelineParallelLayerLayout"
 PREDICTION_NOTE = (
     "multi-token-prediction layers (m) are in no profile: their time and memory are left out"
 )
-
-IGNORED = (
-    "seq-length",
-    "tensor-model-parallel-size",
-    "context-parallel-size",
-    "expert-model-parallel-size",
-    "recompute-",
-)
-"""Flags, or how they begin, that change a layer's time or memory, which the profile has."""
 
 MAX_LETTERS = 100_000
 """Letters of a layout with its repetitions written out."""
@@ -167,57 +149,53 @@ def parse_layout(text: str) -> list[str]:
     return layout.split("|")
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read a layout, alone, behind its flag or as NeMo's setting, or Megatron's list of lists.
 
-    Without one, `megatron_flags.split_by_settings` says how the flags of a script cut the model.
+    Without one, `megatron_split.split_by_settings` says how the flags of a script cut the model.
     Multi-token-prediction layers are in no profile: they are checked by Megatron's rules and left
     out, with a note.
 
     Raises:
         InvalidInput: It is no layout, or breaks Megatron's rules for ``E``, ``L`` and ``m``.
     """
-    content = fill_variables(_drop_comments(text))
-    settings = read_settings(content)
-    if settings.get(RANKS) == 0:
-        raise InvalidInput(f"--{RANKS} is 0; give at least 1")
-    rows = parse_literal(content, "[[")
+    text, ranks = settings.text, settings.pipeline
+    rows = parse_literal(text, "[[")
     if rows is not None:
         stages = _read_rows(rows)
-    elif RANKS in settings and "layout" not in content:
-        counts = split_by_settings(settings, layers.stack.num_blocks)
+    elif ranks is not None and "layout" not in text:
+        counts = split_by_settings(settings.counts, ranks, layers.stack.num_blocks)
         stages = ["t" * count for count in counts]
         stages[0] = "E" + stages[0]
         stages[-1] += "L"
     else:
-        stages = parse_layout(_find_layout(content))
+        stages = parse_layout(_find_layout(text))
     flat = "".join(stages)
     ends = stages[0][:1], stages[-1][-1:]
     if flat.count("E") != 1 or flat.count("L") != 1 or ends != ("E", "L"):
         raise InvalidInput(
             "a layout's first stage begins with its only E, its last one ends with its only L"
         )
-    places = settings.get(RANKS, len(stages))
+    places = ranks or len(stages)
     if len(stages) % places:
         raise InvalidInput(f"{len(stages)} stages are no multiple of {places} ranks")
     chunks = len(stages) // places
     _check_prediction(stages, places, flat)
-    counts = [stage.count("t") for stage in stages]
     # A stage of E alone holds what precedes the blocks, one of L alone what follows.
     return layers.cut_by_blocks(
-        counts,
-        schedule="interleaved_1f1b" if chunks > 1 else "1f1b" if RANKS in settings else None,
+        [stage.count("t") for stage in stages],
+        schedule="interleaved_1f1b" if chunks > 1 else "1f1b" if ranks else None,
         chunks=chunks,
-        ranks_setting="" if RANKS in settings else f"--{RANKS}",
-        num_microbatches=_count_microbatches(settings),
-        notes=(
-            *list_read(settings),
-            *_list_ignored(content),
-            *(PREDICTION_NOTE,) * ("m" in flat),
+        ranks_setting="" if ranks else "--pipeline-model-parallel-size",
+        num_microbatches=_count_microbatches(settings.counts),
+        notes=(PREDICTION_NOTE,) * ("m" in flat),
+        microbatch_size=settings.counts.get("micro-batch-size"),
+        # Every block by itself: of Megatron's ways the only one that plans have, too.
+        recompute="layers" if "recompute-method" in settings.words else None,
+        check=partial(
+            check_interleaving,
+            group=settings.counts.get("microbatch-group-size-per-virtual-pipeline-stage"),
         ),
-        microbatch_size=settings.get("micro-batch-size"),
-        recompute="layers" if _recomputes_blocks(content) else None,
-        check=partial(check_interleaving, group=settings.get(GROUP)),
     )
 
 
@@ -249,49 +227,8 @@ def _count_microbatches(settings: Mapping[str, int]) -> int | None:
     return max(1, batch // size) if size and batch else None
 
 
-def _list_ignored(content: str) -> Iterator[str]:
-    """Yield a note on the flags that change the answer and that a cut does not hold."""
-    found = re.findall(rf"--((?:{'|'.join(IGNORED)})[\w-]*)(?:[\s=]+([^\s\\-]\S*))?", content)
-    if _recomputes_blocks(content):
-        found = [each for each in found if not each[0].startswith("recompute-")]
-    listed = ", ".join(f"--{name} {value}".rstrip() for name, value in found if value != "1")
-    if listed:
-        yield f"not read, though the answer depends on it: {listed}"
-
-
-def _recomputes_blocks(content: str) -> bool:
-    """Return True if every block is recomputed by itself, the only way that plans have, too."""
-    plain = re.sub(r"[_\s=]+", "-", content.replace('"', ""))
-    wanted = ("granularity-full", "method-uniform", "num-layers-1")
-    return all(re.search(rf"recompute-{each}\b", plain) for each in wanted)
-
-
-def _drop_comments(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-
-
 def _find_layout(content: str) -> str:
     found = re.search(
         r"pipeline[-_]model[-_]parallel[-_]layout[\"']?[\s=:]+[\"']?([EtmL|*()\d,]+)", content
     )
     return found[1] if found else content.strip().strip("\"'")
-
-
-TARGET = Target(
-    name="megatron",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="megatron-layout.sh",
-    rules=TargetRules(
-        unit="block",
-        schedules=("1f1b", "interleaved_1f1b"),
-        cuts_around_blocks=True,
-        replicas="equal",
-        recompute=("layers",),
-        tied_weights=True,
-    ),
-    write=write,
-    read=read,
-    check=check_interleaving,
-    default_split=split_equally,
-)

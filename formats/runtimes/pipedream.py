@@ -6,7 +6,8 @@ import json
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ..target import Export, ImportedCut, ModelLayers, Target, TargetRules, write_header
+from ..settings import Settings
+from ..target import Export, ImportedCut, ModelLayers, write_header
 
 TITLE = "PipeDream"
 CHECKED = "the keys that runtime/*/main_with_runtime.py reads, not run"
@@ -33,14 +34,14 @@ def write(plan: Plan) -> Export:
     return Export(json.dumps(document, indent=2) + "\n")
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read a configuration that says which layers its modules have, as `write` does.
 
     Raises:
         InvalidInput: It is not such a file, or does not say which layers a module has.
     """
     try:
-        document = json.loads(text)
+        document = json.loads(settings.text)
         modules = [[str(name) for name in names] for names in document["_layers"]]
         stages = [int(stage) for stage in document["module_to_stage_map"]]
         ranks = {int(stage): len(held) for stage, held in document["stage_to_rank_map"].items()}
@@ -67,14 +68,3 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         replicas=tuple(ranks[stage] for stage in range(len(ranks))),
         schedule="1f1b",
     )
-
-
-TARGET = Target(
-    name="pipedream",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="pipedream_conf.json",
-    rules=TargetRules(unit="layer", schedules=("1f1b",), replicas="any"),
-    write=write,
-    read=read,
-)

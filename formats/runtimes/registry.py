@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.profile.profile import Profile
 from ...planner.problem.input_checks import require_plan, require_profile
 from ..expressible import check_expressible
-from ..target import Export, ImportedCut, ModelLayers, Target
+from ..settings import Settings
+from ..target import Export, ImportedCut, ModelLayers, Rejection, Target, TargetRules
+from ..target_tables import read_table
 from . import (
     accelerate,
     colossalai,
@@ -28,24 +35,62 @@ from . import (
     torchtitan,
     vllm,
 )
+from .block_counts import split_equally, split_evenly
+
+MODULES: dict[str, ModuleType] = {
+    "torch": torch_pipelining,
+    "torchtitan": torchtitan,
+    "megatron": megatron,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate,
+    "vllm": vllm,
+    "sglang": sglang,
+    "tensorrt-llm": tensorrt_llm,
+    "colossalai": colossalai,
+    "maxtext": maxtext,
+    "llama.cpp": llama_cpp,
+    "torchgpipe": torchgpipe,
+    "pipedream": pipedream,
+}
+"""Module of each target, with its ``write`` and ``read``."""
+
+CHECKS: dict[str, Callable[[Plan], tuple[Rejection, ...]]] = {
+    "torch": torch_pipelining.check_folded,
+    "megatron": megatron.check_interleaving,
+    "deepspeed": deepspeed.check_tied,
+    "torchgpipe": torchgpipe.check_duplicates,
+}
+"""Refusals that the rules do not cover."""
+
+DEFAULT_SPLITS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+    "torchtitan": torchtitan.split_by_default,
+    "megatron": split_equally,
+    "vllm": vllm.split_by_default,
+    "sglang": sglang.split_by_default,
+    "tensorrt-llm": split_evenly,
+    "colossalai": split_evenly,
+    "maxtext": split_equally,
+}
+
+
+def _build_target(name: str, row: dict[str, Any]) -> Target:
+    """Return the target of a row of ``tables/targets.toml``, whose values are checked."""
+    module, file_name = MODULES[name], row.pop("file_name")
+    return Target(
+        name=name,
+        title=module.TITLE,
+        checked_with=module.CHECKED,
+        file_name=file_name,
+        rules=TypeAdapter(TargetRules).validate_python(row),
+        write=module.write,
+        read=module.read,
+        check=CHECKS.get(name, lambda plan: ()),
+        default_split=DEFAULT_SPLITS.get(name),
+    )
+
 
 TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        torch_pipelining.TARGET,
-        torchtitan.TARGET,
-        megatron.TARGET,
-        deepspeed.TARGET,
-        accelerate.TARGET,
-        vllm.TARGET,
-        sglang.TARGET,
-        tensorrt_llm.TARGET,
-        colossalai.TARGET,
-        maxtext.TARGET,
-        llama_cpp.TARGET,
-        torchgpipe.TARGET,
-        pipedream.TARGET,
-    )
+    name: _build_target(name, row) for name, row in read_table("targets").items()
 }
 
 MAX_TEXT = 2**20
@@ -112,9 +157,14 @@ def import_cut(cut: str | Path, target: str | Target, model: Profile | ModelLaye
     if len(text) > MAX_TEXT:
         raise InvalidInput(f"the text has {len(text)} characters, at most {MAX_TEXT} are read")
     layers = model if isinstance(model, ModelLayers) else ModelLayers.of(require_profile(model))
-    rules = found.rules
+    rules, settings = found.rules, Settings.read(text, found.name)
+    read = found.read(settings, layers)
     return replace(
-        found.read(text, layers), inference=rules.inference, last_position=rules.last_position
+        read,
+        inference=rules.inference,
+        last_position=rules.last_position,
+        tensor=read.tensor * settings.tensor,
+        notes=(*settings.notes, *read.notes),
     )
 
 

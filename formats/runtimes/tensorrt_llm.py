@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...core.plan.plan import Plan
 from ..target import (
     Export,
-    ImportedCut,
-    ModelLayers,
-    Target,
-    TargetRules,
     count_blocks,
     list_devices,
     write_header,
@@ -31,19 +29,9 @@ def write(plan: Plan) -> Export:
     return Export(f"{header}pipeline_parallel_size: {len(counts)}\npp_partition: {list(counts)}\n")
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
-    """Read ``pp_partition`` out of YAML, JSON or Python, or numbers alone."""
-    return read_counts(text, layers, setting="pp_partition", example="pp_partition: [17, 20, 3]")
-
-
-TARGET = Target(
-    name="tensorrt-llm",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="tensorrt-llm.yaml",
-    rules=TargetRules(inference=True, last_position=True, unit="block"),
-    write=write,
-    read=read,
-    # torch.tensor_split gives the first parts one more.
-    default_split=split_evenly,
+read = partial(
+    read_counts,
+    setting="pp_partition",
+    example="pp_partition: [17, 20, 3]",
+    default=split_evenly,
 )

@@ -13,13 +13,12 @@ from ...core.plan.plan import Plan
 from ...core.plan.schedule import Action, Schedule, ScheduleName, Work
 from ...schedules.plan_schedule import schedule_of
 from ...schedules.traits import FOLDED
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     find_skipping_value,
     list_devices,
     parse_literal,
@@ -252,12 +251,13 @@ def _find_reader(action: Action, last: int) -> tuple[int | None, str]:
     return None, ""
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read the split points of a script or dict, or of a list of module names.
 
     Raises:
         InvalidInput: There are none, or they name modules that begin no layer.
     """
+    text = settings.text
     spec = re.search(r"(?:split_spec|SPLIT_SPEC)\s*=\s*\{([^}]*)\}", text)
     if spec:
         lines = "\n".join(line.partition("#")[0] for line in spec[1].splitlines())
@@ -302,20 +302,3 @@ def _find_cut(point: str, names: Sequence[str]) -> int:
         if f"{name.partition('@')[0]}.".startswith(f"{point}."):
             return index
     raise InvalidInput(f"no layer begins with module {point!r}")
-
-
-TARGET = Target(
-    name="torch",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="torch_pipeline.py",
-    rules=TargetRules(
-        schedules=tuple(SCHEDULE_CLASSES),
-        unit="module",
-        direct_sends=True,
-        own_depths=True,
-    ),
-    write=write,
-    read=read,
-    check=check_folded,
-)

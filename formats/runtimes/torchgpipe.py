@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from ...core.plan.plan import Plan
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
     Rejection,
-    Target,
-    TargetRules,
     list_devices,
     write_header,
 )
@@ -52,9 +51,10 @@ def check_duplicates(plan: Plan) -> tuple[Rejection, ...]:
     return (Rejection("shared modules", reason, remedy, is_of_model=True),)
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``balance``, ``chunks`` and ``checkpoint``, or a balance alone."""
-    counts = parse_counts(find_setting(text, "balance"), "balance = [3, 5]")
+    text = settings.text
+    counts = parse_counts(find_setting(text, "balance") or text, "balance = [3, 5]")
     chunks = re.search(r"chunks\s*=\s*(\d{1,6})", text)
     mode = re.search(r"checkpoint\s*=\s*[\"'](never|always|except_last)[\"']", text)
     return layers.cut_by_layers(
@@ -63,17 +63,3 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         num_microbatches=int(chunks[1]) if chunks else None,
         recompute=mode[1] if mode else "except_last",
     )
-
-
-TARGET = Target(
-    name="torchgpipe",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="torchgpipe_balance.py",
-    rules=TargetRules(
-        unit="layer", chain=True, schedules=("gpipe",), recompute=("always", "except_last")
-    ),
-    write=write,
-    read=read,
-    check=check_duplicates,
-)

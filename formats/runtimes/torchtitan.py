@@ -11,12 +11,11 @@ from typing import Any
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.profile.block_stack import BlockStack
+from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
-    Target,
-    TargetRules,
     count_ranks,
     list_devices,
     parse_literal,
@@ -103,30 +102,30 @@ def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return (first - 1, *middle, last - 1)
 
 
-def read(text: str, layers: ModelLayers) -> ImportedCut:
+def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``module_fqns_per_model_part``, or its lists alone.
 
     Raises:
         InvalidInput: There are no such lists, or they name modules that the model does not have.
     """
-    settings = _read_settings(text)
-    parts = settings.get("module_fqns_per_model_part") or parse_literal(text, "[")
+    text = settings.text
+    parts = _find_parts(text)
     is_lists = isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts)
     if not is_lists or not all(isinstance(name, str) for part in parts for name in part):
         raise InvalidInput(
             'expected lists of module names such as [["tok_embeddings", "layers.0"], '
             '["layers.1", "norm", "lm_head"]]'
         )
-    places = settings.get("pipeline_parallel_degree", len(parts))
-    if type(places) is not int or places < 1 or len(parts) % places:
+    places = settings.pipeline or len(parts)
+    if len(parts) % places:
         raise InvalidInput(f"{len(parts)} model parts are no multiple of {places!r} ranks")
     schedule = None
-    if name := settings.get("pipeline_parallel_schedule"):
+    if name := settings.words.get("pipeline-parallel-schedule"):
         schedule = find_schedule(f"Schedule{name}", len(parts) // places)
         if schedule is None:
             raise InvalidInput(f"torchtitan's schedule {name!r} is none of ours")
-    count = settings.get("num_pp_microbatches")
-    if count is not None and (type(count) is not int or count < 1):
+    count = settings.counts.get("num-pp-microbatches")
+    if count is not None and count < 1:
         raise InvalidInput(f"num_pp_microbatches is {count!r}; give a whole number from 1")
     stack = layers.stack
     listed = {name for part in parts for name in part}
@@ -137,8 +136,9 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
         len(layers.names),
         schedule=schedule,
         chunks=len(parts) // places,
-        ranks_setting="" if "pipeline_parallel_degree" in settings else "pipeline_parallel_degree",
+        ranks_setting="" if settings.pipeline else "pipeline_parallel_degree",
         num_microbatches=count,
+        microbatch_size=settings.counts.get("pipeline-parallel-microbatch-size"),
         recompute="layers" if _FULL_CHECKPOINTS.search(text) else None,
         excess=f"{beyond[0]!r} is listed, but the model has {stack.num_blocks} blocks"
         if beyond
@@ -146,21 +146,13 @@ def read(text: str, layers: ModelLayers) -> ImportedCut:
     )
 
 
-def _read_settings(text: str) -> dict[str, Any]:
-    """Return the settings of a TOML file, or of flags."""
+def _find_parts(text: str) -> Any:
+    """Return the lists of a TOML file, or the first that a text has."""
     try:
         settings = tomllib.loads(text).get("parallelism", {})
-    except tomllib.TOMLDecodeError:
-        degree = re.search(r"parallelism\.pipeline_parallel_degree[\s=]+(\d{1,5})", text)
-        schedule = re.search(r"parallelism\.pipeline_parallel_schedule[\s=]+(\w+)", text)
-        settings = {}
-        if degree:
-            settings["pipeline_parallel_degree"] = int(degree[1])
-        if schedule:
-            settings["pipeline_parallel_schedule"] = schedule[1]
-    if not isinstance(settings, dict):
-        raise InvalidInput("parallelism is no table of settings")
-    return settings
+        return settings["module_fqns_per_model_part"]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        return parse_literal(text, "[[")
 
 
 def _find_block(name: str, stack: BlockStack) -> int | None:
@@ -197,21 +189,3 @@ def _find_layers(part: list[str], names: tuple[str, ...], stack: BlockStack) -> 
         elif not _is_beyond(name, stack):
             raise InvalidInput(f"the model has no module {name!r}")
     return found
-
-
-TARGET = Target(
-    name="torchtitan",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="torchtitan_parallelism.toml",
-    rules=TargetRules(
-        schedules=tuple(SCHEDULE_CLASSES),
-        unit="block",
-        cuts_around_blocks=True,
-        own_depths=True,
-        recompute=("layers",),
-    ),
-    write=write,
-    read=read,
-    default_split=split_by_default,
-)

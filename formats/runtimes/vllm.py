@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...core.plan.plan import Plan
-from ..target import Export, Target, TargetRules
+from ..target import Export
 from .block_counts import read_counts, write_variable
 
 TITLE = "vLLM"
@@ -30,13 +30,9 @@ def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-TARGET = Target(
-    name="vllm",
-    title=TITLE,
-    checked_with=CHECKED,
-    file_name="vllm-partition.sh",
-    rules=TargetRules(inference=True, last_position=True, unit="block"),
-    write=write,
-    read=partial(read_counts, setting=VARIABLE, example=f"{VARIABLE}=17,20,3"),
-    default_split=split_by_default,
+read = partial(
+    read_counts,
+    setting=VARIABLE,
+    example=f"{VARIABLE}=17,20,3",
+    default=split_by_default,
 )

@@ -450,11 +450,14 @@ def test_flags_of_a_script_that_change_the_answer_are_named(call, profile, tmp_p
     script.write_text(flags.format(4, 8, "--recompute-granularity full --bf16"))
     out = call(*words)[1]
     assert "your file has micro-batches of 4, these costs are of 1: estimate with" in out
-    assert "it: --tensor-model-parallel-size 8, --recompute-granularity full\n" in out
+    assert "it: --bf16, --recompute-granularity full\n" in out
+    assert "layers split over 8 devices are not read, since the profile does not say how" in out
     assert "layers (1f1b, 4 micro-batches, MEASURED profile)" in out
     script.write_text(flags.format(1, 1, ""))
     [note] = re.findall("note: (.*)", call(*words)[1])
-    assert note.startswith("read --pipeline-model-parallel-size 2, --micro-batch-size 1, --global")
+    assert note.startswith(
+        "read --pipeline-model-parallel-size 2, --pipeline-model-parallel-layout Et"
+    )
 
 
 @pytest.mark.parametrize(
