@@ -114,14 +114,15 @@ class Captured:
         checkpoints: Sequence[tuple[int, int]] = (),
         enter_checkpoint: Callable[[Any], Any] | None = None,
         copy_changed: Callable[[Any], Any] | None = None,
+        blocks: bool = False,
     ) -> Segment:
         """Build a module of the layers from ``first`` up to, not including, ``last``.
 
         The first segment takes the model's flat inputs, any other the values live before it; the
         last one returns the model's flat outputs, any other the values live after it. ``received``
         and ``sent`` select among the live values by position. ``enter`` is applied to every input,
-        ``leave`` to every output that crosses a cut. ``checkpoints``, ``enter_checkpoint`` and
-        ``copy_changed`` are those of `SegmentSpec`.
+        ``leave`` to every output that crosses a cut. ``checkpoints``, ``enter_checkpoint``,
+        ``copy_changed`` and ``blocks`` are those of `SegmentSpec`.
         """
         end = last == len(self.layers)
         inputs = self.program.inputs if first == 0 else self._live(first, received)
@@ -141,11 +142,18 @@ class Captured:
             checkpoints,
             enter_checkpoint,
             copy_changed,
+            blocks,
         ).build()
         if self.evaluation is not None:
             made.set_evaluation(
                 self.evaluation.segment(
-                    first, last, enter=enter, leave=leave, received=received, sent=sent
+                    first,
+                    last,
+                    enter=enter,
+                    leave=leave,
+                    received=received,
+                    sent=sent,
+                    blocks=blocks,
                 )
             )
         return made

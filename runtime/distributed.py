@@ -166,8 +166,9 @@ class DistributedPipeline(PipelineRank):
             # Captured under autocast, so that messages have the dtypes that training will give.
             with autocast_to(self.device if is_on_meta(model) else default_device(model), autocast):
                 pieces = cut_for_plan(
-                    model, plan, sample, direct=True, device=self.device, shards=shards
-                )
+                    model, plan, sample, direct=True, device=self.device, shards=shards,
+                    blocks=[at for at, asked in chosen.items() if asked == "fully_shard"],
+                )  # fmt: skip
             self.graph, self.split = pieces.captured.graph, pieces.split
             _check_split(self.split, plan)
             check_stateful_layers(self.graph.layers, plan, self.schedule)

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from .runtime.pipeline import Pipeline as Pipeline
     from .runtime.ranks.process_groups import init_process_group as init_process_group
     from .runtime.replicas.grad_scaler import LossScale as LossScale
-    from .runtime.replicas.sharded import FullyShard as FullyShard
     from .runtime.trace import record as record
     from .runtime.training import Training as Training
     from .runtime.verify import verify as verify
@@ -84,7 +83,6 @@ _NAMES = {
     "runtime.pipeline": ("Pipeline",),
     "runtime.ranks.process_groups": ("init_process_group",),
     "runtime.replicas.grad_scaler": ("LossScale",),
-    "runtime.replicas.sharded": ("FullyShard",),
     "runtime.trace": ("record",),
     "runtime.training": ("Training",),
     "runtime.verify": ("verify",),

@@ -1,4 +1,4 @@
-"""Code of a segment in parts, some of which may run twice: activation checkpoints inside a stage.
+"""Code of a segment in parts: activation checkpoints inside a stage, and blocks of its weights.
 
 A part is a run of operations in the program's order. Only values that later parts read pass from
 one part to another, so that whoever runs a part knows everything it takes and gives.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -23,8 +24,11 @@ PartCode = Callable[..., Values]
 RunCheckpoint = Callable[[int, Callable[[Values], Values], Values], Values]
 """Runs a part that is a checkpoint, given its number, its function and what it takes."""
 
+RunBlock = Callable[["Part", Callable[[Values], Values], Values], Values]
+"""Runs any part, given its function and what it takes."""
+
 NO_SPAN = -1
-"""Span of operations outside of all checkpoints."""
+"""Span of operations outside of all checkpoints and blocks."""
 
 
 @dataclass
@@ -68,29 +72,31 @@ class PartedCode:
     """The parts of a segment, called like the function of a single graph.
 
     The segment's ``_run_checkpoint`` runs the parts that are checkpoints; without it they run as
-    any other. The last part returns the segment's outputs.
+    any other. Its ``_run_block`` runs every part. The last one returns the segment's outputs.
     """
 
     parts: tuple[Part, ...]
 
     def __call__(self, segment: Any, *inputs: Any) -> Values:
         run_checkpoint: RunCheckpoint | None = segment._run_checkpoint
+        run_block: RunBlock | None = segment._run_block
         values: dict[int, Any] = dict(enumerate(inputs))
         given: Values = ()
         for at, part in enumerate(self.parts):
             taken = tuple(values[number] for number in part.reads)
 
-            def run(taken: Values, code: PartCode = part.code) -> Values:
-                return code(segment, *taken)
-
+            run: Callable[[Values], Values] = partial(_run_code, part.code, segment)
             if part.is_checkpoint and run_checkpoint is not None:
-                given = run_checkpoint(at, run, taken)
-            else:
-                given = run(taken)
+                run = partial(run_checkpoint, at, run)
+            given = run_block(part, run, taken) if run_block is not None else run(taken)
             values.update(zip(part.writes, given, strict=False))
             for number in part.drops:
                 values.pop(number, None)
         return given
+
+
+def _run_code(code: PartCode, segment: Any, taken: Values) -> Values:
+    return code(segment, *taken)
 
 
 @dataclass
@@ -110,8 +116,9 @@ def split_into_parts(
     enter: Callable[[Any], Any] | None = None,
     copy: Callable[[Any], Any] | None = None,
     memory: Memory | None = None,
+    checkpoints: int = 0,
 ) -> PartedCode:
-    """Split a graph into parts; every run of operations of one span is a checkpoint.
+    """Split a graph into parts; every run of operations of one span is a checkpoint or a block.
 
     Args:
         graph: The whole segment.
@@ -121,6 +128,8 @@ def split_into_parts(
         enter: Applied to whatever a checkpoint takes.
         copy: Applied instead to what a part changes in place.
         memory: What tells that.
+        checkpoints: Spans numbered below this are checkpoints, all others blocks. Without
+            checkpoints nothing is copied.
     """
     free, runs = _find_runs(graph, dict(spans), memory or Memory())
     slots = {node: at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
@@ -131,9 +140,9 @@ def split_into_parts(
         writes = [node for node in (*run.nodes, *run.changes) if last.get(node, -1) > at]
         for node in writes:
             slots.setdefault(node, len(slots))
-        is_checkpoint = run.span != NO_SPAN
+        is_checkpoint = NO_SPAN < run.span < checkpoints
         entered = {
-            node: copy if node in run.changes else (enter if is_checkpoint else None)
+            node: copy if node in run.changes and checkpoints else enter if is_checkpoint else None
             for node in reads[at]
         }
         copied = _copy_run(run, entered, writes, free)

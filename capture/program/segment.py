@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Self
@@ -18,7 +19,7 @@ from ...core.errors import PlanMismatch
 from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import changed_storages, mutated_inputs
-from .parts import NO_SPAN, Memory, PartedCode, RunCheckpoint, split_into_parts
+from .parts import NO_SPAN, Memory, Part, PartedCode, RunBlock, RunCheckpoint, split_into_parts
 from .program import WHOLE, Program, find_module, path_of, references_of, storage_key, storages_of
 
 Code = Callable[..., tuple[Any, ...]]
@@ -40,6 +41,7 @@ class Segment(nn.Module):
         self._get_keyed_code: Callable[[], Code] | None = None
         self._keys: RandomKeys | None = None
         self._run_checkpoint: RunCheckpoint | None = None
+        self._run_block: RunBlock | None = None
         # Tuples hide modules from nn.Module, which would register them as children and so add
         # names to the state_dict.
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
@@ -169,7 +171,7 @@ def running_checkpoints(segment: Segment, run: RunCheckpoint) -> Iterator[None]:
 
 def has_checkpoints(segment: nn.Module) -> bool:
     """Return True if some of a segment's layers may run as checkpoints."""
-    return isinstance(segment, Segment) and isinstance(segment._code, PartedCode)
+    return isinstance(segment, Segment) and any(part.is_checkpoint for part in _parts_of(segment))
 
 
 def list_repeated_weights(segment: Segment) -> list[nn.Parameter]:
@@ -177,20 +179,40 @@ def list_repeated_weights(segment: Segment) -> list[nn.Parameter]:
 
     A checkpoint's backward is one of its own, so that each part which reads a weight adds to it.
     """
-    if not isinstance(segment._code, PartedCode):
-        return []
-    weights = [*segment.parameters()]
-    if segment._references:  # modules that read others' weights by themselves
-        return weights
-    counts: Counter[nn.Parameter] = Counter()
-    for part in segment._code.parts:
-        read = {
+    parts = _read_by_parts(segment)
+    if parts and segment._references:  # modules that read others' weights by themselves
+        return [*segment.parameters()]
+    counts = Counter(weight for read in parts for weight in read)
+    return [weight for weight in segment.parameters() if counts[weight] > 1]
+
+
+def list_block_weights(segment: Segment) -> list[list[str]]:
+    """Return the names of the weights that each part of a segment's code reads and no other."""
+    counts = Counter(weight for read in _read_by_parts(segment) for weight in read)
+    return [
+        [name for name, one in segment.named_parameters() if one in read and counts[one] == 1]
+        for read in _read_by_parts(segment)
+    ]
+
+
+def run_blocks_by(segment: Segment, run: RunBlock) -> None:
+    """Have a function run every part of a segment's code from now on."""
+    segment._run_block = run
+
+
+def _parts_of(segment: Segment) -> tuple[Part, ...]:
+    return segment._code.parts if isinstance(segment._code, PartedCode) else ()
+
+
+def _read_by_parts(segment: Segment) -> list[set[nn.Parameter]]:
+    return [
+        {
             weight
             for target in part.targets
             for weight in _weights_of(attrgetter(target)(segment) if target else segment)
         }
-        counts.update(read)
-    return [weight for weight in weights if counts[weight] > 1]
+        for part in _parts_of(segment)
+    ]
 
 
 def _weights_of(value: Any) -> Iterator[nn.Parameter]:
@@ -238,7 +260,8 @@ class SegmentSpec:
     It receives the values of ``inputs`` and returns those of ``outputs`` (nodes or constants), in
     order; ``enter`` is applied to every input, ``leave`` to every output. ``cuts`` are the
     positions of legal cuts, ascending; see `Segment.keyed`. ``checkpoints`` are spans of layers
-    (first, behind the last) between legal cuts that may keep only what they take;
+    (first, behind the last) between legal cuts that may keep only what they take; with ``blocks``
+    the other layers between two legal cuts run together, too (`run_blocks_by`);
     ``enter_checkpoint`` is applied to that, or ``copy_changed`` to what is changed in place.
     """
 
@@ -254,6 +277,7 @@ class SegmentSpec:
     checkpoints: Sequence[tuple[int, int]] = ()
     enter_checkpoint: Callable[[Any], Any] | None = None
     copy_changed: Callable[[Any], Any] | None = None
+    blocks: bool = False
 
     def build(self) -> Segment:
         program = self.program
@@ -285,16 +309,22 @@ class SegmentSpec:
     def _compile(
         self, segment: Segment, graph: fx.Graph, spans: Mapping[fx.Node, int], memory: Memory
     ) -> Code:
-        if not self.checkpoints:
+        if not self._spans:
             return _code(segment, graph)
-        compile_graph = functools.partial(_code, segment)
         return split_into_parts(
-            graph, spans, compile_graph, self.enter_checkpoint, self.copy_changed, memory
-        )
+            graph, spans, functools.partial(_code, segment), self.enter_checkpoint,
+            self.copy_changed, memory, len(self.checkpoints),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Checkpoints and blocks, in which a layer belongs to the first that has it."""
+        edges = [self.first, *(c for c in self.cuts if self.first < c < self.last), self.last]
+        return [*self.checkpoints, *(pairwise(edges) if self.blocks else ())]
 
     def _span_of(self, layer: int) -> int:
-        """Return the number of the checkpoint that a layer is in."""
-        found = (at for at, (first, last) in enumerate(self.checkpoints) if first <= layer < last)
+        """Return the number of the checkpoint or block that a layer is in."""
+        found = (at for at, (first, last) in enumerate(self._spans) if first <= layer < last)
         return next(found, NO_SPAN)
 
     @property

@@ -24,12 +24,13 @@ from .chain import (
     held_columns,
     held_items,
     is_learned,
+    is_shareable,
     largest_columns,
     sum_atoms,
     tied_parameters,
 )
 from .device_classes import Devices
-from .sharing import list_shared
+from .sharing import divided_bytes
 from .work_limits import WorkLimits
 
 Integers = NDArray[np.int64]
@@ -114,9 +115,12 @@ def _farthest(
     own = np.zeros(num_atoms, dtype=np.int64)
     for entry in list_parameters(profile):
         if entry.layers:
-            more = entry.size_bytes + training.of(entry.numel) if is_learned(entry) else 0
-            if is_learned(entry) and len(entry.layers) == 1:
-                more -= int(list_shared(training, options, entry.size_bytes, entry.numel, 0).update)
+            gradients, learned = (
+                each * is_learned(entry) for each in (entry.size_bytes, entry.numel)
+            )
+            more = gradients + training.of(learned)
+            if is_shareable(entry):
+                more -= int(divided_bytes(options, entry.size_bytes, gradients, learned))
             own[atoms[entry.layers[0]]] += entry.size_bytes + more
     before = np.concatenate([[0], np.cumsum(own)])
     last = np.searchsorted(before, before[:-1] + limit, side="right") - 1

@@ -46,6 +46,8 @@ class HeldFields(TypedDict):
     gradients_bytes: Bytes
     learned_elements: Bytes
     shareable_elements: Bytes
+    shareable_bytes: Bytes
+    shareable_gradients_bytes: Bytes
     saved_bytes: Bytes
 
 
@@ -53,6 +55,8 @@ class LargestFields(TypedDict):
     """Fields of `CostColumns`, one entry a stage, that are the largest of its layers' figures."""
 
     largest_elements: Bytes
+    layer_bytes: Bytes
+    layer_elements: Bytes
     workspace_bytes: Bytes
 
 
@@ -76,7 +80,11 @@ class CostColumns:
         gradients_bytes: One gradient per trainable parameter, in its dtype.
         learned_elements: Elements of the trainable parameters.
         shareable_elements: Elements of those that a single layer uses.
+        shareable_bytes: All parameters that a single layer uses, frozen ones too.
+        shareable_gradients_bytes: One gradient per trainable one of these.
         largest_elements: Elements of the largest of these.
+        layer_bytes: The most ``shareable_bytes`` of any layer.
+        layer_elements: The most ``shareable_elements`` of any layer.
         saved_bytes: Activations kept for backward per micro-batch.
         workspace_bytes: Largest temporary memory of any layer.
         arriving_bytes: Activations that cross a cut there.
@@ -94,13 +102,24 @@ class CostColumns:
     gradients_bytes: Bytes
     learned_elements: Bytes
     shareable_elements: Bytes
+    shareable_bytes: Bytes
+    shareable_gradients_bytes: Bytes
     largest_elements: Bytes
+    layer_bytes: Bytes
+    layer_elements: Bytes
     saved_bytes: Bytes
     workspace_bytes: Bytes
     arriving_bytes: Bytes
     returning_bytes: Bytes
     input_bytes: Bytes
     tied: tuple[Parameter, ...]
+
+
+STAGE_COLUMNS = (
+    "forward_s", "backward_s", "recompute_s", *HeldFields.__annotations__,
+    *LargestFields.__annotations__,
+)  # fmt: skip
+"""Fields of `CostColumns` with an entry for every stage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,16 +204,7 @@ class ChainCosts(CostColumns):
             most_stages=self.num_atoms,
             first=first.astype(np.int64),
             last=last.astype(np.int64),
-            forward_s=self.forward_s[span],
-            backward_s=self.backward_s[span],
-            recompute_s=self.recompute_s[span],
-            weights_bytes=self.weights_bytes[span],
-            gradients_bytes=self.gradients_bytes[span],
-            learned_elements=self.learned_elements[span],
-            shareable_elements=self.shareable_elements[span],
-            largest_elements=self.largest_elements[span],
-            saved_bytes=self.saved_bytes[span],
-            workspace_bytes=self.workspace_bytes[span],
+            **{name: getattr(self, name)[span] for name in STAGE_COLUMNS},
             arriving_bytes=self.arriving_bytes,
             returning_bytes=self.returning_bytes,
             input_bytes=self.input_bytes,
@@ -269,6 +279,11 @@ def is_learned(parameter: Parameter) -> bool:
     return parameter.kind == "parameter" and parameter.trainable
 
 
+def is_shareable(parameter: Parameter) -> bool:
+    """Return True for a parameter that a single layer uses."""
+    return parameter.kind == "parameter" and len(parameter.layers) == 1
+
+
 def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
     """Return the trainable parameters used by several layers."""
     return tuple(
@@ -288,12 +303,17 @@ def held_columns(profile: Profile, sum_held: Callable[[Items], Bytes]) -> HeldFi
     """Return the columns that count everything a stage holds once; the loss is left out."""
     parameters = list_parameters(profile)
     learned = [entry for entry in parameters if is_learned(entry)]
+    alone = [entry for entry in parameters if is_shareable(entry)]
     return {
         "weights_bytes": sum_held((entry.size_bytes, entry.layers) for entry in parameters),
         "gradients_bytes": sum_held((entry.size_bytes, entry.layers) for entry in learned),
         "learned_elements": sum_held((entry.numel, entry.layers) for entry in learned),
         "shareable_elements": sum_held(
-            (entry.numel, entry.layers) for entry in learned if len(entry.layers) == 1
+            (entry.numel, entry.layers) for entry in alone if is_learned(entry)
+        ),
+        "shareable_bytes": sum_held((entry.size_bytes, entry.layers) for entry in alone),
+        "shareable_gradients_bytes": sum_held(
+            (entry.size_bytes, entry.layers) for entry in alone if is_learned(entry)
         ),
         "saved_bytes": sum_held(saved_items(profile)),
     }
@@ -308,24 +328,28 @@ def sum_atoms(profile: Profile, edges: Positions) -> tuple[Seconds, Seconds]:
     )
 
 
-def list_largest(profile: Profile) -> tuple[Bytes, Bytes]:
-    """Return, per layer, the elements of its largest weight that it alone uses, and workspace."""
-    elements = np.zeros(len(profile.layers), dtype=np.int64)
-    for entry in list_parameters(profile):
-        if is_learned(entry) and len(entry.layers) == 1:
-            elements[entry.layers[0]] = max(elements[entry.layers[0]], entry.numel)
-    workspace = [entry.workspace_bytes for entry in profile.layers]
-    return elements, np.array(workspace, dtype=np.int64)
+def list_largest(profile: Profile) -> LargestFields:
+    """Return the figures of every layer, the largest of which count for a stage."""
+    largest, sizes, elements = np.zeros((3, len(profile.layers)), dtype=np.int64)
+    for entry in filter(is_shareable, list_parameters(profile)):
+        at, learned = entry.layers[0], entry.numel * is_learned(entry)
+        largest[at] = max(largest[at], learned)
+        sizes[at] += entry.size_bytes
+        elements[at] += learned
+    return {
+        "largest_elements": largest,
+        "layer_bytes": sizes,
+        "layer_elements": elements,
+        "workspace_bytes": np.array([entry.workspace_bytes for entry in profile.layers]),
+    }
 
 
 def largest_columns(
     profile: Profile, edges: Positions, of_stages: Callable[[Bytes], Bytes]
 ) -> LargestFields:
     """Return the columns of what is largest in a stage, from the largest of each atom."""
-    elements, workspace = (
-        of_stages(np.maximum.reduceat(each, edges[:-1])) for each in list_largest(profile)
-    )
-    return {"largest_elements": elements, "workspace_bytes": workspace}
+    begins, layers = edges[:-1], list_largest(profile)
+    return {name: of_stages(np.maximum.reduceat(each, begins)) for name, each in layers.items()}
 
 
 def crossing_columns(profile: Profile, edges: Positions) -> CrossingFields:

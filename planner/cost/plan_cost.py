@@ -36,10 +36,10 @@ from .device_classes import Devices
 from .sharing import (
     SharedBytes,
     choose_sharing,
-    count_shared,
     held_share,
     list_shared,
     saves_memory,
+    sent_each_round,
 )
 
 
@@ -269,9 +269,14 @@ class CostModel:
             backward = backward + float(costs.recompute_s[span])
         backward_s = backward / entry.speed
         sync_s = exposed_s = 0.0
+        share = -(-self.num_microbatches // count)
         if count > 1:
+            size = self._gradients_bytes(costs, span)
+            if self._is_shared(costs, span, count):
+                shared = self._shared(costs, span)
+                size += share * sent_each_round(self.options, shared, again) - shared.gradients
             sync_s = self.devices.cluster.all_reduce_time_s(
-                self._gradients_bytes(costs, span),
+                size,
                 count,
                 level,
                 entry.group_sizes,
@@ -281,7 +286,6 @@ class CostModel:
             # fastest devices: only what outlasts that delays the step.
             lead_s = float(costs.backward_s[0, span[0]]) if span[0] else 0.0
             exposed_s = max(0.0, sync_s - lead_s / self.devices.fastest)
-        share = -(-self.num_microbatches // count)
         return StageCost(
             forward_s=forward_s,
             backward_s=backward_s,
@@ -332,20 +336,26 @@ class CostModel:
         returning = int(costs.returning_bytes[last]) - past[1]
         inputs = int(costs.input_bytes[first]) - past[0]
         share = -(-self.num_microbatches // replicas)
-        weights, copies = int(costs.weights_bytes[span]), self.training.copies * learned
-        state = self.training.of_state(learned)
+        weights, gradients = int(costs.weights_bytes[span]), self._gradients_bytes(costs, span)
+        copies, state = self.training.copies * learned, self.training.of_state(learned)
         if self._is_shared(costs, span, replicas):
-            # Rounded up once for everything: what is in front of it, too, comes off the state.
             held = self._shared(costs, span)
-            elements, largest = costs.shareable_elements[span], costs.largest_elements[span]
-            divided = count_shared(choose_sharing(self.options), int(elements), int(largest))
-            masters = self.training.master_copies * divided
-            parts = [-(-held.gathered // replicas), -(-(held.gathered + masters) // replicas)]
-            weights, copies = weights + parts[0], copies - masters + parts[1] - parts[0]
-            state += held_share(held, replicas) - parts[1] - (held.update - masters)
+            elements = costs.shareable_elements[span]
+            if not held.weights:  # by zero1 the largest weight is not divided
+                elements = elements - costs.largest_elements[span]
+            # Rounded up once for everything: what is in front of it, too, comes off the state.
+            before, end = 0, 0
+            parts = []
+            for size in (held.weights, held.gradients, self.training.master_copies * int(elements)):
+                end += size
+                parts.append(-(-end // replicas) - before - size)
+                before = -(-end // replicas)
+            weights, gradients, copies = weights + parts[0], gradients + parts[1], copies + parts[2]
+            state -= held.divided - end - (-(-held.divided // replicas) - before)
+            workspace += held.whole
         return MemoryUse(
             weights_bytes=weights,
-            gradients_bytes=self._gradients_bytes(costs, span),
+            gradients_bytes=gradients,
             weight_copies_bytes=copies,
             optimizer_bytes=state,
             activations_bytes=(inputs if again else saved) * depth,
@@ -354,12 +364,10 @@ class CostModel:
         )
 
     def _shared(self, costs: ChainCosts, span: tuple[int, int]) -> SharedBytes:
-        weights, elements = costs.gradients_bytes[span], costs.shareable_elements[span]
-        largest = int(costs.largest_elements[span])
-        return list_shared(self.training, self.options, int(weights), int(elements), largest)
+        return SharedBytes(*map(int, list_shared(self.options, costs, span)))
 
     def _is_shared(self, costs: ChainCosts, span: tuple[int, int], replicas: int) -> bool:
-        return self._may_share and saves_memory(self._shared(costs, span), replicas)
+        return self._may_share and bool(saves_memory(self._shared(costs, span), replicas))
 
     def tied_sync_s(self, assignment: Assignment) -> float:
         """Return the time to sum the gradients of weights shared between stages.
@@ -610,19 +618,13 @@ class StageMemoryTables:
         saved = costs.saved_bytes[firsts]
         inputs = costs.input_bytes[firsts, None]
         share = -(-self.num_microbatches // replicas)
-        shared = list_shared(
-            self.training,
-            self.options,
-            costs.gradients_bytes[firsts],
-            costs.shareable_elements[firsts],
-            costs.largest_elements[firsts],
-        )
+        shared = list_shared(self.options, costs, firsts)
         found: Bytes = (
             costs.weights_bytes[firsts]
             + costs.gradients_bytes[firsts]
             + self.training.of(costs.learned_elements[firsts])
-            - shared.update
-            + np.minimum(shared.update, held_share(shared, replicas))
+            - shared.divided
+            + np.minimum(shared.divided, held_share(shared, replicas))
             + (inputs * depth + saved if again else saved * depth)
             + costs.workspace_bytes[firsts]
             + min(share, POSTED_AHEAD)

@@ -1,4 +1,4 @@
-"""Memory that the replicas of a stage share between them, by strategy.
+"""Memory that the replicas of a stage share between them, by strategy, and what they send for it.
 
 `docs/concepts/planner.md` has the formulas. Functions take numbers or arrays of stages.
 """
@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...core.models.training_memory import TrainingBytes
+from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import PlanOptions, Sharing
+from ...schedules.traits import SPLIT_BACKWARD
+from .chain import CostColumns
 
 
 class SharedBytes(NamedTuple):
     """Bytes of a stage that its replicas may share.
 
     Attributes:
-        update: What only the optimizer's update needs.
-        gathered: Weights of which each replica keeps its part beside the whole ones.
+        divided: What is spread evenly.
+        whole: What each replica holds at times beside its part.
+        weights: Weights that are gathered for every pass over a micro-batch.
+        gradients: Gradients that are summed after every backward, not once a step.
     """
 
-    update: Any
-    gathered: Any
+    divided: Any
+    whole: Any
+    weights: Any
+    gradients: Any
 
 
 def choose_sharing(options: PlanOptions) -> Sharing:
@@ -29,32 +35,57 @@ def choose_sharing(options: PlanOptions) -> Sharing:
     return next((name for name in order if name in options.strategies), "replicate")
 
 
-def list_shared(
-    training: TrainingBytes, options: PlanOptions, weights: Any, elements: Any, largest: Any
-) -> SharedBytes:
-    """Return what replicas may share of trainable weights and their elements.
+def divided_bytes(options: PlanOptions, weights: Any, gradients: Any, elements: Any) -> Any:
+    """Return the bytes that replicas divide of weights that a single layer uses.
 
-    Elements are those of weights that a single layer uses: others stay whole. By ``zero1`` each
-    replica updates whole weights, the largest dealt out first, each to the replica that has least:
-    none has more than the ``largest`` and an equal part of the others (Graham 1969).
+    ``gradients`` are those of the trained weights in the weights' type, which have ``elements``.
     """
     sharing = choose_sharing(options)
     if sharing == "replicate" or options.objective == "latency":
-        return SharedBytes(elements * 0, elements * 0)
-    gathered = weights if sharing == "fully_shard" else elements * 0
-    return SharedBytes(training.of_update(count_shared(sharing, elements, largest)), gathered)
+        return elements * 0
+    training = training_bytes(options.precision, options.optimizer)
+    update = training.of_update(elements)
+    if sharing == "zero1":
+        return update
+    return weights + gradients + training.gradients * elements + update
 
 
-def count_shared(sharing: Sharing, elements: Any, largest: Any) -> Any:
-    """Return the elements that are divided evenly."""
-    return elements - largest if sharing == "zero1" else elements
+def list_shared(options: PlanOptions, costs: CostColumns, at: Any) -> SharedBytes:
+    """Return what replicas may share of the stages at some places of their tables.
+
+    By ``zero1`` each replica updates whole weights, the largest dealt out first, each to the
+    replica that has least: none has more than the largest and an equal part of the others (Graham
+    1969). By ``fully_shard`` it gathers one layer at a time, whose gradient is there twice while it
+    is summed. The second part of a backward in two gathers all layers.
+    """
+    elements = costs.shareable_elements[at]
+    weights, gradients = costs.shareable_bytes[at], costs.shareable_gradients_bytes[at]
+    if choose_sharing(options) != "fully_shard" or options.objective == "latency":
+        divided = divided_bytes(options, weights, gradients, elements - costs.largest_elements[at])
+        return SharedBytes(divided, elements * 0, elements * 0, elements * 0)
+    divided = divided_bytes(options, weights, gradients, elements)
+    wider = training_bytes(options.precision, options.optimizer).gradients
+    gradients = gradients + wider * elements
+    layer = costs.layer_bytes[at]
+    summed = layer + wider * costs.layer_elements[at]
+    gathered = weights + gradients if options.schedule in SPLIT_BACKWARD else layer + summed
+    return SharedBytes(divided, gathered + summed, weights, gradients)
 
 
-def saves_memory(shared: SharedBytes, replicas: int) -> bool:
+def sent_each_round(options: PlanOptions, shared: SharedBytes, recompute: Any) -> Any:
+    """Return the size of an all-reduce that takes as long as a micro-batch's collectives.
+
+    A gathering is half of one, and so is a summing in which each replica gets its part.
+    """
+    passes = 2 + recompute + (options.schedule in SPLIT_BACKWARD)
+    return -(-(passes * shared.weights + shared.gradients) // 2)
+
+
+def saves_memory(shared: SharedBytes, replicas: int) -> Any:
     """Return True if so many replicas hold less with their strategy than with whole copies."""
-    return bool(held_share(shared, replicas) < shared.update)
+    return held_share(shared, replicas) < shared.divided
 
 
 def held_share(shared: SharedBytes, replicas: int) -> Any:
     """Return the bytes that one replica holds of the shared ones, rounded up."""
-    return -(-(shared.update + shared.gathered) // replicas)
+    return -(-shared.divided // replicas) + shared.whole

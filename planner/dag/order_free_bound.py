@@ -24,10 +24,10 @@ import numpy as np
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import PlanOptions
 from ..cost.device_classes import Devices
-from ..cost.sharing import list_shared
+from ..cost.sharing import divided_bytes
 from .downsets import Contraction, nodes_of
 from .layer_graph import LayerGraph
-from .set_costs import ELEMENTS, GRADIENTS, WEIGHTS
+from .set_costs import ELEMENTS, GRADIENTS, SHAREABLE, WEIGHTS
 
 ROUNDING = 1e-12
 
@@ -162,14 +162,15 @@ class OrderFreeBounds:
 def _least_state_bytes(branches: LayerGraph, options: PlanOptions, num_devices: int) -> int:
     """Bound the largest device's training state by an equal share and by any one node's."""
     costs = branches.costs
-    factors = np.zeros(4, dtype=np.int64)
+    factors = np.zeros(5, dtype=np.int64)
     factors[WEIGHTS] = factors[GRADIENTS] = 1
     # Whole bytes: a lower bound where an element's state is a fraction more.
     training = training_bytes(options.precision, options.optimizer)
     factors[ELEMENTS] = training.of(1)
     # Of a state that replicas share, each may hold as little as nothing; together they hold it.
     own = costs.alone @ factors
-    least = own - int(list_shared(training, options, 0, 1, 0).update) * costs.alone[:, ELEMENTS]
+    shareable = (costs.alone[:, at] for at in (SHAREABLE, GRADIENTS, ELEMENTS))
+    least = own - divided_bytes(options, *shareable)
     everything = int(own.sum()) + sum(int(np.dot(item.sizes, factors)) for item in costs.shared)
     nodes = [int(least[nodes_of(group)].sum()) for group in branches.nodes.members]
     return max([*nodes, -(-everything // num_devices)])

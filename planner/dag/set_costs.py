@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...core.profile.profile import Profile, list_parameters
 from ..cost.chain import (
+    STAGE_COLUMNS,
     Bytes,
     ChainCosts,
     CrossingFields,
@@ -19,6 +20,7 @@ from ..cost.chain import (
     Positions,
     Seconds,
     is_learned,
+    is_shareable,
     list_largest,
     saved_items,
     tied_parameters,
@@ -28,7 +30,7 @@ from .reorder import TensorUses
 Members = NDArray[np.uint8]
 """1 where a layer is in a set, [sets, layers]."""
 
-WEIGHTS, GRADIENTS, ELEMENTS, SAVED = range(4)
+WEIGHTS, GRADIENTS, ELEMENTS, SAVED, SHAREABLE = range(5)
 
 
 class StageCostFields(HeldFields, LargestFields, CrossingFields):
@@ -46,7 +48,7 @@ class _Item:
     """Sizes of everything shared by one group of several layers."""
 
     layers: tuple[int, ...]
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, ...]
 
 
 class SetCosts:
@@ -59,7 +61,7 @@ class SetCosts:
         layers = profile.layers
         self.forward_s = np.array([entry.forward.median_s for entry in layers])
         self.backward_s = np.array([entry.backward.median_s for entry in layers])
-        self.largest, self.workspace = list_largest(profile)
+        self.largest = list_largest(profile)
         self.alone, self.shared = _items(profile)
         self.tied = tied_parameters(profile)
         names = list(uses.tensors)
@@ -98,11 +100,11 @@ class SetCosts:
         # A difference of two sums may round to just below zero.
         forward = np.maximum(front_forward[last] - front_forward[first], 0.0)
         backward = np.maximum(front_backward[last] - front_backward[first], 0.0)
-        alone = members.astype(np.int64) @ self.alone
-        totals = (alone[last] - alone[first]).T.copy()
-        shareable = totals[ELEMENTS].copy()
+        front = members.astype(np.int64) @ self.alone
+        totals = (front[last] - front[first]).T
+        alone = totals.copy()
         self._add_shared(totals, members, first, last)
-        weights, gradients, elements, saved = totals
+        weights, gradients, elements, saved, _ = totals
         if loss:
             saved += loss.saved_activation_bytes * is_last
         arriving, returning = self.crossing(members)
@@ -115,10 +117,14 @@ class SetCosts:
             weights_bytes=weights,
             gradients_bytes=gradients,
             learned_elements=elements,
-            shareable_elements=shareable,
+            shareable_elements=alone[ELEMENTS],
+            shareable_bytes=alone[SHAREABLE],
+            shareable_gradients_bytes=alone[GRADIENTS],
             saved_bytes=saved,
-            largest_elements=_find_largest(self.largest, members, first, last),
-            workspace_bytes=_find_largest(self.workspace, members, first, last),
+            **{
+                name: _find_largest(each, members, first, last)
+                for name, each in self.largest.items()
+            },
             arriving_bytes=arriving,
             returning_bytes=returning,
             input_bytes=inputs,
@@ -129,7 +135,7 @@ class SetCosts:
     def _add_shared(
         self, totals: Bytes, members: Members, first: Positions, last: Positions
     ) -> None:
-        """Add to the totals, [4, stages], what several layers share, once for each stage.
+        """Add to the totals, [5, stages], what several layers share, once for each stage.
 
         A stage uses an item if its last set holds more of the item's layers than its first one.
         Where the first set holds none of them that is so if the last one holds any: a difference
@@ -166,19 +172,8 @@ class SetCosts:
         return ChainCosts(
             profile=self.profile,
             positions=cuts,
-            forward_s=fill_table(costs["forward_s"]),
-            backward_s=fill_table(costs["backward_s"]),
-            recompute_s=fill_table(costs["recompute_s"]),
-            weights_bytes=fill_table(costs["weights_bytes"]),
-            gradients_bytes=fill_table(costs["gradients_bytes"]),
-            learned_elements=fill_table(costs["learned_elements"]),
-            shareable_elements=fill_table(costs["shareable_elements"]),
-            largest_elements=fill_table(costs["largest_elements"]),
-            saved_bytes=fill_table(costs["saved_bytes"]),
-            workspace_bytes=fill_table(costs["workspace_bytes"]),
-            arriving_bytes=costs["arriving_bytes"],
-            returning_bytes=costs["returning_bytes"],
-            input_bytes=costs["input_bytes"],
+            **{name: fill_table(costs[name]) for name in STAGE_COLUMNS},
+            **{name: costs[name] for name in CrossingFields.__annotations__},
             tied=tuple(
                 entry.model_copy(
                     update={"layers": tuple(sorted(int(place[layer]) for layer in entry.layers))}
@@ -209,21 +204,22 @@ def _ranges(begin: Positions, end: Positions) -> Positions:
 
 
 def _items(profile: Profile) -> tuple[Bytes, tuple[_Item, ...]]:
-    """Return the sizes used by one layer alone, [layers, 4], and those shared by several."""
+    """Return the sizes used by one layer alone, [layers, 5], and those shared by several."""
     sizes: dict[tuple[int, ...], list[int]] = {}
     for entry in list_parameters(profile):
         learned = is_learned(entry)
-        held = sizes.setdefault(entry.layers, [0, 0, 0, 0])
+        held = sizes.setdefault(entry.layers, [0] * 5)
         held[WEIGHTS] += entry.size_bytes
         held[GRADIENTS] += entry.size_bytes * learned
         held[ELEMENTS] += entry.numel * learned
+        held[SHAREABLE] += entry.size_bytes * is_shareable(entry)
     for size_bytes, layers in saved_items(profile):
-        sizes.setdefault(layers, [0, 0, 0, 0])[SAVED] += size_bytes
-    alone = np.zeros((len(profile.layers), 4), dtype=np.int64)
+        sizes.setdefault(layers, [0] * 5)[SAVED] += size_bytes
+    alone = np.zeros((len(profile.layers), 5), dtype=np.int64)
     shared = []
     for layers, held in sizes.items():
         if len(layers) == 1:
             alone[layers[0]] += held
         elif layers:
-            shared.append(_Item(layers, (held[0], held[1], held[2], held[3])))
+            shared.append(_Item(layers, tuple(held)))
     return alone, tuple(shared)

@@ -20,7 +20,7 @@ from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment, shift_forward
 from ..cost.chain import Mask, StageTable
 from ..cost.device_classes import DeviceClass, Devices
-from ..cost.sharing import SharedBytes, list_shared
+from ..cost.sharing import SharedBytes, list_shared, sent_each_round
 from .device_pool import DevicePool, Floats, Integers, build_pool
 
 UNLIMITED_BYTES = 2**62
@@ -46,11 +46,13 @@ class StageArcs(NamedTuple):
         second_unit: Seconds per micro-batch of its second metric.
         room: Bytes left for activations, buffers and what replicas share; -1 if the stage is
             not allowed.
-        update: Bytes that replicas may share; see `SharedBytes`.
-        gathered: Bytes of which a replica that shares keeps its part besides.
+        divided: Bytes that replicas may share; see `SharedBytes`.
+        whole: Bytes that a replica that shares holds beside its part.
         saved: Bytes per micro-batch in flight.
         min_replicas: Replicas it is known to need.
         gradients: Bytes to all-reduce over its replicas.
+        once: Those of replicas that share, in a step.
+        each_round: Those of replicas that share, for every micro-batch of one.
         stage_number: Number from the front (1 is the first stage) it must have; 0 for any.
         arriving: Bytes of a receive from the front, by first position.
         returning: Bytes of a receive from behind, by last position.
@@ -68,11 +70,13 @@ class StageArcs(NamedTuple):
     first_unit: Floats
     second_unit: Floats
     room: Integers
-    update: Integers
-    gathered: Integers
+    divided: Integers
+    whole: Integers
     saved: Integers
     min_replicas: Integers
     gradients: Integers
+    once: Integers
+    each_round: Integers
     stage_number: Integers
     arriving: Integers
     returning: Integers
@@ -105,7 +109,7 @@ class StageArcs(NamedTuple):
         return pruned._replace(min_replicas=replicas[kept])
 
 
-ARC_COLUMNS = StageArcs._fields[1:14]
+ARC_COLUMNS = StageArcs._fields[1:16]
 """Fields of `StageArcs` with one entry per arc."""
 
 
@@ -248,21 +252,25 @@ class SearchSpace:
         order = np.argsort(np.tile(first, len(configs)), kind="stable")
         stages = np.tile(np.arange(len(first)), len(configs))[order]
         config = np.repeat(np.arange(len(configs)), len(first))[order]
-        numbers = self.stage_number
+        numbers, shared = self.stage_number, SharedBytes(*(each[stages] for each in self.shared))
+        again_here = np.array([recompute for _, recompute in configs], dtype=np.int64)[config]
+        gradients = self._gradients_bytes()[stages]
         return StageArcs(
             first_arc=np.searchsorted(first[stages], np.arange(n + 1)).astype(np.int64),
             last=tables.last[chosen][stages],
             device_class=np.array([index for index, _ in configs], dtype=np.int64)[config],
-            recompute=np.array([recompute for _, recompute in configs], dtype=np.int64)[config],
+            recompute=again_here,
             weight=np.concatenate([each.weight for each in costs])[order],
             first_unit=np.concatenate([each.first_unit for each in costs])[order],
             second_unit=np.concatenate([each.second_unit for each in costs])[order],
             room=np.concatenate([each.room for each in costs])[order],
-            update=self.shared.update[stages],
-            gathered=self.shared.gathered[stages],
+            divided=shared.divided,
+            whole=shared.whole,
             saved=np.concatenate([each.saved for each in costs])[order],
             min_replicas=np.full(len(order), self.min_replicas, dtype=np.int64),
-            gradients=self._gradients_bytes()[stages],
+            gradients=gradients,
+            once=gradients - shared.gradients,
+            each_round=sent_each_round(self.options, shared, again_here),
             stage_number=(
                 np.zeros(len(order), dtype=np.int64) if numbers is None else numbers[chosen][stages]
             ),
@@ -300,14 +308,7 @@ class SearchSpace:
     @cached_property
     def shared(self) -> SharedBytes:
         """Return what the replicas of every stage may share."""
-        tables, chosen = self.tables, self.chosen
-        return list_shared(
-            self.training,
-            self.options,
-            tables.gradients_bytes[chosen],
-            tables.shareable_elements[chosen],
-            tables.largest_elements[chosen],
-        )
+        return list_shared(self.options, self.tables, self.chosen)
 
     def _gradients_bytes(self) -> Integers:
         tables, chosen = self.tables, self.chosen
@@ -321,7 +322,7 @@ class SearchSpace:
         if training:
             resident = resident + tables.gradients_bytes[chosen]
             resident = resident + self.training.of(tables.learned_elements[chosen])
-            resident = resident - self.shared.update
+            resident = resident - self.shared.divided
         limit = UNLIMITED_BYTES if entry.limit_bytes is None else entry.limit_bytes
         room: Integers = limit - resident
         return room

@@ -42,6 +42,7 @@ from .relaxation_kernel import (
     all_reduce_s,
     fewest_for_memory,
     fewest_for_metrics,
+    held_share,
     level_of,
     next_count,
     occupied,
@@ -118,11 +119,13 @@ class ArcCosts(NamedTuple):
     device_class: int
     weight: float
     room: int
-    update: int
-    gathered: int
+    divided: int
+    whole: int
     saved: int
     buffer: int
     gradients: int
+    once: int
+    each_round: int
     lead: float
     stage_number: int
     need: int
@@ -313,9 +316,9 @@ def costs_of_arc(arc: int, i: int, need: int, arcs: StageArcs) -> ArcCosts:
     """Read one arc from position i as numbers."""
     j = arcs.last[arc]
     return ArcCosts(
-        arc, i, j, arcs.device_class[arc], arcs.weight[arc], arcs.room[arc], arcs.update[arc],
-        arcs.gathered[arc], arcs.saved[arc], arcs.arriving[i] + arcs.returning[j],
-        arcs.gradients[arc], arcs.lead[i],
+        arc, i, j, arcs.device_class[arc], arcs.weight[arc], arcs.room[arc], arcs.divided[arc],
+        arcs.whole[arc], arcs.saved[arc], arcs.arriving[i] + arcs.returning[j],
+        arcs.gradients[arc], arcs.once[arc], arcs.each_round[arc], arcs.lead[i],
         arcs.stage_number[arc], need, j < len(arcs.first_arc) - 1,
     )  # fmt: skip
 
@@ -392,7 +395,7 @@ def extend_over_level(
             need = -1
         else:
             need = fewest_for_memory(
-                need, most, columns[row + IN_FLIGHT], costs.room, costs.update, costs.gathered,
+                need, most, columns[row + IN_FLIGHT], costs.room, costs.divided, costs.whole,
                 costs.saved, costs.buffer, scope.rules,
             )  # fmt: skip
     if costs.is_inner:
@@ -497,9 +500,11 @@ def add_label(
     if count > 1:
         groups = pool.groups[k]
         level = level_of(groups, end - count, end - 1)
-        sync_s = all_reduce_s(
-            step.costs.gradients, count, level, pool.protocols, pool.bandwidth, groups
-        )
+        size = step.costs.gradients
+        if held_share(count, step.costs.divided, step.costs.whole) < step.costs.divided:
+            rounds = (scope.rules.num_microbatches + count - 1) // count
+            size = step.costs.once + rounds * step.costs.each_round
+        sync_s = all_reduce_s(size, count, level, pool.protocols, pool.bandwidth, groups)
         total = max(total, step.weight + (sync_s * scope.rules.sync_scale - step.costs.lead))
     new = counters[SIZE]
     # written behind the last label kept; `keep_undominated` moves it to its place

@@ -259,16 +259,16 @@ def fits_memory(
     return room - min(share, posted) * buffer - depth * saved >= 0
 
 
-def room_left(replicas: int, room: int, update: int, gathered: int) -> int:
-    """Return the bytes that a replica has left for activations, by its part of what is shared.
+def held_share(replicas: int, divided: int, whole: int) -> int:
+    """Return the bytes that a replica holds of the shared ones.
 
     Where sharing would hold more than whole copies, replicas do not share.
     """
-    return room - min(update, (update + gathered + replicas - 1) // replicas)
+    return min(divided, (divided + replicas - 1) // replicas + whole)
 
 
 def fewest_for_memory(
-    need: int, most: int, behind: int, room: int, update: int, gathered: int, saved: int,
+    need: int, most: int, behind: int, room: int, divided: int, whole: int, saved: int,
     buffer: int, rules: SearchRules,
 ) -> int:  # fmt: skip
     """Return the fewest replicas from ``need`` to ``most`` that fit the memory; -1 if none do.
@@ -277,22 +277,22 @@ def fewest_for_memory(
     """
     if need > most:
         return -1
-    left = room_left(need, room, update, gathered)
+    left = room - held_share(need, divided, whole)
     if fits_memory(need, behind, left, saved, buffer, rules):
         return need
-    left = room_left(most, room, update, gathered)
+    left = room - held_share(most, divided, whole)
     if not fits_memory(most, behind, left, saved, buffer, rules):
         return -1
     low, step = need, 1
     high = min(low + step, most)
     while not fits_memory(
-        high, behind, room_left(high, room, update, gathered), saved, buffer, rules
+        high, behind, room - held_share(high, divided, whole), saved, buffer, rules
     ):
         low, step = high, 2 * step
         high = min(low + step, most)
     while high - low > 1:
         middle = (low + high) // 2
-        left = room_left(middle, room, update, gathered)
+        left = room - held_share(middle, divided, whole)
         if fits_memory(middle, behind, left, saved, buffer, rules):
             high = middle
         else:
@@ -429,7 +429,7 @@ def relax_position(
         need = fewest_for_memory(
             max(need, arcs.min_replicas[arc]),
             min(pool.total[k], rules.max_replicas, rules.num_microbatches),
-            behind[j], room, arcs.update[arc], arcs.gathered[arc], arcs.saved[arc],
+            behind[j], room, arcs.divided[arc], arcs.whole[arc], arcs.saved[arc],
             arcs.arriving[i] + arcs.returning[j], rules,
         )  # fmt: skip
         if need < 0:

@@ -33,6 +33,7 @@ import numpy as np
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.chain import Mask
 from ..cost.device_classes import Devices
+from ..cost.sharing import SharedBytes, held_share, saves_memory
 from .arcs import SearchSpace, StageArcs
 from .device_pool import Floats, Integers, time_protocols
 from .relaxation_kernel import fits_memory
@@ -174,22 +175,17 @@ class StepGraph:
                 & (up[firsts] + work_s + (0.0 if self.splits else down[firsts]) < self.limit_s)
             )
             first, last = firsts[chosen], arcs.last[chosen]
+            shared = SharedBytes(arcs.divided[chosen], arcs.whole[chosen], 0, 0)
+            sent = arcs.once[chosen] + share * arcs.each_round[chosen]
             self._columns[key] = ArcColumns(
                 first, last, arcs.recompute[chosen], arcs.first_unit[chosen],
                 arcs.second_unit[chosen],
-                self._room_left(chosen, replicas),
+                arcs.room[chosen] - np.minimum(shared.divided, held_share(shared, replicas)),
                 arcs.saved[chosen], arcs.arriving[first] + arcs.returning[last],
-                arcs.gradients[chosen], np.searchsorted(first, np.arange(self.num_atoms + 2)),
+                np.where(saves_memory(shared, replicas), sent, arcs.gradients[chosen]),
+                np.searchsorted(first, np.arange(self.num_atoms + 2)),
             )  # fmt: skip
         return self._columns[key]
-
-    def _room_left(self, chosen: Integers, replicas: int) -> Integers:
-        """Compute `room_left` of many arcs."""
-        update, gathered = self.arcs.update[chosen], self.arcs.gathered[chosen]
-        left: Integers = self.arcs.room[chosen] - np.minimum(
-            update, -(-(update + gathered) // replicas)
-        )
-        return left
 
     @cached_property
     def front_s(self) -> tuple[Floats, Floats]:

@@ -79,16 +79,7 @@ def _estimate_error(request: PlanningRequest) -> Infeasible:
     table = request.costs.stages
     training = training_bytes(request.options.precision, request.options.optimizer)
     resident = table.weights_bytes + table.gradients_bytes + training.of(table.learned_elements)
-    resident = (
-        resident
-        - list_shared(
-            training,
-            request.options,
-            table.gradients_bytes,
-            table.shareable_elements,
-            table.largest_elements,
-        ).update
-    )
+    resident = resident - list_shared(request.options, table, slice(None)).divided
     single = resident[table.last == table.first + 1]
     whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
     # Some device holds the largest atom, and some device at least an equal share of the whole.

@@ -183,7 +183,14 @@ class ReferenceSplit:
         """Return the time to all-reduce the stage's gradients over its replicas: ``A``."""
         if self.only_forward:
             return 0.0
-        return self.place(stage).all_reduce_s(self.memory(stage).gradients_bytes)
+        owned = weights_of(self.profile, self.options, self.layers(stage))
+        size = owned.gradients
+        if self.strategy(stage) == "fully_shard":
+            passes = 2 + self.recomputes(stage) + (self.options.schedule in SPLIT_BACKWARD)
+            weights, gradients = owned.of_single_layers()
+            size -= gradients
+            size += self.microbatches(stage) * math.ceil((passes * weights + gradients) / 2)
+        return self.place(stage).all_reduce_s(size)
 
     def exposed_sync_s(self, stage: int) -> float:
         """Return the part of the all-reduce that the preceding layers do not hide: ``E``."""
@@ -578,42 +585,76 @@ class WeightSums:
     """Bytes of the weights that a stage uses, and elements of those that are trained.
 
     ``own`` are the elements of each trained weight that no other layer uses, ``copy_bytes`` those
-    of an element's master copy; ``learned`` are the bytes of all trained ones.
+    of an element's master copy. ``layers`` are the bytes of what a layer alone uses, of its
+    gradients, and its trained elements.
     """
 
     weights: int = 0
     gradients: int = 0
     copies: int = 0
     elements: int = 0
-    learned: int = 0
     copy_bytes: int = 0
     own: list[int] = field(default_factory=list)
+    layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, parameter: Parameter, options: PlanOptions) -> None:
         self.weights += parameter.size_bytes
-        if not is_learned(parameter):
+        learned = is_learned(parameter)
+        gradient, copy = bytes_of_parameter(parameter, options) if learned else (0, 0)
+        if parameter.kind == "parameter" and len(parameter.layers) == 1:
+            before = self.layers.get(parameter.layers[0], (0, 0, 0))
+            more = (parameter.size_bytes, gradient, parameter.numel * learned)
+            self.layers[parameter.layers[0]] = (
+                before[0] + more[0], before[1] + more[1], before[2] + more[2],
+            )  # fmt: skip
+        if not learned:
             return
-        gradient, copy = bytes_of_parameter(parameter, options)
         self.gradients += gradient
         self.copies += copy
         self.elements += parameter.numel
-        self.learned += parameter.size_bytes
         if len(parameter.layers) == 1:
             self.own.append(parameter.numel)
             if options.precision not in ("bf16_autocast", "fp16_autocast"):
                 self.copy_bytes = copy // max(1, parameter.numel) or self.copy_bytes
 
-    def shared(self, options: PlanOptions, strategy: str, replicas: int) -> tuple[int, int, int]:
-        """Return what a replica holds more of weights, copies and state by its strategy."""
+    def of_single_layers(self) -> tuple[int, int]:
+        """Return the bytes of weights and gradients of those that a single layer uses."""
+        layers = self.layers.values()
+        return sum(layer[0] for layer in layers), sum(layer[1] for layer in layers)
+
+    def shared(self, options: PlanOptions, strategy: str, replicas: int) -> list[int]:
+        """Return what a replica holds more by its strategy.
+
+        Of weights, gradients, copies and state, and beside them while it works.
+        """
         if strategy not in STRATEGIES:
-            return 0, 0, 0
+            return [0] * 5
         # Whole weights are dealt to replicas by zero1: at worst the largest comes on top.
-        whole = max(self.own, default=0) if strategy == "zero1" else 0
-        elements = sum(self.own) - whole
-        state, masters = state_bytes(elements, options), self.copy_bytes * elements
-        gathered = self.learned if strategy == "fully_shard" else 0
-        parts = parts_of_replica((gathered, masters, state), replicas)
-        return parts[0], parts[1] - masters, parts[2] - state
+        left_out = max(self.own, default=0) if strategy == "zero1" else 0
+        elements = sum(self.own) - left_out
+        weights, gradients = self.of_single_layers() if strategy == "fully_shard" else (0, 0)
+        sizes = weights, gradients, self.copy_bytes * elements, state_bytes(elements, options)
+        parts = parts_of_replica(sizes, replicas)
+        more = [part - size for part, size in zip(parts, sizes, strict=True)]
+        return [*more, self._gathered(options) if strategy == "fully_shard" else 0]
+
+    def _gathered(self, options: PlanOptions) -> int:
+        """Return the bytes of a layer's whole weights, its gradient and that as it is summed."""
+        layer = max((each[0] for each in self.layers.values()), default=0)
+        elements = max((each[2] for each in self.layers.values()), default=0)
+        summed = layer + HELD_IN[options.precision or "fp32"][0] * elements
+        if options.schedule in SPLIT_BACKWARD:  # all layers at once
+            return sum(self.of_single_layers()) + summed
+        return layer + 2 * summed
+
+
+def weights_of(profile: Profile, options: PlanOptions, layers: range) -> WeightSums:
+    """Return the sums of the weights that these layers use."""
+    owned = WeightSums()
+    for parameter in parameters_of(profile):
+        if not set(layers).isdisjoint(parameter.layers):
+            owned.add(parameter, options)
+    return owned
 
 
 def memory(
@@ -640,10 +681,7 @@ def memory(
     if layers[-1] + 1 < len(profile.layers):
         returning = profile.boundaries[layers[-1]].backward_bytes - past[1]
     workspace = max(profile.layers[layer].workspace_bytes for layer in layers)
-    owned = WeightSums()
-    for parameter in parameters_of(profile):
-        if not set(layers).isdisjoint(parameter.layers):
-            owned.add(parameter, options)
+    owned = weights_of(profile, options, layers)
     if options.objective == "latency":
         return MemoryUse(
             weights_bytes=owned.weights, workspace_bytes=workspace, receive_buffers_bytes=arriving
@@ -658,11 +696,11 @@ def memory(
     more = owned.shared(options, strategy, replicas)
     return MemoryUse(
         weights_bytes=owned.weights + more[0],
-        gradients_bytes=owned.gradients,
-        weight_copies_bytes=owned.copies + more[1],
-        optimizer_bytes=state_bytes(owned.elements, options) + more[2],
+        gradients_bytes=owned.gradients + more[1],
+        weight_copies_bytes=owned.copies + more[2],
+        optimizer_bytes=state_bytes(owned.elements, options) + more[3],
         activations_bytes=kept * held,
-        workspace_bytes=workspace,
+        workspace_bytes=workspace + more[4],
         receive_buffers_bytes=(arriving + returning) * most_posted(microbatches),
     )
 

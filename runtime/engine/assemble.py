@@ -83,7 +83,7 @@ def assemble_rank(
     """
     records = pieces.captured.graph.parameters
     placement = WeightPlacement(records, plan.balance, schedule, grid, ranks.rank)
-    weights = _connect_weights(pieces, stages, plan, placement, ranks, chosen, device)
+    weights = _connect_weights(pieces, stages, plan, schedule, placement, ranks, chosen, device)
     groups = weights.groups
     together = {each: GroupCollective(group) for each, group in groups.items()}
     if batch_statistics == "synchronised":
@@ -136,6 +136,7 @@ def _connect_weights(
     pieces: CutModel,
     stages: Mapping[int, Segment],
     plan: Plan,
+    schedule: Schedule,
     placement: WeightPlacement,
     ranks: ProcessGroups,
     chosen: Mapping[int, NonDefaultStrategy],
@@ -151,7 +152,9 @@ def _connect_weights(
         pieces.split.group.connect(groups[sharing])
         divide_weights([*stages.values()], pieces.split, captured.roots)
         divided = pieces.split.divided
-    strategies = apply_strategies(chosen, stages, placement, groups, device, captured.roots)
+    strategies = apply_strategies(
+        chosen, schedule, stages, placement, groups, device, captured.roots
+    )
     module = build_rank_module([*stages.values()])  # again, for its parameters were replaced
     # Shards are reduced by their strategy, and DistributedDataParallel sums its own weights; all
     # other shared weights are left to `GradientSync`, among them tied ones of any strategy.

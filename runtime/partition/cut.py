@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -76,11 +76,13 @@ def cut(
     *,
     direct: bool = False,
     checkpoints: Sequence[tuple[int, int]] = (),
+    blocks: Collection[int] = (),
 ) -> CutModel:
     """Cut a model into stages with the given numbers of layers.
 
     ``direct`` lets values skip stages that do not use them; see `routes`. ``checkpoints`` are the
     layers that may keep only their inputs: the first, and the one behind the last of each.
+    ``blocks`` are the stages whose weights are gathered block by block.
     """
     if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
         raise PlanMismatch(
@@ -112,6 +114,7 @@ def cut(
             checkpoints=[span for span in checkpoints if first <= span[0] < last],
             enter_checkpoint=enter,
             copy_changed=enter_copy,
+            blocks=stage in blocks,
         )
         for stage, (first, last) in enumerate(pairwise(edges))
     )
@@ -167,6 +170,7 @@ def cut_for_plan(
     direct: bool = False,
     device: torch.device | None = None,
     shards: ShardGroup | None = None,
+    blocks: Collection[int] = (),
 ) -> CutModel:
     """Capture a model again at the plan's input shapes and cut it into the plan's stages.
 
@@ -180,6 +184,7 @@ def cut_for_plan(
         device: Where the stages will run, if not on the model's device.
         shards: This rank's shard of its stages, to split the layers of stages as planned;
             otherwise they stay whole.
+        blocks: See `cut`.
 
     Raises:
         PlanMismatch: The model's layers, shapes or direct sends are not the plan's.
@@ -203,7 +208,7 @@ def cut_for_plan(
         split = split_model(captured, degrees, stages, shards)
     is_direct = direct and bool(plan.direct_sends)
     spans = [span for stage in plan.stages for span in stage.checkpoints]
-    made = cut(captured, plan.balance, direct=is_direct, checkpoints=spans)
+    made = cut(captured, plan.balance, direct=is_direct, checkpoints=spans, blocks=blocks)
     pieces = replace(made, split=split)
     if is_direct:
         check_planned(pieces.routes, plan.direct_sends)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 
 Key = tuple[int, Work, int]
-"""Stage, work and micro-batch."""
+"""Stage, work and micro-batch; a negative number for a round without work."""
+
+
+class Round(NamedTuple):
+    """Action of every replica of a stage, of which some may have no work in it."""
+
+    work: Work
+    is_own: bool
 
 
 def describe_imbalance(schedule: Schedule, stage: int) -> str:
@@ -32,6 +41,29 @@ def describe_imbalance(schedule: Schedule, stage: int) -> str:
     return ""
 
 
+def list_rounds(schedule: Schedule, stage: int) -> list[list[Round]]:
+    """Return the rounds of each replica of a stage, as many as the busiest has actions.
+
+    The others go along with it, and do each of their actions in the first round of its kind; empty
+    if the busiest has no such round.
+    """
+    own = [
+        [a.work for a in schedule.ranks[r] if a.stage == stage] for r in schedule.stage_ranks[stage]
+    ]
+    busiest = max(own, key=len)
+    found = []
+    for works in own:
+        waiting = deque(works)
+        rounds = [
+            Round(work, bool(waiting) and waiting[0] is work and waiting.popleft() is work)
+            for work in busiest
+        ]
+        if waiting:
+            return []
+        found.append(rounds)
+    return found
+
+
 def can_finish(schedule: Schedule, every: Collection[int], last: Collection[int]) -> bool:
     """Return True if a step finishes although replicas synchronise in some of their actions.
 
@@ -42,31 +74,46 @@ def can_finish(schedule: Schedule, every: Collection[int], last: Collection[int]
 
     Args:
         schedule: A schedule that finishes without synchronisation.
-        every: Stages whose replicas synchronise in every action; see `describe_imbalance`.
+        every: Stages whose replicas synchronise in every action; see `list_rounds`.
         last: Stages whose replicas synchronise in each one's last backward.
     """
-    progress = _Progress(schedule, _synchronisation_points(schedule, every, last))
+    order = [[_key(action) for action in actions] for actions in schedule.ranks]
+    points: dict[Key, tuple[Key, ...]] = {}
+    for stage in every:
+        points.update(_meet_in_rounds(schedule, stage, order))
+    for stage in set(last).difference(every):
+        own = [[key for key in order[r] if key[0] == stage] for r in schedule.stage_ranks[stage]]
+        ends = [[key for key in keys if key[1] in BACKWARDS][-1:] for keys in own]
+        together = tuple(key for end in ends for key in end)
+        points.update(dict.fromkeys(together, together))
+    progress = _Progress(schedule.num_stages, order, points)
     while progress.advance():
         pass
     return progress.is_done
 
 
-def _synchronisation_points(
-    schedule: Schedule, every: Collection[int], last: Collection[int]
-) -> dict[Key, tuple[Key, ...]]:
-    """Return, for each action at a synchronisation point, all actions that belong to it."""
-    found: dict[Key, tuple[Key, ...]] = {}
-    for stage, replicas in enumerate(schedule.stage_ranks):
-        own = [[_key(a) for a in schedule.ranks[rank] if a.stage == stage] for rank in replicas]
-        if stage in every:
-            together = list(zip(*own, strict=True))
-        elif stage in last:
-            ends = [[key for key in keys if key[1] in BACKWARDS][-1:] for keys in own]
-            together = [tuple(key for end in ends for key in end)]
-        else:
-            continue
-        found.update((key, point) for point in together for key in point)
-    return found
+def _meet_in_rounds(
+    schedule: Schedule, stage: int, order: list[list[Key]]
+) -> Iterator[tuple[Key, tuple[Key, ...]]]:
+    """Yield, for each key of a stage, all keys of its round, with those added to the order.
+
+    A replica without work in a round goes through it as soon as its action before is done.
+    """
+    rows = []
+    for rank, rounds in zip(schedule.stage_ranks[stage], list_rounds(schedule, stage), strict=True):
+        keys = iter([key for key in order[rank] if key[0] == stage])
+        row = [
+            next(keys) if each.is_own else (stage, each.work, -1 - at - len(rounds) * rank)
+            for at, each in enumerate(rounds)
+        ]
+        behind = 0
+        for at, key in enumerate(row):
+            if not rounds[at].is_own:
+                order[rank].insert(behind, key)
+            behind = order[rank].index(key) + 1
+        rows.append(row)
+    for together in zip(*rows, strict=True):
+        yield from ((key, together) for key in together)
 
 
 @dataclass
@@ -74,51 +121,47 @@ class _Progress:
     """Progress of every rank through a step.
 
     Attributes:
-        points: For each action at a synchronisation point, all actions that belong to it.
-        at: For each rank, the number of actions performed.
-        done: All actions performed.
+        order: The keys of every rank.
+        points: For each key at a synchronisation point, all keys that belong to it.
+        at: For each rank, the number of keys performed.
+        done: All keys performed.
     """
 
-    schedule: Schedule
+    num_stages: int
+    order: list[list[Key]]
     points: dict[Key, tuple[Key, ...]]
     at: list[int] = field(init=False)
     done: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.at = [0] * len(self.schedule.ranks)
+        self.at = [0] * len(self.order)
 
     @property
     def is_done(self) -> bool:
-        return all(
-            at == len(actions) for at, actions in zip(self.at, self.schedule.ranks, strict=True)
-        )
+        return all(at == len(keys) for at, keys in zip(self.at, self.order, strict=True))
 
     def advance(self) -> bool:
         """Perform every action that can be; return False if there was none."""
-        can = {_key(action) for action in self._next() if self._has_arrived(action)}
+        following = [k[at] for at, k in zip(self.at, self.order, strict=True) if at < len(k)]
+        can = {key for key in following if self._has_arrived(key)}
         before = len(self.done)
         for key in can:
             point = self.points.get(key, (key,))
             if key not in self.done and can.issuperset(point):
                 self.done.update(point)
-        for rank, actions in enumerate(self.schedule.ranks):
-            while self.at[rank] < len(actions) and _key(actions[self.at[rank]]) in self.done:
+        for rank, keys in enumerate(self.order):
+            while self.at[rank] < len(keys) and keys[self.at[rank]] in self.done:
                 self.at[rank] += 1
         return len(self.done) > before
 
-    def _next(self) -> Iterator[Action]:
-        for at, actions in zip(self.at, self.schedule.ranks, strict=True):
-            if at < len(actions):
-                yield actions[at]
-
-    def _has_arrived(self, action: Action) -> bool:
+    def _has_arrived(self, key: Key) -> bool:
         # Direct sends need no edges here: they never come before what a relay would have brought.
-        stage, microbatch = action.stage, action.microbatch
-        if action.work is Work.FORWARD and stage:
+        stage, work, microbatch = key
+        if microbatch >= 0 and work is Work.FORWARD and stage:
             return (stage - 1, Work.FORWARD, microbatch) in self.done
-        if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
+        if microbatch >= 0 and work in (Work.BACKWARD, Work.BACKWARD_INPUT):
             following = stage + 1
-            return following == self.schedule.num_stages or any(
+            return following == self.num_stages or any(
                 (following, work, microbatch) in self.done
                 for work in (Work.BACKWARD, Work.BACKWARD_INPUT)
             )

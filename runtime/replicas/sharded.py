@@ -2,16 +2,20 @@
 
 ``torch.distributed.fsdp.fully_shard`` keeps weights in shards, gathers them and reduces their
 gradients. It is designed to do so in hooks on a module's forward and backward, once each. A stage
-has several micro-batches in flight, may go backward in two parts, and must not synchronise where
-another replica waits for this one. So the hooks are put on a module that merely holds the stage,
-and triggered at the right moments of the schedule, by passing a single number through that module.
+has several micro-batches in flight, and may go backward in two parts. So the hooks are put on
+modules that merely hold the weights of one block of the stage each, and triggered when the stage's
+code comes to that block, by passing a single number through such a module.
+
+Collectives of one group have no names, so all replicas go through all blocks in one order in every
+action: upwards in a forward, downwards in a backward, whatever the blocks are needed for. A replica
+with fewer micro-batches than others does so without any work in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,36 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
+from ...capture.program.parts import Part, Values
+from ...capture.program.segment import Segment, get_segments, list_block_weights, run_blocks_by
 from ...core.errors import InvalidInput
 from ...core.plan.schedule import Work
-from .gradient_sync import split_by_size
+from .deadlock_check import Round
 from .replication import StageStrategy
 
-ENDS_WITH_GRADIENTS = (Work.BACKWARD, Work.BACKWARD_WEIGHT)
-
-
-@dataclass(frozen=True)
-class FullyShard:
-    """Options for sharding a stage's weights, gradients and optimizer state over its replicas.
-
-    Attributes:
-        reshard_after_forward: Gather the weights for every action and free them after it, instead
-            of once per step: less memory during a step, more communication.
-        reduce_every_backward: Reduce gradients after every backward instead of once per step: whole
-            gradients exist during backwards only, with more communication.
-        part_bytes: Weights are gathered, and gradients reduced, in parts of about this size; a
-            part is held twice meanwhile.
-    """
-
-    reshard_after_forward: bool = False
-    reduce_every_backward: bool = False
-    part_bytes: int = 64 * 2**20
-
-    @property
-    def synchronises_in_actions(self) -> bool:
-        """Return True if replicas synchronise within a step, not only at its beginning and end."""
-        return self.reshard_after_forward or self.reduce_every_backward
+REDUCES = (Work.BACKWARD, Work.BACKWARD_WEIGHT)
 
 
 class _Unit(nn.Module):
@@ -64,105 +48,173 @@ class _Unit(nn.Module):
 
 
 class ShardedStage(StageStrategy):
-    """Stage whose weights are gathered when they are needed and sharded again.
+    """Stage whose weights are gathered block by block, and let go after each.
 
-    Gradients are reduced in every step, even within ``no_sync``, so that no whole gradient remains
-    between steps.
+    Gradients are reduced when a block's backward ends, in every micro-batch, even within
+    ``no_sync``, so that no whole gradient remains. The second part of a backward in two needs
+    blocks in an order of its own, so it gathers all and reduces all.
 
-    ``parts`` are the stage and other modules that read its weights. Those named are sharded, the
-    others stay whole.
+    Weights of ``names`` are sharded, others stay whole. ``rounds`` are this replica's in a step.
     """
 
     def __init__(
         self,
-        parts: Sequence[nn.Module],
-        names: Iterable[str],
+        stage: Segment,
+        names: Collection[str],
         group: dist.ProcessGroup,
         device: torch.device,
-        options: FullyShard,
+        rounds: Sequence[Round],
     ) -> None:
-        self._stage, self._names = parts[0], tuple(names)
-        self._group, self._device, self._options = group, device, options
-        self._trains = self._is_interrupted = False
+        self._group, self._device, self._rounds = group, device, rounds
+        self._pending: Iterator[Round] = iter(())
+        self._left: deque[int] = deque()
+        self._held: list[int] = []
+        self._reduces = False
+        self._units: list[FSDPModule] = []
+        self._names: list[set[str]] = []
+        self._weights: list[list[nn.Parameter]] = []
+        self._read: dict[frozenset[str], list[int]] = {}
+        segments = get_segments(stage)
         with self._current():
             # torch caches what it derives from a mesh by the mesh's ranks and names. The group's
             # name keeps a second pipeline on the same ranks from getting the first one's groups.
-            names = (f"replicas {group.group_name}",)
-            mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=names)
-            whole = [self._stage.get_parameter(name) for name in self._names]
-            self._units = [
-                _unit(parts, set(some), mesh)
-                for some in split_by_size(whole, lambda p: p.nbytes, options.part_bytes)
-            ]
+            mesh = DeviceMesh.from_group(
+                group, device.type, mesh_dim_names=(f"replicas {group.group_name}",)
+            )
+            for block in list_block_weights(stage):
+                if own := [name for name in block if name in names]:
+                    self._add_unit(segments, own, mesh)
+        for segment in segments:
+            run_blocks_by(segment, self._run_block)
+
+    def _add_unit(self, segments: Sequence[Segment], names: list[str], mesh: DeviceMesh) -> None:
+        stage, unit = segments[0], len(self._units)
+        weights = {stage.get_parameter(name) for name in names}
+        everything = stage.named_parameters(remove_duplicate=False)
+        self._names.append({name for name, weight in everything if weight in weights})
+        self._units.append(_shard(segments, weights, mesh))
         # The buffers for whole weights are allocated at the first gathering. If that were in an
         # evaluation under inference mode, they would be inference tensors, unfit for training.
-        self._gather()
-        self._reshard()
+        self._units[unit].unshard()
+        self._weights.append([stage.get_parameter(name) for name in names])
+        self._units[unit].reshard()
 
     def begin(self, *, trains: bool, sums: bool) -> None:
-        if self._is_interrupted:  # an error ended the last step before its gradients were reduced
-            self._drop_gradients()
-        self._trains, self._is_interrupted = trains, True
-        if not (trains and self._options.reshard_after_forward):
-            self._gather()
+        for unit in self._held:  # by a step that an error ended
+            self._units[unit].reshard()
+        for weight in (weight for weights in self._weights for weight in weights):
+            weight.grad = None
+        self._held = []
+        rounds = [each for each in self._rounds if trains or each.work is Work.FORWARD]
+        # In an evaluation forwards follow each other, so a replica's own come first.
+        self._pending = iter(rounds if trains else sorted(rounds, key=lambda each: -each.is_own))
+        self._catch_up()
 
     def action_begins(self, work: Work, *, last: bool) -> None:
-        if self._trains and self._options.reshard_after_forward:
-            self._gather()
+        downwards = work in (Work.BACKWARD, Work.BACKWARD_INPUT)
+        units = range(len(self._units))
+        self._left = deque(reversed(units) if downwards else units)
+        self._reduces = work in REDUCES
+        if work is Work.BACKWARD_WEIGHT:
+            self._need(units)
 
     def action_ended(self, work: Work, *, last: bool) -> None:
-        if not self._trains or not self._options.synchronises_in_actions:
-            return
-        reshards = self._options.reshard_after_forward
-        reduces = self._options.reduce_every_backward and work in ENDS_WITH_GRADIENTS
-        if reduces or last:
-            self._reduce(reshards=reshards or last)
-        elif reshards:
-            self._reshard()
+        self._end_round()
+        self._catch_up()
 
     def finish(self) -> None:
-        if self._trains and not self._options.synchronises_in_actions:
-            self._reduce(reshards=True)
-        self._reshard()
-        self._is_interrupted = False
+        whole = [weight for weights in self._weights for weight in weights]
+        assert all(weight.grad is None for weight in whole), "a block's backward ended too early"
 
-    def _gather(self) -> None:
+    def _catch_up(self) -> None:
+        """Take part in the rounds up to the next one that has work here."""
+        for following in self._pending:
+            if following.is_own:
+                break
+            self.action_begins(following.work, last=False)
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """Go through the blocks that this action did not come to, and let go of the last."""
         with self._current():
-            for unit in self._units:
-                unit.unshard()
+            while self._left:
+                self._gather_next(())
+            self._let_go(())
 
-    def _reshard(self) -> None:
-        for unit in self._units:
-            unit.reshard()
+    def _run_block(self, part: Part, run: Callable[[Values], Values], taken: Values) -> Values:
+        """Run a part of the stage's code with its weights gathered, now and in its backward."""
+        if part.targets not in self._read:
+            self._read[part.targets] = [
+                unit
+                for unit, names in enumerate(self._names)
+                if any(_reads(target, name) for target in part.targets for name in names)
+            ]
+        units = self._read[part.targets]
+        if not units:
+            return run(taken)
+        self._need(units)
+        lent = {_memory_of(weight) for unit in units for weight in self._weights[unit]}
 
-    def _reduce(self, *, reshards: bool) -> None:
+        def keep(value: Tensor) -> Tensor:
+            if _memory_of(value) in lent:  # a view of a weight, which is let go
+                value = value.clone()
+            if value.requires_grad and torch.is_grad_enabled():
+                value.register_hook(lambda gradient: self._need(units))
+            return value
+
+        kept: Values = pytree.tree_map_only(Tensor, keep, run(taken))
+        return kept
+
+    def _need(self, units: Sequence[int]) -> None:
+        """Gather these blocks, on the way all before them, and let go of others."""
+        with self._current():
+            while self._left and not set(units).issubset(self._held):
+                self._gather_next(units)
+            for unit in units:  # of a graph for evaluation with another order
+                if unit not in self._held:
+                    self._let_go(units)
+                    self._gather(unit)
+
+    def _gather_next(self, kept: Sequence[int]) -> None:
+        self._let_go(kept)
+        self._gather(self._left.popleft())
+
+    def _gather(self, unit: int) -> None:
+        self._units[unit].unshard()
+        self._held.append(unit)
+
+    def _let_go(self, kept: Sequence[int]) -> None:
+        """Shard the weights of other blocks than these again, and reduce their gradients."""
+        for unit in [each for each in self._held if each not in kept]:
+            if self._reduces:
+                self._reduce(unit)
+            self._units[unit].reshard()
+            self._held.remove(unit)
+
+    def _reduce(self, unit: int) -> None:
         """Add the whole gradients to those of the shards, and free them."""
-        align_gradients(self._whole(), self._group)
-        with self._current():
-            for unit in self._units:
-                unit.set_reshard_after_backward(reshards)
-                # The unit's hooks surround this backward of a zero: the one in front finds the
-                # weights gathered already, the one behind reduces whatever is in `.grad`.
-                seed = torch.zeros((), device=self._device, requires_grad=True)
-                unit(seed).backward()  # type: ignore[operator]
-
-    def _whole(self) -> list[nn.Parameter]:
-        """Return the trainable weights, which must be gathered."""
-        found = [self._stage.get_parameter(name) for name in self._names]
-        return [parameter for parameter in found if parameter.requires_grad]
-
-    def _drop_gradients(self) -> None:
-        """Drop whole gradients left by an interrupted step."""
-        self._gather()
-        for parameter in self._whole():
-            parameter.grad = None
+        align_gradients([w for w in self._weights[unit] if w.requires_grad], self._group)
+        # The unit's hooks surround this backward of a zero: the one in front finds the weights
+        # gathered already, the one behind reduces whatever is in `.grad`.
+        with torch.enable_grad():
+            seed = torch.zeros((), device=self._device, requires_grad=True)
+            self._units[unit](seed).backward()  # type: ignore[operator]
 
     def _current(self) -> AbstractContextManager[Any]:
         """Make the stage's device current, for ``fully_shard`` uses the current one."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
 
-def _unit(parts: Sequence[nn.Module], weights: set[nn.Parameter], mesh: DeviceMesh) -> FSDPModule:
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _reads(target: str, name: str) -> bool:
+    """Return True if a module or tensor of this name is, or has, the weight."""
+    return target in ("", name) or name.startswith(f"{target}.")
+
+
+def _shard(parts: Sequence[nn.Module], weights: set[nn.Parameter], mesh: DeviceMesh) -> FSDPModule:
     """Shard the given weights of the parts, and no others."""
     others = {p for part in parts for p in part.parameters() if p not in weights}
     made: Any = _Unit(parts)

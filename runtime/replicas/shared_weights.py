@@ -41,6 +41,10 @@ class WeightPlacement:
         """Return the ranks of a stage's replicas that have this rank's shard of it."""
         return self._with_shard(self._scheduled[stage], self._shard)
 
+    def replica_of(self, stage: int) -> int:
+        """Return the number of this rank's replica of a stage."""
+        return self._scheduled[stage].index(self._grid.locate(self._rank)[0])
+
     def sharing_ranks(self) -> RankSet:
         """Return the ranks that share this rank's stages, this one among them, by shard."""
         return self._grid.ranks_of(self._grid.locate(self._rank)[0])

@@ -9,24 +9,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...capture.program.segment import Segment, get_references, get_segments, list_repeated_weights
+from ...capture.program.segment import Segment, get_references, list_repeated_weights
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import BACKWARDS, Schedule, Work
 from ..ranks.process_groups import RankSet
 from .ddp import DdpStage
-from .deadlock_check import can_finish, describe_imbalance
+from .deadlock_check import Round, can_finish, list_rounds
 from .replication import StageStrategy
-from .sharded import FullyShard, ShardedStage, select_shardable
+from .sharded import ShardedStage, select_shardable
 from .shared_weights import WeightPlacement
 
-StrategyName = Literal["reduce", "ddp", "fully_shard"]
-Strategy = StrategyName | FullyShard
+Strategy = Literal["reduce", "ddp", "fully_shard"]
 """``reduce`` sums gradients in buckets during the last backward (`GradientSync`), for any number of
 replicas and micro-batches. ``ddp`` leaves that to DistributedDataParallel. ``fully_shard`` shards
 weights, gradients and optimizer state over the replicas."""
 
-NonDefaultStrategy = Literal["ddp"] | FullyShard
+NonDefaultStrategy = Literal["ddp", "fully_shard"]
 
 NAMES = ("reduce", "ddp", "fully_shard")
 
@@ -39,18 +38,18 @@ def choose_strategies(
     Given are one strategy for all stages with several replicas, or strategies by stage; the plan's
     stages name them otherwise.
     """
-    found = {
-        stage: FullyShard() if asked == "fully_shard" else asked
+    found: dict[int, NonDefaultStrategy] = {
+        stage: asked
         for stage, asked in _asked(plan, schedule, strategy).items()
         if asked != "reduce"
     }
     for stage, asked in found.items():
         if asked == "ddp":
             _check_ddp(schedule, stage)
-        elif asked.synchronises_in_actions and (why := describe_imbalance(schedule, stage)):
+        elif not list_rounds(schedule, stage):
             raise PlanMismatch(
-                f"stage {stage} cannot gather or reduce in every action: {why}; use "
-                "FullyShard() with its defaults, which does so once per step, or a number of "
+                f"the replicas of stage {stage} cannot gather its weights together: those with "
+                "fewer micro-batches work in another order; use strategy='reduce', or a number of "
                 "micro-batches that the replicas divide"
             )
     _check_finishes(schedule, found)
@@ -89,10 +88,8 @@ def _asked(
 
 
 def _check_known(strategy: Strategy) -> None:
-    if not isinstance(strategy, FullyShard) and strategy not in NAMES:
-        raise InvalidInput(
-            f"unknown strategy {strategy!r}; use {', '.join(NAMES)} or FullyShard(...)"
-        )
+    if strategy not in NAMES:
+        raise InvalidInput(f"unknown strategy {strategy!r}; use {', '.join(NAMES)}")
 
 
 def _check_ddp(schedule: Schedule, stage: int) -> None:
@@ -123,8 +120,8 @@ def split_by_synchronisation(
     chosen: Mapping[int, NonDefaultStrategy],
 ) -> tuple[set[int], set[int]]:
     """Return stages whose replicas synchronise in every action, and in each's last backward."""
-    every = {s for s, asked in chosen.items() if asked != "ddp" and asked.synchronises_in_actions}
-    return every, {stage for stage, asked in chosen.items() if asked == "ddp"}
+    last = {stage for stage, asked in chosen.items() if asked == "ddp"}
+    return set(chosen) - last, last
 
 
 def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]) -> None:
@@ -133,13 +130,14 @@ def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
         stages = ", ".join(str(stage) for stage in sorted(every | last))
         raise PlanMismatch(
             f"in this schedule the replicas of stages {stages} would deadlock, each waiting for "
-            "work that comes after the other's; use strategy='reduce', FullyShard() with its "
-            "defaults, or equal numbers of replicas for all stages"
+            "work that comes after the other's; use strategy='reduce', or equal numbers of "
+            "replicas for all stages"
         )
 
 
 def apply_strategies(
     chosen: Mapping[int, NonDefaultStrategy],
+    schedule: Schedule,
     stages: Mapping[int, Segment],
     placement: WeightPlacement,
     groups: Mapping[RankSet, dist.ProcessGroup],
@@ -148,8 +146,8 @@ def apply_strategies(
 ) -> dict[int, StageStrategy]:
     """Apply the chosen strategies to this rank's stages; called on every rank.
 
-    Weights that another stage uses too keep having their gradients summed by `GradientSync`, as do
-    those that `select_shardable` leaves out and those that nothing uses.
+    Weights that another stage or block uses too keep having their gradients summed by
+    `GradientSync`, as do those that `select_shardable` leaves out and those that nothing uses.
 
     ``stages`` are this rank's, on their device, with equal values on every replica. ``others`` are
     modules that reach their weights too (`Captured.roots`): there this rank's shards replace
@@ -161,10 +159,10 @@ def apply_strategies(
         own -= get_references(stage)  # a module would go on reading the weight before sharding
         names = [name for name, _ in stage.named_parameters() if name in own]
         group = groups[placement.replicas_of(index)]
-        if isinstance(asked, FullyShard):
-            names = select_shardable(stage, names)
-            if names:
-                found[index] = _shard(stage, names, group, device, asked, others)
+        if asked == "fully_shard":
+            if names := select_shardable(stage, names):
+                rounds = list_rounds(schedule, index)[placement.replica_of(index)]
+                found[index] = _shard(stage, names, group, device, rounds, others)
             continue
         # DistributedDataParallel takes a gradient as final when autograd first adds to it.
         repeated = set(list_repeated_weights(stage))
@@ -179,11 +177,11 @@ def _shard(
     names: Sequence[str],
     group: dist.ProcessGroup,
     device: torch.device,
-    options: FullyShard,
+    rounds: Sequence[Round],
     others: Sequence[nn.Module],
 ) -> ShardedStage:
     whole = {stage.get_parameter(name): name for name in names}  # before they are replaced
-    made = ShardedStage(get_segments(stage), names, group, device, options)
+    made = ShardedStage(stage, names, group, device, rounds)
     for module in (each for other in others for each in other.modules()):
         for key, parameter in module._parameters.items():
             if parameter in whole:

@@ -23,7 +23,7 @@ from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.random_state import RandomState
 from stagewright.runtime.ranks.process_groups import init_process_group
-from stagewright.runtime.replicas.sharded import FullyShard, align_gradients
+from stagewright.runtime.replicas.sharded import align_gradients
 from stagewright.runtime.replicas.strategy import Strategy
 from tests.runtime.checkpoint.resume_worker import Tied
 from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied
@@ -50,8 +50,6 @@ class Idle(nn.Module):
 
 def strategy_of(variant: dict[str, Any]) -> Strategy | dict[int, Strategy] | None:
     found = variant.get("strategy")
-    if isinstance(found, list):
-        return FullyShard(*found)
     return {int(stage): each for stage, each in found.items()} if isinstance(found, dict) else found
 
 
