@@ -9,8 +9,10 @@ from typing import Literal
 from ..core.cluster.reserves import ReservedMemory
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import ROUNDING, Baseline, Objective, Plan, Proof, Sharing, Stage
+from ..core.profile.backward_parts import describe_assumed
 from ..core.profile.module_chain import find_chain_break
 from ..core.units import format_time
+from ..schedules.traits import SPLIT_BACKWARD
 from .cost.assignment import Assignment, count_layers
 from .cost.device_classes import reserved_memory
 from .cost.plan_cost import CostedPlan, Decision, StageCost
@@ -134,6 +136,7 @@ def _stages(request: PlanningRequest, costed: CostedPlan) -> tuple[Stage, ...]:
                 devices=devices[number],
                 forward_time_s=price.forward_s,
                 backward_time_s=price.backward_s,
+                backward_input_time_s=price.backward_input_s,
                 send_forward_bytes=price.send_forward_bytes,
                 send_backward_bytes=price.send_backward_bytes,
                 send_forward_time_s=price.send_forward_s,
@@ -238,6 +241,9 @@ def _notes(request: PlanningRequest, decision: Decision) -> list[str]:
     """Return notes on what the planner assumed about the profile and searched."""
     profile, notes = request.profile, [*option_notes(request.options), *decision.notes]
     notes += [request.state_note] if request.state_note else []
+    if request.cost_model.schedule in SPLIT_BACKWARD:
+        assumed = describe_assumed(profile)
+        notes += [assumed] if assumed else []
     if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):
         notes.append(
             "the profile lists no parameters: each layer's parameter_bytes count as trainable "

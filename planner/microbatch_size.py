@@ -12,6 +12,7 @@ from functools import partial
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.backward_parts import microbatch_s
 from ..core.profile.profile import Profile
 from ..core.profile.scale import get_microbatch_size, scale_profile
 from ..schedules.traits import CLOSED_FORM, SPLIT_BACKWARD
@@ -50,14 +51,8 @@ class Candidate:
 
     def least_step_s(self, cluster: Cluster) -> float:
         """Return a lower bound on every step: all work shared, or one micro-batch's passage."""
-        timings = [(entry.forward, entry.backward) for entry in self.profile.layers]
-        if self.profile.loss:
-            timings.append((self.profile.loss.forward, self.profile.loss.backward))
-        forward_s = math.fsum(one.median_s for one, _ in timings)
-        backward_s = math.fsum(other.median_s for _, other in timings)
-        work_s = forward_s + backward_s
         splits = self.options.schedule in SPLIT_BACKWARD
-        through_s = forward_s + backward_s / 2 if splits else work_s
+        work_s, through_s = microbatch_s(self.profile, splits=splits)
         speeds = [device.speed for device in cluster.devices]
         share_s = self.options.num_microbatches * work_s / math.fsum(speeds)
         return max(share_s, through_s / max(speeds)) * (1 - 1e-9)

@@ -8,9 +8,10 @@ from itertools import pairwise
 from ..core.cluster.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.backward_parts import microbatch_s
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes
-from ..schedules.traits import FOLDED
+from ..schedules.traits import FOLDED, SPLIT_BACKWARD
 from .assemble import build_plan
 from .cost.assignment import Assignment, place_in_device_order, place_stages, repeat_rounds, to_cuts
 from .cost.plan_cost import Decision
@@ -95,12 +96,11 @@ def _price(
     _check_kept(request, chosen)
     _check_memory(request, chosen)
     costed = request.cost_model.evaluate(chosen)
-    work_s = (
-        sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
-        / request.devices.fastest
-    )
-    bound = min(work_s * (1 - 1e-9), costed.value, costed.step_time_s)
-    return build_plan(request, Decision(costed, bound, bound), profile_id)
+    _, least_s = microbatch_s(profile, splits=options.schedule in SPLIT_BACKWARD)
+    trains = options.objective != "latency"
+    bound_s = trains * least_s / request.devices.fastest * (1 - 1e-9)
+    bound = bound_s if options.objective == "step_time" else 0.0
+    return build_plan(request, Decision(costed, bound, bound_s), profile_id)
 
 
 def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:

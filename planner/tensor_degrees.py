@@ -20,6 +20,7 @@ from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, PlanOptions, Proof
 from ..core.plan.schedule import TrainingSchedule
+from ..core.profile.backward_parts import microbatch_s
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time, list_some
 from ..schedules.traits import SPLIT_BACKWARD
@@ -113,9 +114,7 @@ class DegreeProblem:
         """Bound the step of every plan by its work spread evenly over all groups."""
         if self.options.objective != "step_time" or self.options.batch_size is not None:
             return 0.0
-        layers, loss = self.profiles[0].layers, self.profiles[0].loss
-        work_s = sum(entry.forward.median_s + entry.backward.median_s for entry in layers)
-        work_s += loss.forward.median_s + loss.backward.median_s if loss else 0.0
+        work_s = min(microbatch_s(self.profiles[0], splits=each)[0] for each in (False, True))
         speed = math.fsum(device.speed for device in self.cluster.devices)
         return self.options.num_microbatches * work_s / speed * (1 - 1e-9)
 

@@ -215,6 +215,8 @@ class Stage(Record):
         devices: Names of the cluster's devices that hold it.
         forward_time_s: Forward time per micro-batch.
         backward_time_s: Backward time per micro-batch.
+        backward_input_time_s: Part of it for the gradients of inputs, where the schedule splits
+            backwards and the profile has the times of both parts; `None` for half.
         send_forward_bytes: Activations sent to the next stage per micro-batch.
         send_backward_bytes: Gradients sent to the previous stage per micro-batch.
         send_forward_time_s: Time those activations travel, by the cluster's links.
@@ -241,6 +243,7 @@ class Stage(Record):
     devices: tuple[Name, ...] = Field(min_length=1)
     forward_time_s: float = Field(ge=0)
     backward_time_s: float = Field(ge=0)
+    backward_input_time_s: float | None = Field(None, ge=0, exclude_if=lambda part: part is None)
     send_forward_bytes: int = Field(0, ge=0)
     send_backward_bytes: int = Field(0, ge=0)
     send_forward_time_s: float = Field(0.0, ge=0)

@@ -14,6 +14,7 @@ from ...core.errors import InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import DirectSend, MemoryUse, PlanOptions
 from ...core.plan.schedule import POSTED_AHEAD, ScheduleName
+from ...core.profile.backward_parts import has_parts, stage_parts_s
 from ...schedules.action_order import default_depths, make_order
 from ...schedules.activation_memory import most_in_flight
 from ...schedules.layout import copies, make_layout
@@ -47,10 +48,11 @@ from .sharing import (
 class StageCost:
     """The costs of one stage; times in seconds per micro-batch on one replica.
 
-    The backward has the recomputed forward in it; ``outgoing_s`` is both ways over the cut behind
-    the stage. Gradients are summed once a step, and ``exposed_sync_s`` is what of that outlasts the
-    backward of the layers in front. ``size_bytes`` counts weights and the activations of one micro-
-    batch. ``is_shared`` says that replicas hold parts of the optimizer's state (`sharing`).
+    The backward has the recomputed forward in it. ``backward_input_s`` is its part for gradients of
+    inputs where that is known apart. ``outgoing_s`` is both ways over the cut behind the stage.
+    Gradients are summed once a step, and ``exposed_sync_s`` is what of that outlasts the backward
+    of the layers in front. ``size_bytes`` counts weights and the activations of one micro-batch.
+    ``is_shared`` says that replicas hold parts of the optimizer's state (`sharing`).
     """
 
     forward_s: float
@@ -68,6 +70,12 @@ class StageCost:
     send_backward_bytes: int
     size_bytes: int
     is_shared: bool = False
+    backward_input_s: float | None = None
+
+    @property
+    def input_s(self) -> float:
+        """Return the part of the backward for gradients of inputs, half where it is not known."""
+        return self.backward_s / 2 if self.backward_input_s is None else self.backward_input_s
 
     @property
     def whole_s(self) -> float:
@@ -151,6 +159,7 @@ class CostModel:
         self.schedule: ScheduleName = "forward_only" if self.only_forward else options.schedule
         self.num_microbatches = 1 if self.only_forward else options.num_microbatches
         self.training = training_bytes(options.precision, options.optimizer)
+        self._has_parts = self.schedule in SPLIT_BACKWARD and has_parts(costs.profile)
         self._may_share = choose_sharing(options) != "replicate" and not self.only_forward
         self.memory_tables = StageMemoryTables(costs, options, self.num_microbatches)
         self._reordered = reordered
@@ -264,9 +273,14 @@ class CostModel:
         """Compute the costs of a stage of ``count`` devices of a class, joined by a link level."""
         entry = self.devices.classes[number]
         forward_s = float(costs.forward_s[span]) / entry.speed
-        backward = float(costs.backward_s[span])
+        backward, inputs_s = float(costs.backward_s[span]), None
         if again:
             backward = backward + float(costs.recompute_s[span])
+        if self._has_parts:
+            begin, end = costs.positions[span[0]], costs.positions[span[1]]
+            layers = costs.order[begin:end] or range(begin, end)
+            parts_s = stage_parts_s(self.costs.profile, layers, recompute=again)
+            backward, inputs_s = sum(parts_s), parts_s[0] / entry.speed
         backward_s = backward / entry.speed
         sync_s = exposed_s = 0.0
         share = -(-self.num_microbatches // count)
@@ -289,6 +303,7 @@ class CostModel:
         return StageCost(
             forward_s=forward_s,
             backward_s=backward_s,
+            backward_input_s=inputs_s,
             send_forward_s=after[2],
             send_backward_s=before[3],
             outgoing_s=after[2] + after[3],
@@ -481,9 +496,12 @@ class CostModel:
     ) -> StageTimes:
         """Return the durations the simulator needs."""
         forward, backward = self.links.channels(assignment)
+        split = stages if self._has_parts else ()
         return StageTimes(
             forward_s=[stage.forward_s for stage in stages],
             backward_s=[stage.backward_s for stage in stages],
+            backward_input_s=[stage.input_s for stage in split],
+            backward_weight_s=[stage.backward_s - stage.input_s for stage in split],
             send_forward_s=[stage.send_forward_s for stage in stages[:-1]],
             send_backward_s=[stage.send_backward_s for stage in stages[1:]],
             sync_s=[stage.sync_s for stage in stages],
@@ -564,9 +582,9 @@ class CostModel:
         if skips := self.skips(assignment):  # what is sent straight is not sent over the cuts
             stages = self.stages(assignment, skips)
         splits, laps = self.schedule in SPLIT_BACKWARD, assignment.chunks > 1
-        share = 0.5 if splits else 1.0
         bound_s = sum(
-            stage.forward_s + share * stage.backward_s + stage.outgoing_s for stage in stages
+            stage.forward_s + (stage.input_s if splits else stage.backward_s) + stage.outgoing_s
+            for stage in stages
         )
         busy_s, edges_s = [0.0] * len(stages), [0.0] * len(stages)
         front_s = back_s = 0.0

@@ -133,11 +133,14 @@ def _split_layer(
         share = min(1.0, share * (1 + LOSS_PER_DOUBLING * math.log2(degree)))
     forward_s, backward_s = collectives_s(own, degree, link)
     layer = entry.layer.model_copy(update={"parameter_bytes": own.parameter_bytes})
+    inputs, weights = entry.backward_input, entry.backward_weight
     return entry.model_copy(
         update={
             "layer": layer,
             "forward": _add(entry.forward, share, forward_s * speed),
             "backward": _add(entry.backward, share, backward_s * speed),
+            "backward_input": inputs and _add(inputs, share, backward_s * speed),
+            "backward_weight": weights and _add(weights, share, 0.0),
             "saved_activation_bytes": own.saved_activation_bytes,
             "workspace_bytes": own.workspace_bytes,
         }

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.profile.backward_parts import has_parts, layer_parts_s
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.chain import Mask
 from ..cost.device_classes import Devices
@@ -110,6 +111,7 @@ class ArcColumns(NamedTuple):
     recompute: Integers
     forward_s: Floats
     backward_s: Floats
+    weights_s: Floats
     room: Integers
     saved: Integers
     buffer: Integers
@@ -168,7 +170,8 @@ class StepGraph:
             arcs, firsts = self.arcs, self.arcs.first_positions()
             up, down = self.front_s
             share = -(-self.rules.num_microbatches // replicas)
-            work_s = share * (arcs.first_unit + arcs.second_unit)
+            backward_s, weights_s = self._backwards
+            work_s = share * (arcs.first_unit + backward_s)
             chosen = np.flatnonzero(
                 (arcs.device_class == device_class)
                 & (arcs.room >= 0)
@@ -179,7 +182,7 @@ class StepGraph:
             sent = arcs.once[chosen] + share * arcs.each_round[chosen]
             self._columns[key] = ArcColumns(
                 first, last, arcs.recompute[chosen], arcs.first_unit[chosen],
-                arcs.second_unit[chosen],
+                backward_s[chosen], weights_s[chosen],
                 arcs.room[chosen] - np.minimum(shared.divided, held_share(shared, replicas)),
                 arcs.saved[chosen], arcs.arriving[first] + arcs.returning[last],
                 np.where(saves_memory(shared, replicas), sent, arcs.gradients[chosen]),
@@ -188,10 +191,36 @@ class StepGraph:
         return self._columns[key]
 
     @cached_property
+    def _parts_s(self) -> Floats | None:
+        """Return, in front of each position, both parts of backwards and forwards; None unknown."""
+        tables = self.space.tables
+        if not (self.splits and has_parts(tables.profile)):
+            return None
+        rows = [(*layer_parts_s(one), one.forward.median_s) for one in tables.profile.layers]
+        front: Floats = np.concatenate((np.zeros((1, 3)), np.cumsum(rows, axis=0)))
+        _, positions = tables.layout(range(self.num_atoms + 1))
+        front = front[list(positions)].T
+        if loss := tables.profile.loss:
+            front[0, -1] += loss.backward.median_s
+        return front
+
+    @cached_property
+    def _backwards(self) -> tuple[Floats, Floats]:
+        """Return, per arc, its backward and the part of it for weights, 0 where it is not split."""
+        arcs, parts = self.arcs, self._parts_s
+        if parts is None:
+            return arcs.second_unit, arcs.second_unit * (0.5 if self.splits else 0.0)
+        inputs_s, weights_s, again_s = parts[:, arcs.last] - parts[:, arcs.first_positions()]
+        speeds = np.array([entry.speed for entry in self.classes])[arcs.device_class]
+        return (inputs_s + weights_s + again_s * arcs.recompute) / speeds, weights_s / speeds
+
+    @cached_property
     def front_s(self) -> tuple[Floats, Floats]:
         """Return the least forward and backward time of all layers in front of each position."""
         tables, fastest = self.space.tables, self.space.devices.fastest
         up, down = tables.front_forward_s / fastest, tables.front_backward_s / fastest
+        if self._parts_s is not None:
+            return up, self._parts_s[0] / fastest
         return up, down / 2 if self.splits else down
 
     def microbatches(self, replicas: int) -> tuple[int, int]:
@@ -250,7 +279,10 @@ class StepGraph:
         left = sum(count * speed for count, speed in zip(state.free, speeds, strict=True))
         # What is left of the devices has to do all the work in front.
         tables, m = self.space.tables, self.rules.num_microbatches
-        work = tables.front_forward_s[1:] + tables.front_backward_s[1:]
+        backward_s = tables.front_backward_s
+        if self._parts_s is not None:
+            backward_s = self._parts_s[0] + self._parts_s[1]
+        work = tables.front_forward_s[1:] + backward_s[1:]
         least[1:] = np.maximum(least[1:], m * work / left if left else np.inf)
         if self.limits_stages and state.stages >= self.most_stages:
             least[1:] = np.inf
@@ -347,7 +379,7 @@ class StepGraph:
         """Return inner, summed and behind of a step by arc; infinite where it cannot be."""
         there, back = self.links_s(step, columns.last)
         sync = self.sync_s(step, columns.gradients)
-        gradient_s = columns.backward_s / 2 if self.splits else columns.backward_s
+        gradient_s = columns.backward_s - columns.weights_s
         work = columns.forward_s + gradient_s
         behind = found.behind_s[columns.last] + there + back
         own = self._flow_shop if self.schedule == "gpipe" else self._turns
@@ -385,7 +417,7 @@ class StepGraph:
             done = np.maximum(depth * forward_s, forward_s + behind) - depth * forward_s
             done += share * (forward_s + columns.backward_s)
             most = sum(step.behind.free) // step.replicas  # stages in front, this one included
-            inner = np.maximum(inner, done - min(share, most) * gradient_s)
+            inner = np.maximum(inner, done - min(share, most) * columns.weights_s)
             summed = np.maximum(summed, done)
         return np.maximum(np.maximum(inner, around), sent), np.maximum(summed, around)
 

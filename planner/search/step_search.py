@@ -64,7 +64,7 @@ class StepSearch:
         self.least_yielded_s = np.inf
         for number, (graph, added_s) in enumerate(graphs):
             for bound_s, state in graph.starts():
-                self._push(bound_s + added_s, number, 0, state, (), np.zeros((7, 0)))
+                self._push(bound_s + added_s, number, 0, state, (), np.zeros((8, 0)))
 
     @property
     def bound_s(self) -> float:
@@ -168,22 +168,21 @@ class StepSearch:
         """Return the columns of every node with its arc, and the bounds on their plans."""
         m, replicas = graph.microbatches(step.replicas)
         last, (there, back) = columns.last, graph.links_s(step, columns.last)
-        found = np.empty((len(owner), 7, begun.shape[2] + 1))
+        found = np.empty((len(owner), 8, begun.shape[2] + 1))
         found[:, :, :-1] = begun[owner]
         sync, depth = graph.sync_s(step, columns.gradients), step.behind.ahead
         for row, value in enumerate(
             (columns.forward_s, columns.backward_s, there, back, sync, replicas,
-             graph.depth(step.replicas, depth))
+             graph.depth(step.replicas, depth), columns.weights_s)
         ):  # fmt: skip
             found[:, row, -1] = value
-        gradient_s = found[:, 1] / 2 if graph.splits else found[:, 1]
         up = (found[:, 0] + found[:, 2]).sum(axis=1)
-        down = (gradient_s + found[:, 3]).sum(axis=1)
+        down = (found[:, 1] - found[:, 7] + found[:, 3]).sum(axis=1)
         self.pairs += PER_CALL + len(owner) * found.shape[2] ** 2
         plans = StageColumns(
             found[:, 0], found[:, 1], found[:, 2], found[:, 3], found[:, 4],
             found[:, 5].astype(np.int64), found[:, 6].astype(np.int64), target.behind_s[last],
-            step.behind.last_replicas or step.replicas,
+            step.behind.last_replicas or step.replicas, found[:, 7],
         )  # fmt: skip
         bounds = np.maximum.reduce(
             [

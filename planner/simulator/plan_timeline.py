@@ -36,6 +36,12 @@ def times_of(plan: Plan) -> StageTimes:
     """Return the durations that a plan states."""
     stages = plan.stages
     recomputes = [stage.recomputes_whole for stage in stages]
+    inputs_s = [stage.backward_input_time_s for stage in stages]
+    parts = [
+        (inputs, stage.backward_time_s - inputs)
+        for stage, inputs in zip(stages, inputs_s, strict=True)
+        if inputs is not None
+    ]
     return StageTimes(
         forward_s=[stage.forward_time_s for stage in stages],
         backward_s=[stage.backward_time_s for stage in stages],
@@ -47,6 +53,8 @@ def times_of(plan: Plan) -> StageTimes:
             stage.memory.workspace_bytes * again
             for stage, again in zip(stages, recomputes, strict=True)
         ],
+        backward_input_s=[inputs for inputs, _ in parts],
+        backward_weight_s=[weights for _, weights in parts],
         recompute_s=[
             min(stage.forward_time_s, stage.backward_time_s / 2) * again
             for stage, again in zip(stages, recomputes, strict=True)

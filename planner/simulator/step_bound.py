@@ -53,6 +53,7 @@ class StageColumns:
         behind_s: Round trip of a micro-batch behind the last of these cuts, shape (P,); 0 for
             whole plans.
         turned: Replicas of the whole plan's last stage.
+        weights_s: Part of ``backward_s`` that gradients do not wait for; 0 where it is not split.
     """
 
     forward_s: Floats
@@ -64,6 +65,7 @@ class StageColumns:
     depth: Ints
     behind_s: Floats
     turned: int
+    weights_s: Floats
 
 
 def bound_steps(schedule: ScheduleName, num_microbatches: int, plans: StageColumns) -> Floats:
@@ -114,7 +116,7 @@ def _bound_intervals(m: int, plans: StageColumns, *, split: bool) -> Floats:
     forward_s = plans.forward_s
     share = -(-m // plans.replicas)
     # Where the backward is split, gradients run back before the part of the weights is done.
-    back_s = plans.backward_s / 2 if split else plans.backward_s
+    back_s = plans.backward_s - plans.weights_s
     work = forward_s + back_s
     up = _before(forward_s + plans.there_s)
     down = _before(back_s + plans.back_s)
@@ -142,12 +144,12 @@ def _bound_busy(plans: StageColumns, up: Floats, behind: Floats, share: Ints) ->
     The weight parts of the last s + 1 micro-batches of stage s follow its last gradient, which
     runs to the first stage; there the part of one micro-batch is left.
     """
-    forward_s, half_s = plans.forward_s, plans.backward_s / 2
+    forward_s, weights_s = plans.forward_s, plans.weights_s
     lead = np.maximum(plans.depth * forward_s, forward_s + behind)
-    done = up + lead + share * (forward_s + 2 * half_s) - plans.depth * forward_s
-    delayed = np.minimum(share, 1 + np.arange(share.shape[1])) * half_s
-    down = _before(half_s + plans.back_s)
-    sent = done - delayed + down + half_s[:, :1]
+    done = up + lead + share * (forward_s + plans.backward_s) - plans.depth * forward_s
+    delayed = np.minimum(share, 1 + np.arange(share.shape[1])) * weights_s
+    down = _before(plans.backward_s - weights_s + plans.back_s)
+    sent = done - delayed + down + weights_s[:, :1]
     found: Floats = np.maximum(done + plans.sync_s, sent).max(axis=1)
     return found
 

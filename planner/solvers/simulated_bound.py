@@ -13,7 +13,8 @@ for some k.
 **The heaviest layer** is on one stage: T >= (forward in front + n (f + b) + backward in front) / V.
 
 And whatever r, T >= W / V: one micro-batch. Where backwards are split, gradients run back before
-the weights' parts are done, so no backward in front is counted, and of one micro-batch F + B / 2.
+the weights' parts are done, so no backward in front is counted, and of one micro-batch only the
+forward and the gradients of inputs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ...core.profile.backward_parts import layer_parts_s, stage_parts_s
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.chain import Seconds
 from ..problem.problem import PlanningRequest
@@ -56,6 +58,9 @@ class SimulatedStepBound:
         layers = profile.layers
         forward_s = np.add.reduceat([entry.forward.median_s for entry in layers], firsts)
         backward_s = np.add.reduceat([entry.backward.median_s for entry in layers], firsts)
+        if self.splits:
+            parts_s = [sum(layer_parts_s(entry)) for entry in layers]
+            backward_s = np.add.reduceat(parts_s, firsts)
         if self.request.options.recompute == "always":
             backward_s = backward_s + forward_s
         if profile.loss:
@@ -116,7 +121,11 @@ class SimulatedStepBound:
     def _through_s(self) -> float:
         """Bound by one micro-batch, which runs forth and back through all stages."""
         forward_s, backward_s = self.whole_s
-        return (forward_s + (backward_s / 2 if self.splits else backward_s)) / self._fastest
+        if self.splits:
+            again, profile = self.request.options.recompute == "always", self.request.profile
+            layers = range(len(profile.layers))
+            backward_s, _ = stage_parts_s(profile, layers, recompute=again)
+        return (forward_s + backward_s) / self._fastest
 
     @property
     def _fastest(self) -> float:

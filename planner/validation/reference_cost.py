@@ -94,8 +94,28 @@ class ReferenceSplit:
 
     def work_s(self, stage: int) -> tuple[float, float]:
         """Return forward and backward time on one replica: ``F`` and ``B``."""
-        layers = self.layers(stage)
-        return work_s(self.profile, layers, self.place(stage).speed, self.recomputes(stage))
+        layers, speed = self.layers(stage), self.place(stage).speed
+        forward_s, backward_s = work_s(self.profile, layers, speed, self.recomputes(stage))
+        parts = self.backward_parts_s(stage)
+        return forward_s, sum(parts) if parts else backward_s
+
+    def backward_parts_s(self, stage: int) -> tuple[float, float] | None:
+        """Return the backward for inputs and for weights; `None` if not split or not measured."""
+        known = [entry for entry in self.profile.layers if entry.backward_input is not None]
+        if self.only_forward or self.options.schedule not in SPLIT_BACKWARD or not known:
+            return None
+        layers, loss = self.layers(stage), self.profile.loss
+        inputs_s = weights_s = 0.0
+        for layer in layers:
+            entry = self.profile.layers[layer]
+            half_s = entry.backward.median_s / 2
+            inputs_s += half_s if entry.backward_input is None else entry.backward_input.median_s
+            weights_s += half_s if entry.backward_weight is None else entry.backward_weight.median_s
+            inputs_s += entry.forward.median_s * self.recomputes(stage)
+        if loss is not None and stage + 1 == self.num_stages:
+            inputs_s += loss.backward.median_s
+        speed = self.place(stage).speed
+        return inputs_s / speed, weights_s / speed
 
     def send_forward(self, stage: int) -> tuple[int, float]:
         """Return bytes and time of the activations sent to the next stage."""
@@ -317,7 +337,10 @@ class ReferenceSplit:
         if self.only_forward:
             return whole_s[0]
         splits = self.options.schedule in SPLIT_BACKWARD
-        bounds = [whole_s[0] + whole_s[1] / 2 if splits else sum(whole_s)]
+        stages = range(self.num_stages)
+        parts = [self.backward_parts_s(stage) for stage in stages]
+        gradients_s = sum(part[0] for part in parts if part) if parts[0] else whole_s[1] / 2
+        bounds = [whole_s[0] + gradients_s if splits else sum(whole_s)]
         for stage in range(self.num_stages):
             forward_s, backward_s = self._in_front_s(stage)
             if splits:
@@ -330,7 +353,10 @@ class ReferenceSplit:
         """Return the simulated step."""
         stages, options = range(self.num_stages), self.options
         forward_channel, backward_channel = self.channels()
+        parts = [found for found in map(self.backward_parts_s, stages) if found]
         times = StageTimes(
+            backward_input_s=[inputs_s for inputs_s, _ in parts],
+            backward_weight_s=[weights_s for _, weights_s in parts],
             forward_s=[self.work_s(stage)[0] for stage in stages],
             backward_s=[self.work_s(stage)[1] for stage in stages],
             send_forward_s=[self.send_forward(stage)[1] for stage in stages[:-1]],

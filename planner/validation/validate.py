@@ -158,11 +158,15 @@ def _boundary_faults(plan: Plan, split: ReferenceSplit) -> Iterable[str]:
 
 def _stage_faults(stage: Stage, index: int, split: ReferenceSplit) -> Iterable[str]:
     forward_s, backward_s = split.work_s(index)
+    parts_s, found_input_s = split.backward_parts_s(index), stage.backward_input_time_s
+    if (parts_s is None) != (found_input_s is None):
+        yield f"stage {index}: backward_input_time_s is {found_input_s!r}, expected {parts_s!r}"
     forward_bytes, forward_send_s = split.send_forward(index)
     backward_bytes, backward_send_s = split.send_backward(index)
     for name, found_s, expected_s in (
         ("forward_time_s", stage.forward_time_s, forward_s),
         ("backward_time_s", stage.backward_time_s, backward_s),
+        ("backward_input_time_s", found_input_s or 0.0, parts_s[0] if parts_s else 0.0),
         ("send_forward_time_s", stage.send_forward_time_s, forward_send_s),
         ("send_backward_time_s", stage.send_backward_time_s, backward_send_s),
         ("sync_time_s", stage.sync_time_s, split.sync_s(index)),
