@@ -10,7 +10,7 @@
     │   ├── TooManyWrongTokens
     │   └── IdentityProviderUnreachable
     ├── JobUnreadable
-    ├── MeasuringUnavailable
+    ├── MeasuringUnavailable (a core.errors.Refused)
     ├── NoPlan
     ├── RequestDeadlineExceeded (a core.errors.DeadlineExceeded)
     ├── SolverEnded
@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from ..core.errors import DeadlineExceeded, StagewrightError
+from ..core.errors import DeadlineExceeded, Refused, StagewrightError
 
 
 class AccessDenied(StagewrightError):
@@ -35,6 +35,8 @@ class Unauthorized(AccessDenied):
         is_invalid_token: True if a token was sent; the challenge then says so (RFC 6750, 3.1).
     """
 
+    is_invalid_token: bool
+
     def __init__(self, message: str, *, is_invalid_token: bool = False) -> None:
         super().__init__(message)
         self.is_invalid_token = is_invalid_token
@@ -47,6 +49,8 @@ class Forbidden(AccessDenied):
         message: The reason and the way out.
         scope: The scope that is missing, if that is the reason.
     """
+
+    scope: str | None
 
     def __init__(self, message: str, *, scope: str | None = None) -> None:
         super().__init__(message)
@@ -66,6 +70,8 @@ class MissingOrigin(AccessDenied):
 class TooManyWrongTokens(AccessDenied):
     """An address has sent too many wrong tokens and has to wait."""
 
+    retry_after_s: int
+
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(
             f"Too many wrong tokens from this address. Retry in {retry_after_s} s, or use an API "
@@ -77,12 +83,14 @@ class TooManyWrongTokens(AccessDenied):
 class IdentityProviderUnreachable(AccessDenied):
     """The identity provider's signing keys can neither be fetched nor taken from the cache."""
 
+    retry_after_s: int
+
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("The identity provider's keys cannot be fetched. Retry a little later.")
         self.retry_after_s = retry_after_s
 
 
-class MeasuringUnavailable(StagewrightError):
+class MeasuringUnavailable(Refused):
     """This server cannot measure, whatever the model."""
 
 

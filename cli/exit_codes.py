@@ -26,6 +26,7 @@ import typer
 from ..core.errors import (
     Cancelled,
     DeadlineExceeded,
+    ForeignError,
     Infeasible,
     OutOfMemory,
     RankFailed,
@@ -64,6 +65,8 @@ def exit_code(error: BaseException) -> ExitCode:
         return ExitCode.UNREACHABLE
     if isinstance(error, PermissionError | Refused):
         return ExitCode.REFUSED
+    if isinstance(error, ForeignError):
+        return ExitCode.BUG
     if isinstance(error, StagewrightError | UsageError) or find_missing_extra(error):
         return ExitCode.USAGE
     return ExitCode.BUG

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from ..core import errors
 from ..core.errors import (
     Cancelled,
-    CaptureError,
-    DeadlineExceeded,
+    ErrorRecord,
     InvalidInput,
-    MeasurementError,
     NotFound,
-    OutOfMemory,
     Refused,
     StagewrightError,
     Unreachable,
@@ -20,15 +18,12 @@ from ..core.service.jobs import JobView
 from ..core.service.problems import TYPE_PREFIX, ProblemDocument
 from .sans_io import HttpReply
 
-BY_KIND: dict[str, type[StagewrightError]] = {
-    "capture-failed": CaptureError,
-    "deadline-exceeded": DeadlineExceeded,
-    "measurement-failed": MeasurementError,
-    "measuring-unavailable": Refused,
-    "not-found": NotFound,
-    "out-of-memory": OutOfMemory,
-}
-"""Exception by the last part of the problem's type; other problems are mapped by their status."""
+KNOWN = tuple(
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, StagewrightError)
+)
+"""The library's exceptions, to one of which every error of the service is mapped."""
 
 BY_STATUS: dict[int, type[StagewrightError]] = {
     401: Refused,
@@ -39,7 +34,8 @@ BY_STATUS: dict[int, type[StagewrightError]] = {
     503: Unreachable,
     504: Unreachable,
 }
-"""Exception by status; any other status from 500 on is a failure of the service itself."""
+"""Exception by status, for problems of none of these classes; any other status from 500 on is a
+failure of the service itself."""
 
 REMOTE_KINDS = frozenset({"capture-failed", "measurement-failed", "measuring-unavailable"})
 """Problems whose detail may say what to install or change on the machine that runs the service."""
@@ -69,7 +65,7 @@ def error_from_reply(reply: HttpReply, asked: object) -> StagewrightError:
         return error_from_problem(problem)
     # A proxy or another web server answered. Quote it, so that the user can tell which.
     body = reply.body.decode("utf-8", "replace").strip()[:MAX_FOREIGN_CHARACTERS]
-    return _exception_class("", reply.status)(
+    return _exception_class(reply.status)(
         f"{asked} returned {reply.status}, but not from Stagewright"
         + (f": {body!r}" if body else "")
         + "; check the service's URL and any proxy in between"
@@ -79,7 +75,6 @@ def error_from_reply(reply: HttpReply, asked: object) -> StagewrightError:
 def error_from_problem(problem: ProblemDocument) -> StagewrightError:
     """Return the exception for a problem; an `InvalidInput` points at the first invalid field."""
     kind = problem.type.removeprefix(TYPE_PREFIX)
-    found = _exception_class(kind, problem.status)
     where = "on the service: " if kind in REMOTE_KINDS else ""
     lines = [f"{where}{problem.detail}"]
     if len(problem.errors) > 1:  # the detail names the only field at fault
@@ -90,17 +85,10 @@ def error_from_problem(problem: ProblemDocument) -> StagewrightError:
     message = "\n  ".join(lines)
     if hint := HINTS.get(problem.status):
         message += f"; {hint}"
-    if issubclass(found, InvalidInput):
-        pointers = (entry.pointer for entry in problem.errors if entry.pointer)
-        return found(message, field=next(pointers, None))
-    if issubclass(found, OutOfMemory):
-        return found(
-            message,
-            layer=problem.layer,
-            required_bytes=problem.required_bytes,
-            available_bytes=problem.available_bytes,
-        )
-    return found(message)
+    pointers = (entry.pointer for entry in problem.errors if entry.pointer)
+    details = {"field": next(pointers, None), **problem.details}
+    record = ErrorRecord(problem.kinds, message, details)
+    return _exception_class(problem.status).from_record(record, KNOWN)
 
 
 def error_from_job(job: JobView) -> StagewrightError:
@@ -112,8 +100,5 @@ def error_from_job(job: JobView) -> StagewrightError:
     return error_from_problem(job.problem)
 
 
-def _exception_class(kind: str, status: int) -> type[StagewrightError]:
-    found = BY_KIND.get(kind) or BY_STATUS.get(status)
-    if found is not None:
-        return found
-    return InvalidInput if 400 <= status < 500 else StagewrightError
+def _exception_class(status: int) -> type[StagewrightError]:
+    return BY_STATUS.get(status, InvalidInput if 400 <= status < 500 else StagewrightError)

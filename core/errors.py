@@ -95,8 +95,7 @@ class StagewrightError(Exception):
         from pydantic import TypeAdapter, ValidationError
 
         given = record.as_dict if isinstance(record, ErrorRecord) else dict(record)
-        # JSON may hold lone surrogates, and UTF-8 cannot.
-        text = json.dumps(given, ensure_ascii=False).encode("utf-8", "replace")
+        text = to_printable(json.dumps(given, ensure_ascii=False))
         found = TypeAdapter(ErrorRecord).validate_json(text)
         known = {kind.__name__: kind for kind in among or _subclasses(StagewrightError)}
         kind = next((known[name] for name in found.kinds if name in known), cls)
@@ -307,13 +306,18 @@ class ForeignError(StagewrightError):
         return "\n".join(getattr(self, "__notes__", ()))
 
     @classmethod
-    def of(cls, error: Exception) -> StagewrightError:
+    def of(cls, error: BaseException) -> StagewrightError:
         """Return an error in a form that can be sent: itself if it is this library's."""
         if isinstance(error, StagewrightError):
             return error
         found = cls(f"{type(error).__name__}: {error}")
         found.add_note("".join(traceback.format_exception(error)))
         return found
+
+
+def to_printable(text: str) -> str:
+    """Return text without lone surrogates, which JSON may hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 MAX_LINE = 1000

@@ -1,14 +1,12 @@
 """Both ends of a worker process: a request on standard input, the answer on standard output.
 
 Progress goes to standard error as JSON lines with ``done``, ``total`` and ``layer``; on failure the
-last line there is JSON with ``error``, ``message`` and, where one field of the request is at fault,
-its JSON pointer as ``field``; the exit code is not 0.
+last line there is the JSON of an `ErrorRecord`, and the exit code is not 0.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,8 @@ from typing import TextIO, TypeVar
 from pydantic import ValidationError
 
 from ..core.document import Record, to_invalid_input
-from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError
+from ..core.errors import MeasurementError, StagewrightError
+from ..core.process_exit import count_memory_kills, describe_exit
 from ..core.profile.profile import Profile
 from ..core.progress import Progress
 from ..core.requests.requests import MeasureRequest
@@ -39,13 +38,7 @@ def serve(
             raise to_invalid_input(error, what) from None
         text = answer(request)
     except StagewrightError as error:
-        names = ("field", "layer", "required_bytes", "available_bytes")
-        details = {name: getattr(error, name, None) for name in names}
-        _tell(
-            error=type(error).__name__,
-            message=str(error),
-            **{name: value for name, value in details.items() if value is not None},
-        )
+        tell_error(error)
         return 1
     (output or sys.stdout).write(text)
     return 0
@@ -53,6 +46,10 @@ def serve(
 
 def tell_progress(done: int, total: int, layer: str) -> None:
     _tell(done=done, total=total, layer=layer)
+
+
+def tell_error(error: StagewrightError) -> None:
+    _tell(**error.to_record().as_dict)
 
 
 def _tell(**message: object) -> None:
@@ -67,6 +64,7 @@ def measure_apart(
 
     Raises what the process says went wrong, or `MeasurementError` if it ended without a word.
     """
+    kills = count_memory_kills()
     with tempfile.TemporaryFile("w+b") as given, tempfile.TemporaryFile("w+b") as answer:
         given.write(request.model_dump_json().encode())
         given.seek(0)
@@ -92,7 +90,16 @@ def measure_apart(
         if process.returncode == 0:
             answer.seek(0)
             return Profile.from_json(answer.read())
-    raise _error(told, process.returncode, layer, last)
+    if "message" in told:
+        raise MeasurementError.from_record(told)
+    how = describe_exit(process.returncode, kills)
+    raise MeasurementError(
+        f"the process that measured {how}"
+        + (f": {last}" if process.returncode > 0 else "")
+        + (f", while it measured {layer}" if layer else ", before it measured a layer")
+        + "; an operator crashed on its arguments, or the process was stopped: capture the model "
+        "again, or use a smaller micro-batch"
+    )
 
 
 def _message(line: str) -> dict[str, object]:
@@ -101,35 +108,3 @@ def _message(line: str) -> dict[str, object]:
     except ValueError:
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _error(told: dict[str, object], code: int, layer: str, last: str) -> StagewrightError:
-    kind = told.get("error")
-    if kind == "InvalidInput":
-        return InvalidInput(str(told["message"]), field=_text(told.get("field")))
-    if kind == "OutOfMemory":
-        return OutOfMemory(
-            str(told["message"]),
-            layer=_text(told.get("layer")),
-            required_bytes=_number(told.get("required_bytes")),
-            available_bytes=_number(told.get("available_bytes")),
-        )
-    if kind is not None:
-        return MeasurementError(str(told["message"]))
-    ended = f"with exit code {code}: {last}"
-    if code < 0:
-        ended = f"by {signal.Signals(-code).name}"
-    return MeasurementError(
-        f"the process that measured was ended {ended}, "
-        + (f"while it measured {layer}" if layer else "before it measured a layer")
-        + "; an operator crashed on its arguments, or the system took its memory back: capture the "
-        "model again, or use a smaller micro-batch"
-    )
-
-
-def _text(said: object) -> str | None:
-    return None if said is None else str(said)
-
-
-def _number(said: object) -> int | None:
-    return said if isinstance(said, int) else None

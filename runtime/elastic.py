@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.places import list_groups
-from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
+from ..core.errors import InvalidInput, RankFailed, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
 from .ranks.process_groups import (
@@ -106,8 +106,7 @@ def plan_for_world(
                 "passed"
             )
     except StagewrightError as error:
-        constraint = error.constraint if isinstance(error, Infeasible) else None
-        store.set(key, json.dumps({"error": str(error), "constraint": constraint}))
+        store.set(key, json.dumps({"error": error.to_record().as_dict}))
         raise
     store.set(key, json.dumps({"plan": plan.to_json()}))
     return plan
@@ -260,6 +259,4 @@ def _receive_plan(store: Store, key: str, timeout_s: float) -> Plan:
         ) from error
     if "plan" in answer:
         return Plan.from_json(answer["plan"])
-    if answer["constraint"] is not None:
-        raise Infeasible(answer["error"], constraint=answer["constraint"])
-    raise InvalidInput(answer["error"])
+    raise StagewrightError.from_record(answer["error"])

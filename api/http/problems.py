@@ -214,7 +214,10 @@ def problem_of_error(error: StagewrightError) -> Problem:
             headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
             headers |= _headers(error)
             problem = Problem(status, kind, _detail(error), errors=errors, headers=headers)
-            return _with_memory(problem, error) if isinstance(error, OutOfMemory) else problem
+            record = error.to_record()
+            told = {"kinds": record.kinds, "details": record.details}
+            problem.document = problem.document.model_copy(update=told)
+            return problem
     _log.error("%s: %s", type(error).__name__, error, exc_info=error)
     return internal_problem()
 
@@ -238,17 +241,6 @@ def _headers(error: StagewrightError) -> dict[str, str]:
     else:
         return {}
     return {"WWW-Authenticate": challenge}
-
-
-def _with_memory(problem: Problem, error: OutOfMemory) -> Problem:
-    problem.document = problem.document.model_copy(
-        update={
-            "layer": error.layer,
-            "required_bytes": error.required_bytes,
-            "available_bytes": error.available_bytes,
-        }
-    )
-    return problem
 
 
 def rebuild_problem(document: ProblemDocument) -> Problem:

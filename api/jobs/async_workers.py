@@ -165,8 +165,8 @@ async def _wait_for_estimate(inbox: asyncio.Queue[WorkerMessage]) -> str:
         match message:
             case ModelEstimated(estimated_json):
                 return estimated_json
-            case TaskFailed(message=text):
-                raise error_from_failure(message) or MeasurementError(text)
+            case TaskFailed():
+                raise error_from_failure(message)
             case WorkerLost(why):
                 raise WorkersUnavailable(f"the worker making the estimate was lost ({why}); retry")
             case ProfileMeasured():

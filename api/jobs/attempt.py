@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.errors import DeadlineExceeded
+from ...core.errors import DeadlineExceeded, to_printable
 from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord
 from ..errors import WorkerGaveOut
@@ -38,7 +38,7 @@ from .messages import (
     WorkerTask,
 )
 from .notifications import JobNotifications
-from .outcome import event_data, problem_from_failure, problem_json, to_printable
+from .outcome import error_from_failure, event_data, problem_json
 from .requests import JobSpec
 
 _log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class JobAttempt:
                     await self._conclude(await run_in_threadpool(parse, profile_json))
                     return
                 case TaskFailed():
-                    await self._finish("failed", problem=problem_from_failure(message))
+                    await self._finish("failed", problem=problem_json(error_from_failure(message)))
                     return
                 case WorkerLost(why):
                     await self._requeue_or_fail(why)

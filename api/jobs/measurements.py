@@ -15,11 +15,11 @@ from .messages import (
     Heartbeat,
     ModelEstimated,
     ProfileMeasured,
+    TaskFailed,
     TaskOutcome,
     WorkerLost,
     WorkerProgress,
     WorkerTask,
-    to_failure,
 )
 
 HEARTBEAT_S = 2.0
@@ -55,7 +55,7 @@ def run_measurement(
     except OSError as error:
         return WorkerLost(f"its process could not be started: {error}")
     except StagewrightError as error:
-        return to_failure(error)
+        return TaskFailed(error.to_record())
     return ProfileMeasured(profile.to_json())
 
 

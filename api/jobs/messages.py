@@ -7,14 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ...core.errors import (
-    CaptureError,
-    DeadlineExceeded,
-    InvalidInput,
-    MeasurementError,
-    OutOfMemory,
-    StagewrightError,
-)
+from ...core.errors import DeadlineExceeded, ErrorRecord
+from ..sandbox.child_messages import CHILD_ERRORS
 
 CPU = "cpu"
 """Resource offered by every worker that has torch, unless configured otherwise."""
@@ -81,16 +75,10 @@ class ModelEstimated:
 class TaskFailed:
     """The task cannot succeed; retrying would not help.
 
-    ``error`` names a class of `ERRORS`, whose details the other fields are; any other error is an
-    internal one of the worker.
+    An error of other classes than `ERRORS` is an internal one of the worker.
     """
 
-    error: str
-    message: str
-    field: str | None = None
-    layer: str | None = None
-    required_bytes: int | None = None
-    available_bytes: int | None = None
+    error: ErrorRecord
 
 
 @dataclass(frozen=True)
@@ -111,17 +99,8 @@ REPORTS: dict[str, type[TaskReport]] = {
 }
 """Messages of a worker at its task, by their kinds as Dask events."""
 
-ERRORS: dict[str, type[StagewrightError]] = {
-    error.__name__: error
-    for error in (InvalidInput, CaptureError, MeasurementError, OutOfMemory, DeadlineExceeded)
-}
+ERRORS = (*CHILD_ERRORS, DeadlineExceeded)
 """Errors whose message is meant for the client."""
-
-DETAILS: dict[str, tuple[str, ...]] = {
-    "InvalidInput": ("field",),
-    "OutOfMemory": ("layer", "required_bytes", "available_bytes"),
-}
-"""Attributes that some of these errors have besides their message."""
 
 
 def as_event(report: TaskReport) -> dict[str, Any]:
@@ -133,21 +112,3 @@ def as_event(report: TaskReport) -> dict[str, Any]:
 def from_event(event: dict[str, Any]) -> TaskReport:
     """Return the report in a Dask event. Raises: KeyError, ValueError."""
     return TypeAdapter[TaskReport](REPORTS[event["kind"]]).validate_python(event)
-
-
-def to_failure(error: StagewrightError) -> TaskFailed:
-    """Return the message that carries an error to the server."""
-    # The last match is the most specific class: a subclass follows its base in ERRORS.
-    name = next((name for name in reversed(ERRORS) if isinstance(error, ERRORS[name])), "")
-    details = {detail: getattr(error, detail, None) for detail in DETAILS.get(name, ())}
-    return TaskFailed(error=name, message=str(error), **details)
-
-
-def to_error(failure: TaskFailed) -> StagewrightError | None:
-    """Return the error that a message carries; `None` for an internal error of the worker."""
-    error_class: Any = ERRORS.get(failure.error)
-    if error_class is None:
-        return None
-    details = {detail: getattr(failure, detail) for detail in DETAILS.get(failure.error, ())}
-    error: StagewrightError = error_class(failure.message, **details)
-    return error

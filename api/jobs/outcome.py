@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
-from typing import Any
 
 from ...core.errors import StagewrightError
 from ..http.problems import ProblemDocument, internal_problem, problem_of_error
-from .messages import TaskFailed, to_error
+from .messages import ERRORS, TaskFailed
 
 _log = logging.getLogger(__name__)
 
@@ -24,37 +22,20 @@ def problem_json(error: Exception) -> str:
     else:
         _log.error("a job failed with an internal error", exc_info=error)
         problem = internal_problem()
-    return _to_json(problem.document)
+    return problem.document.model_dump_json(exclude_defaults=True, exclude_none=True)
 
 
-def problem_from_failure(failure: TaskFailed) -> str:
-    """Return the problem document of a worker's failure as a job's row stores it."""
-    error = error_from_failure(failure)
-    return _to_json(internal_problem().document) if error is None else problem_json(error)
-
-
-def _to_json(problem: ProblemDocument) -> str:
-    return problem.model_dump_json(exclude_defaults=True, exclude_none=True)
-
-
-def error_from_failure(failure: TaskFailed) -> StagewrightError | None:
-    """Return a worker's failure as an error; `None`, and a line in the log, if it is internal."""
-    texts = {name: getattr(failure, name) for name in ("message", "field", "layer")}
-    clean: Any = {name: to_printable(text) for name, text in texts.items() if text is not None}
-    error = to_error(replace(failure, **clean))
-    if error is None:
-        _log.error("a worker failed with an internal error: %s", failure.message)
-    return error
-
-
-def to_printable(text: str) -> str:
-    """Return text without lone surrogates, which a child's JSON may hold and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
+def error_from_failure(failure: TaskFailed) -> StagewrightError:
+    """Return a worker's failure as an error; an internal one is a bare `StagewrightError`."""
+    return StagewrightError.from_record(failure.error, ERRORS)
 
 
 def read_problem(outcome_json: str | None) -> ProblemDocument | None:
     """Return the problem document stored in a job's row, if any."""
-    return None if outcome_json is None else ProblemDocument.model_validate_json(outcome_json)
+    if outcome_json is None:
+        return None
+    # Another release may have written it, with other members.
+    return ProblemDocument.model_validate_json(outcome_json, extra="ignore")
 
 
 def event_data(**values: object) -> str:

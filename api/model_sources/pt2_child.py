@@ -1,15 +1,15 @@
 """Child process that reads a ``.pt2`` archive on standard input and writes its graph.
 
-On failure, the last line of standard error is JSON, in the format of `profiler.worker_protocol`.
+On failure, the last line of standard error is the error, as `profiler.worker_protocol` says.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 
 from ...capture.pt2.graph import read_pt2
 from ...core.errors import InvalidInput
+from ...profiler.worker_protocol import tell_error
 from .graph_limits import check_graph
 
 
@@ -19,8 +19,7 @@ def main() -> int:
         graph = read_pt2(sys.stdin.buffer.read())
         check_graph(graph)
     except InvalidInput as error:
-        failure = {"error": "InvalidInput", "message": str(error), "field": error.field}
-        sys.stderr.write(json.dumps(failure) + "\n")
+        tell_error(error)
         return 1
     sys.stdout.write(graph.to_json())
     return 0

@@ -188,8 +188,9 @@ class SolverProcess:
             ) from None
 
     def _describe_end(self) -> str:
-        # Its thread reads the exit code, which can be read only once.
-        if self._pool is not None and (reader := self._pool._executor_manager_thread) is not None:
+        # The executor's thread reads the exit code, which can be read only once.
+        reader: Any = self._pool and self._pool._executor_manager_thread
+        if reader is not None:
             reader.join(JOINED_S)
         codes = [process.exitcode for process in self._processes()]
         return describe_exit(codes[0] or 0, self._kills_before) if codes else "ended"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...core.errors import Cancelled, DeadlineExceeded, MeasurementError, OutOfMemory
+from ...core.process_exit import count_memory_kills
 from ...core.units import format_bytes
 from .bubblewrap import Sandbox
 from .child_messages import error_of, progress_of
@@ -68,7 +69,7 @@ def run_confined(
         DeadlineExceeded: It did not finish in time.
         Cancelled: ``stopped`` was set.
     """
-    environment = child_environment()
+    environment, kills = child_environment(), count_memory_kills()
     with tempfile.TemporaryFile() as stdin, filter_file() as rules:
         inner = list(command) if sandbox is None else sandbox.around(command, environment, rules)
         stdin.write(request)
@@ -93,7 +94,7 @@ def run_confined(
             process.wait()
     if process.returncode == 0:
         return bytes(output.answer)
-    raise error_of(process.returncode, bytes(output.stderr))
+    raise error_of(process.returncode, bytes(output.stderr), kills)
 
 
 async def run_confined_async(

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 from typing import Any
 
@@ -17,11 +16,11 @@ from ...core.errors import (
     MeasurementError,
     OutOfMemory,
     StagewrightError,
+    to_printable,
 )
+from ...core.process_exit import describe_exit
 
-CHILD_ERRORS: dict[str, type[StagewrightError]] = {
-    error.__name__: error for error in (InvalidInput, CaptureError, MeasurementError, OutOfMemory)
-}
+CHILD_ERRORS = (InvalidInput, CaptureError, MeasurementError, OutOfMemory)
 """Errors whose message is meant for the client."""
 
 MAX_LOGGED_CHARACTERS = 8000
@@ -45,23 +44,24 @@ def progress_of(line: bytes) -> dict[str, Any] | None:
     done, total, layer = message.get("done"), message.get("total"), message.get("layer", "")
     if not (_is_count(done) and _is_count(total) and isinstance(layer, str)):
         return None
-    return {"done": done, "total": total, "layer": _printable(layer)[:MAX_NAME_CHARACTERS]}
+    return {"done": done, "total": total, "layer": to_printable(layer)[:MAX_NAME_CHARACTERS]}
 
 
-def error_of(returncode: int, stderr: bytes) -> StagewrightError:
-    """Return the error that explains a child's end; where it failed goes to the log only."""
+def error_of(returncode: int, stderr: bytes, kills_before: int = 0) -> StagewrightError:
+    """Return the error that explains a child's end; where it failed goes to the log only.
+
+    ``kills_before`` is `count_memory_kills` when the child started.
+    """
     lines = stderr.decode("utf-8", "replace").strip().splitlines()
     reported = _reported(lines[-1] if lines else "")
     if reported is not None:
         _log.info("measuring child ended with %s: %s", returncode, type(reported).__name__)
         return reported
     _log.warning("measuring child ended with %s:\n%s", returncode, _traced(lines))
-    number = -returncode if returncode < 0 else returncode - 128  # bwrap exits as a shell does
-    if number in {*signal.Signals}:
+    if returncode < 0 or returncode > 128:  # bwrap exits as a shell does
         return MeasurementError(
-            f"the measuring process was killed by {signal.Signals(number).name}; the model most "
-            "likely needs more memory than the server has: measure a smaller model or a smaller "
-            "micro-batch"
+            f"the measuring process {describe_exit(returncode, kills_before)}; measure a smaller "
+            "model or a smaller micro-batch, or try again"
         )
     return MeasurementError(
         "the model failed while it was built or measured, with an unexpected error; the server's "
@@ -93,28 +93,15 @@ def _is_code(path: str) -> bool:
 
 def _reported(line: str) -> StagewrightError | None:
     """Return the error of `CHILD_ERRORS` that a line reports, if any."""
-    announced = _parse_object(line)
-    error_class = CHILD_ERRORS.get(str(announced.get("error")))
-    if error_class is None or "message" not in announced:
+    try:
+        found = StagewrightError.from_record(_parse_object(line), CHILD_ERRORS)
+    except ValueError:
         return None
-    message = _printable(str(announced["message"]))[:MAX_MESSAGE_CHARACTERS]
-    field = announced.get("field")
-    if error_class is InvalidInput and isinstance(field, str):
-        return InvalidInput(message, field=_printable(field)[:MAX_NAME_CHARACTERS])
-    if error_class is OutOfMemory:
-        return _out_of_memory(message, announced)
-    return error_class(message)
-
-
-def _out_of_memory(message: str, announced: dict[str, Any]) -> OutOfMemory:
-    layer = announced.get("layer")
-    required, available = (announced.get(f"{name}_bytes") for name in ("required", "available"))
-    return OutOfMemory(
-        message,
-        layer=_printable(layer)[:MAX_NAME_CHARACTERS] if isinstance(layer, str) else None,
-        required_bytes=required if _is_count(required, 2**63) else None,
-        available_bytes=available if _is_count(available, 2**63) else None,
-    )
+    found.args = (str(found)[:MAX_MESSAGE_CHARACTERS],)
+    for name, value in vars(found).items():
+        if isinstance(value, str):
+            setattr(found, name, value[:MAX_NAME_CHARACTERS])
+    return found if isinstance(found, CHILD_ERRORS) else None
 
 
 def _parse_object(line: str | bytes) -> dict[str, Any]:
@@ -125,11 +112,6 @@ def _parse_object(line: str | bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _printable(text: str) -> str:
-    """Return text without lone surrogates, which JSON may hold and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _is_count(value: object, below: int = 2**31) -> bool:
+def _is_count(value: object) -> bool:
     # A child is not trusted: its numbers end up in columns and messages.
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

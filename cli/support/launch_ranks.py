@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
-from ...core import errors
-from ...core.errors import InvalidInput, OutOfMemory, RankFailed
+from ...core.errors import ForeignError, InvalidInput, OutOfMemory, RankFailed, StagewrightError
 from ...core.plan.plan import Plan
 from ...core.plan.timeline import Timeline
 from ...core.units import count, format_bytes
@@ -30,61 +26,19 @@ from .load_object import OwnModel
 if TYPE_CHECKING:
     from ...runtime.verify import Verification
 
-OUT_OF_MEMORY = "out of memory"
-
 PROCESS_BYTES = 250 * 2**20
 """Memory of a process of a group without a model: 207 MiB of its own were measured on Linux."""
 
 
-class RankErrorRecord(BaseModel):
-    """Error that ended a rank: its class or `OUT_OF_MEMORY`, and a trace unless it is ours."""
-
-    model_config = ConfigDict(frozen=True)
-
-    rank: int
-    error: str
-    message: str
-    trace: str = ""
-
-    @classmethod
-    def of(cls, rank: int, error: Exception) -> RankErrorRecord:
-        kind = OUT_OF_MEMORY if is_out_of_memory(error) else type(error).__name__
-        if isinstance(error, errors.StagewrightError):
-            return cls(rank=rank, error=kind, message=str(error))
-        trace = "".join(traceback.format_exception(error))
-        return cls(rank=rank, error=kind, message=str(error), trace=trace)
-
-    def write(self, results: Path) -> None:
-        """Write the record where the launcher looks for it, and the error to stderr."""
-        path = results / f"error.{self.rank}.json"
-        path.write_text(self.model_dump_json(), encoding="utf-8")
-        sys.stderr.write(f"rank {self.rank}: {self.trace or self.message}\n")
-
-    def to_error(self) -> Exception:
-        """Return an error of the recorded class, so that the exit code is that of one process."""
-        if self.error == OUT_OF_MEMORY:
-            return MemoryError(f"rank {self.rank} ran out of memory: {self.message}")
-        kind = _OURS.get(self.error)
-        if kind is not None:
-            return kind(f"rank {self.rank}: {self.message}")
-        unexpected = RuntimeError(f"rank {self.rank} raised {self.error}: {self.message}")
-        unexpected.add_note(self.trace)
-        return unexpected
-
-
-_OURS: dict[str, type[errors.StagewrightError]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.InvalidInput,
-        errors.CaptureError,
-        errors.MeasurementError,
-        errors.NonFinite,
-        errors.PlanMismatch,
-        errors.RankFailed,
-        errors.Refused,
-        errors.DeadlineExceeded,
-    )
-}
+def write_error(results: Path, rank: int, error: Exception) -> None:
+    """Write the error that ended a rank where the launcher looks for it, and to stderr."""
+    own = ForeignError.of(error)
+    if is_out_of_memory(error):
+        own = OutOfMemory(f"ran out of memory: {error}")
+    record = own.at(f"rank {rank}").to_record()
+    path = results / f"error.{rank}.json"
+    path.write_text(json.dumps(record.as_dict), encoding="utf-8")
+    sys.stderr.write("\n".join((record.message, *record.notes, "")))
 
 
 TRAIN_WORKER = "stagewright.cli.support.train_worker"
@@ -122,7 +76,7 @@ def train(
     A model of a family trains on synthetic data, one's own on samples of its function.
 
     With equal seeds, split and ``whole`` losses are comparable. Whatever ends a process is raised
-    here with its rank, as `MemoryError` if memory ran out; a rank waits ``timeout_s`` for another.
+    here with its rank, as `OutOfMemory` if memory ran out; a rank waits ``timeout_s`` for another.
     With ``records``, an additional step is recorded.
 
     Raises:
@@ -200,17 +154,19 @@ def _run(command: list[str]) -> tuple[int, str]:
     return process.returncode, stderr
 
 
-def _build_error(results: Path, code: int, stderr: str, doing: str = "training") -> Exception:
-    records = [
-        RankErrorRecord.model_validate_json(path.read_bytes())
+def _build_error(
+    results: Path, code: int, stderr: str, doing: str = "training"
+) -> StagewrightError:
+    found = [
+        StagewrightError.from_record(json.loads(path.read_bytes()))
         for path in sorted(results.glob("error.*.json"))
     ]
     # A rank with an error other than RankFailed is the cause; the others merely lost contact.
-    for record in records:
-        if record.error != RankFailed.__name__:
-            return record.to_error()
-    if records:
-        lines = "\n  ".join(f"rank {record.rank}: {record.message}" for record in records)
+    for error in found:
+        if not isinstance(error, RankFailed):
+            return error
+    if found:
+        lines = "\n  ".join(map(str, found))
         return RankFailed(f"{doing} stopped:\n  {lines}")
     last = "\n  ".join(stderr.strip().splitlines()[-15:])
     return RankFailed(f"{doing} stopped with exit code {code}:\n  {last}")

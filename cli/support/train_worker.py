@@ -29,7 +29,7 @@ from ...runtime.ranks.process_groups import end_process, init_process_group
 from ...runtime.trace import record
 from ...runtime.verify import join_samples
 from .child_process import end_with_owner
-from .launch_ranks import RankErrorRecord
+from .launch_ranks import write_error
 from .load_object import OwnModel
 
 LEARNING_RATE = 1e-3
@@ -68,7 +68,7 @@ def main() -> int:
             # A sign of progress in the folder; the failure tests wait for it.
             (given.results / f"training.{rank}").touch()
     except Exception as error:  # noqa: BLE001 (the launcher raises it)
-        RankErrorRecord.of(rank, error).write(given.results)
+        write_error(given.results, rank, error)
         end_process(1)
     if rank == 0:
         losses, times_s = [step[0] for step in steps], [step[1] for step in steps]

@@ -21,7 +21,7 @@ from ...runtime.verify import DOUBLE, Verification, join_samples, seed_generator
 from ...runtime.verify_distributed import verify_distributed
 from ...schedules.plan_schedule import count_ranks
 from .child_process import end_with_owner
-from .launch_ranks import PROCESS_BYTES, RankErrorRecord, check_memory
+from .launch_ranks import PROCESS_BYTES, check_memory, write_error
 from .load_object import OwnModel
 
 
@@ -44,7 +44,7 @@ def main() -> int:
             None if given.single else DOUBLE, given.timeout,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001 (the launcher raises it)
-        RankErrorRecord.of(rank, error).write(given.results)
+        write_error(given.results, rank, error)
         end_process(1)
     if rank == 0:
         result = json.dumps(dataclasses.asdict(found))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import Field
+
 from ..document import Record
 
 MEDIA_TYPE = "application/problem+json"
@@ -32,9 +36,8 @@ class ProblemDocument(Record):
         errors: Every invalid field, if the input is invalid.
         not_ready: What is missing, if the server is not ready.
         request_id: Id of the request in the server's log.
-        layer: The layer that ran out of memory.
-        required_bytes: Memory that the layer, or the model, needed.
-        available_bytes: Total memory of the device, or the limit.
+        kinds: Classes of the library's error that it was, the most specific first.
+        details: That error's attributes, such as the `layer` that ran out of memory.
     """
 
     type: str
@@ -44,6 +47,5 @@ class ProblemDocument(Record):
     errors: tuple[FieldError, ...] = ()
     not_ready: tuple[str, ...] = ()
     request_id: str | None = None
-    layer: str | None = None
-    required_bytes: int | None = None
-    available_bytes: int | None = None
+    kinds: tuple[str, ...] = ()
+    details: dict[str, Any] = Field({})

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Timer
 
 from ...core.cluster.cluster import Cluster
-from ...core.errors import InvalidInput, MeasurementError, RankFailed
+from ...core.errors import InvalidInput, RankFailed, StagewrightError
 from ...core.progress import Progress
 from .records import LinkOptions, LinkReport
 
@@ -136,20 +136,20 @@ def _account(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.txt"
 
 
-def _failure(folder: Path, num_ranks: int) -> RankFailed | MeasurementError | InvalidInput:
+def _failure(folder: Path, num_ranks: int) -> StagewrightError:
     """Combine the ranks' own reports of how they ended into one error."""
-    kinds: dict[str, list[str]] = {}
+    found: list[StagewrightError] = []
     last = ""
     for rank in range(num_ranks):
         for line in _account(folder, rank).read_text(encoding="utf-8").splitlines():
             try:
-                said = json.loads(line)
-                kinds.setdefault(said["error"], []).append(said["message"])
-            except (ValueError, TypeError, KeyError):
+                found.append(StagewrightError.from_record(json.loads(line)))
+            except (ValueError, TypeError):
                 last = f"rank {rank}: {line.strip()}" if line.strip() else last
-    for name, kind in (("InvalidInput", InvalidInput), ("MeasurementError", MeasurementError)):
-        if name in kinds:
-            return kind(kinds[name][0])
-    told = list(dict.fromkeys(kinds.get("RankFailed", [])))
+    # A rank with an error other than RankFailed is the cause; the others merely lost contact.
+    for error in found:
+        if not isinstance(error, RankFailed):
+            return error
+    told = list(dict.fromkeys(map(str, found)))
     lines = "\n  ".join(told or [last or "a rank ended without a word"])
     return RankFailed(f"measuring links stopped:\n  {lines}")

@@ -38,7 +38,7 @@ def main() -> NoReturn:
             if group.rank == 0:
                 _say({"report": report.model_dump(mode="json")}, sys.stdout)
     except StagewrightError as error:
-        _say({"error": type(error).__name__, "message": str(error)}, sys.stderr)
+        _say(error.to_record().as_dict, sys.stderr)
         _end(FAILED if isinstance(error, RankFailed) else 1)
     _end(0)
 
@@ -49,7 +49,7 @@ def _tell(done: int, total: int, what: str) -> None:
 
 
 def _give_up(message: str) -> None:
-    _say({"error": "RankFailed", "message": message}, sys.stderr)
+    _say(RankFailed(message).to_record().as_dict, sys.stderr)
     _end(FAILED)
 
 

@@ -36,7 +36,7 @@ class RankAgreement:
         """Run an action on every rank and return all results on every rank.
 
         Raises:
-            InvalidInput: An action failed; all ranks raise it, and it names the rank.
+            StagewrightError: An action failed; all ranks raise it, and it names the rank.
             RankFailed: An action failed by a bug; its rank raises the original error.
         """
         outcomes = self._gather(_attempt(action), everywhere=True)
@@ -85,13 +85,12 @@ class RankAgreement:
         own = outcomes[self.rank][1]
         if own is not None and not isinstance(own, StagewrightError | OSError):
             raise own
-        for rank, (_, error) in enumerate(outcomes):
-            if error is None:
-                continue
-            where = f"rank {rank}: " if self.size > 1 else ""
+        for rank, outcome in enumerate(outcomes):
+            error = _to_sendable(outcome)[1]
             if isinstance(error, RankFailed):
-                raise RankFailed(f"{where}{error}", ranks=(rank,)) from own
-            raise InvalidInput(f"{where}{error}") from own
+                error.ranks = (rank,)
+            if isinstance(error, StagewrightError):
+                raise (error.at(f"rank {rank}") if self.size > 1 else error) from own
 
 
 @contextmanager
@@ -117,9 +116,9 @@ def _attempt(action: Callable[[], T]) -> Outcome[T]:
 def _to_sendable(outcome: Outcome[T]) -> Outcome[T]:
     """Replace an error by one that can be pickled and that other ranks may raise."""
     error = outcome[1]
-    if error is None or isinstance(error, RankFailed):
+    if error is None or isinstance(error, StagewrightError):
         return outcome
-    if isinstance(error, StagewrightError | OSError):
+    if isinstance(error, OSError):
         return None, InvalidInput(str(error))
     return None, RankFailed(f"{type(error).__name__}: {error}")
 

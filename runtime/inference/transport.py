@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...core.errors import ForeignError
 from .microbatch import InFlightMicrobatch, Values
 
 HEAD_BYTES = 1024
@@ -88,7 +89,7 @@ class MicrobatchTransport:
         return WireMessage(stage, InFlightMicrobatch(number, values, error=found))
 
     def _pack_error(self, error: BaseException) -> bytes:
-        """Pickle an error with its traceback as a note; as a RuntimeError if it cannot be."""
+        """Pickle an error with its traceback as a note; as a `ForeignError` if it cannot be."""
         if error.__traceback__ is not None:  # raised here, not merely passed on
             text = "".join(traceback.format_exception(error))
             error.add_note(f"on rank {self._rank}:\n{text}")
@@ -96,10 +97,7 @@ class MicrobatchTransport:
             packed = pickle.dumps(error)
             pickle.loads(packed)  # an exception with its own __init__ often fails only here
         except Exception:  # noqa: BLE001 (whatever a class's own pickling raises)
-            plain = RuntimeError(f"{type(error).__name__}: {error}")
-            for note in getattr(error, "__notes__", ()):
-                plain.add_note(note)
-            return pickle.dumps(plain)
+            return pickle.dumps(ForeignError.of(error))
         return packed
 
     def _send_bytes(self, data: bytes, receiver: int) -> None:

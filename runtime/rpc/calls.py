@@ -1,15 +1,14 @@
 """Calls between the processes of an RPC session that return errors as values.
 
 ``torch.distributed.rpc`` raises a remote error as its own type with a traceback for a message,
-and prints it on the worker. Here the callee returns a `RemoteFailure` that says where it happened.
+and prints it on the worker. Here the callee returns an error of this library that says where it
+happened.
 """
 
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,55 +17,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.futures import Future
 
-from ...core.errors import CaptureError, InvalidInput, PlanMismatch, StagewrightError
-
-# Rebuilt on the master from their message alone, so that callers can catch them by class.
-_OWN = {kind.__name__: kind for kind in (InvalidInput, PlanMismatch, CaptureError)}
+from ...core.errors import ForeignError, InvalidInput, StagewrightError
 
 
-class StageError(StagewrightError):
-    """Error of the model's code on a worker; the message names worker, stage and error.
-
-    Args:
-        message: The worker, the stage and the error's first line.
-        remote_traceback: The worker's traceback.
-    """
-
-    def __init__(self, message: str, *, remote_traceback: str = "") -> None:
-        super().__init__(message)
-        self.remote_traceback = remote_traceback
-
-
-@dataclass(frozen=True)
-class RemoteFailure:
-    """Error of a worker, in a form that can be sent to the master.
-
-    ``where`` names the worker and what it was doing, ``kind`` the error's class.
-    """
-
-    where: str
-    kind: str
-    message: str
-    remote_traceback: str
-
-    @classmethod
-    def of(cls, error: Exception, doing: str = "") -> RemoteFailure:
-        """Describe an error of this process."""
-        return cls(
-            f"{worker_name()}{doing and ', '}{doing}",
-            type(error).__name__,
-            str(error),
-            "".join(traceback.format_exception(error)),
-        )
-
-    def to_error(self) -> StagewrightError:
-        """Return an error of the original class if it is this library's, or a `StageError`."""
-        if self.kind in _OWN:
-            return _OWN[self.kind](f"on {self.where}: {self.message}")
-        return StageError(
-            f"on {self.where}: {self.kind}: {self.message}",
-            remote_traceback=self.remote_traceback,
-        )
+class StageError(ForeignError):
+    """Error of the model's code on a worker; the message names worker, stage and error."""
 
 
 def worker_name() -> str:
@@ -75,11 +30,16 @@ def worker_name() -> str:
 
 
 def call_safely(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function on a worker; return its result or, if it raises, a `RemoteFailure`."""
+    """Call a function on a worker; return its result or, if it raises, an error to send."""
     try:
         return function(*args)
     except Exception as error:  # noqa: BLE001 (raised by the caller)
-        return RemoteFailure.of(error)
+        return to_sendable(error)
+
+
+def to_sendable(error: Exception, doing: str = "") -> StagewrightError:
+    """Return an error of this process as one for the master; not this library's: a `StageError`."""
+    return StageError.of(error).at(f"on {worker_name()}{doing and ', '}{doing}")
 
 
 def send(

@@ -14,8 +14,8 @@ import torch.distributed.rpc as rpc
 from torch._C._distributed_rpc import _get_current_rpc_agent
 from torch.futures import Future
 
-from ...core.errors import InvalidInput, RankFailed, first_line
-from .calls import RemoteFailure, StageError, send
+from ...core.errors import InvalidInput, RankFailed, StagewrightError, first_line
+from .calls import StageError, send
 
 INTERVAL_S = 0.5
 FINAL_CHECK_S = 5.0
@@ -90,8 +90,8 @@ class LivenessCheck:
             value = future.wait()
         except RuntimeError as error:
             raise self._explain(error, f"{doing} on {worker}") from error
-        if isinstance(value, RemoteFailure):
-            raise value.to_error()
+        if isinstance(value, StagewrightError):
+            raise value
         return value
 
     def run(self, work: Callable[[], Any], doing: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.futures import Future
 
-from .calls import RemoteFailure
+from ...core.errors import StagewrightError
 
 
 class OutputCollector:
@@ -18,7 +18,7 @@ class OutputCollector:
         self._changed = threading.Condition()
         self._step = -1
         self._outputs: dict[int, tuple[Any, ...]] = {}
-        self._failure: RemoteFailure | None = None
+        self._failure: StagewrightError | None = None
 
     def begin(self) -> int:
         """Start a new step and return its number; late outputs of earlier steps are dropped."""
@@ -35,7 +35,7 @@ class OutputCollector:
                 self._outputs[microbatch] = outputs
                 self._changed.notify_all()
 
-    def fail(self, step: int, failure: RemoteFailure) -> None:
+    def fail(self, step: int, failure: StagewrightError) -> None:
         """Record the failure of a stage; the first one counts."""
         with self._changed:
             if step == self._step:
@@ -48,7 +48,7 @@ class OutputCollector:
         A lost worker is not one: `LivenessCheck` finds it.
         """
         with suppress(RuntimeError):
-            if isinstance(value := future.value(), RemoteFailure):
+            if isinstance(value := future.value(), StagewrightError):
                 self.fail(step, value)
 
     def has(self, count: int, seconds: float) -> bool:
@@ -58,7 +58,7 @@ class OutputCollector:
                 lambda: len(self._outputs) >= count or self._failure is not None, seconds
             )
             if self._failure is not None:
-                raise self._failure.to_error()
+                raise self._failure
             return came
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from .calls import RemoteFailure, anchor_one, post
+from .calls import anchor_one, post, to_sendable
 from .results import OutputCollector
 
 
@@ -114,7 +114,7 @@ class StageServer:
             # The master started another step, or has been told of the error already.
             return
         except Exception as error:  # noqa: BLE001 (raised by the master)
-            failure = RemoteFailure.of(error, f"stage {self._index}, micro-batch {task.microbatch}")
+            failure = to_sendable(error, f"stage {self._index}, micro-batch {task.microbatch}")
             if self._route is not None:
                 post(self._route.collector, "fail", task.step, failure)
 

@@ -31,6 +31,7 @@ from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PROJECTS
 from stagewright.api.telemetry.logs import NOISY
 from tests.api.postgres_server import PostgresServer, postgres_server, why_not
+from tests.shared_solvers import SharedSolver, shared_solvers
 
 TOKEN = "a-token-for-tests"
 
@@ -60,6 +61,14 @@ def _migrate_memory_once() -> Iterator[None]:
         patch.setattr(store_module, "upgrade", upgrade_or_copy)
         yield
     migrated.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _share_solvers() -> Iterator[None]:
+    """Plan in processes, as by default: those that one service leaves are the next one's."""
+    with shared_solvers():
+        yield
+    SharedSolver.end_all()
 
 
 @pytest.fixture
@@ -100,7 +109,6 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
                     **{
                         "token": token,
                         "database": IN_MEMORY,
-                        "plan_processes": 0,
                         "scheduler": "threads",
                         **settings,
                     }

@@ -31,5 +31,5 @@ def sleeping(file: str = "") -> str:
 
 def failing(error: str, message: str, **further: object) -> str:
     """Announces an error, and fails."""
-    line = json.dumps({"error": error, "message": message, **further})
+    line = json.dumps({"kinds": [error], "message": message, "details": further})
     return START + f"sys.stderr.write({line!r} + '\\n'); sys.exit(1)"

@@ -100,7 +100,7 @@ def post():
     """Post to a service whose measuring always ends in a refusal, so that nothing is built."""
     program = (
         "import sys; sys.stderr.write("
-        '\'{"error": "MeasurementError", "message": "refused"}\'); sys.exit(1)'
+        '\'{"kinds": ["MeasurementError"], "message": "refused"}\'); sys.exit(1)'
     )
     settings = ServerSettings(
         token=TOKEN, database=IN_MEMORY, plan_processes=0, scheduler="threads",

@@ -17,6 +17,7 @@ from stagewright.core.errors import (
     Cancelled,
     CaptureError,
     DeadlineExceeded,
+    ForeignError,
     Infeasible,
     InvalidInput,
     MeasurementError,
@@ -43,6 +44,7 @@ CODES = {
     Unreachable("x"): ExitCode.UNREACHABLE,
     OutOfMemory("x"): ExitCode.INFEASIBLE,
     Cancelled("x"): ExitCode.CANCELLED,
+    ForeignError("x"): ExitCode.BUG,
     DeadlineExceeded("x"): ExitCode.CANCELLED,
 }
 OTHERS = {

@@ -114,6 +114,7 @@ def test_waiting_gives_the_job_and_tells_what_happens():
 def test_a_job_that_failed_raises_why(state, kind, error):
     why = kind and {
         "type": TYPE_PREFIX + kind, "title": "", "status": 422, "detail": "blocks.3 and 2 GiB",
+        "kinds": [error.__name__],
     }  # fmt: skip
     world = World(STREAM, event(1, state), reply(200, job(state, problem=why)))
     with pytest.raises(error, match=r"blocks\.3|job_1"):

@@ -49,7 +49,7 @@ def test_what_may_pass_is_tried_again(call, first):
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (problem(504, "deadline-exceeded"), DeadlineExceeded),
+        (problem(504, "deadline-exceeded", kinds=("DeadlineExceeded",)), DeadlineExceeded),
         (problem(503, "planning-ended"), Unreachable),
         (problem(429, "too-many-jobs"), Refused),
         (problem(500, "internal-error"), StagewrightError),

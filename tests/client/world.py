@@ -74,11 +74,16 @@ def reply(status: int, body: object = None, **headers: str) -> HttpReply:
 
 
 def problem(
-    status: int, kind: str, detail: str = "no", errors: object = (), **headers: str
+    status: int,
+    kind: str,
+    detail: str = "no",
+    errors: object = (),
+    kinds: tuple[str, ...] = (),
+    **headers: str,
 ) -> HttpReply:
     body = {
         "type": TYPE_PREFIX + kind, "title": kind, "status": status, "detail": detail,
-        "errors": list(errors),
+        "errors": list(errors), "kinds": kinds,
     }  # fmt: skip
     return reply(status, body, **headers)
 

@@ -83,7 +83,10 @@ CRASH = (
 
 def test_a_crash_costs_only_the_process_that_measured():
     request = MeasureRequest(graph=mlp_graph())
-    with pytest.raises(MeasurementError, match=r"SIGSEGV, while it measured h\.1; an operator"):
+    with pytest.raises(
+        MeasurementError,
+        match=r"was ended by SIGSEGV .signal 11., while it measured h\.1; an operator",
+    ):
         measure_apart(request, command=[sys.executable, "-c", CRASH])
 
 
@@ -106,8 +109,8 @@ def test_an_error_is_the_last_line(forked_python):
     assert result.returncode == 1
     assert result.stdout == ""
     last = json.loads(result.stderr.strip().splitlines()[-1])
-    assert last["error"] == "InvalidInput"
-    assert last["field"] == "/sample/inputs"
+    assert last["kinds"] == ["InvalidInput"]
+    assert last["details"]["field"] == "/sample/inputs"
     assert "itself fails on this sample" in last["message"]
     assert "mlp takes 'input' of shape (micro-batch, 8)" in last["message"]
 
@@ -119,10 +122,8 @@ def test_an_error_of_no_one_field_names_none(monkeypatch, capsys):
     monkeypatch.setattr(child, "measure_here", fail)
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(REQUEST)))
     assert child.main() == 1
-    assert json.loads(capsys.readouterr().err) == {
-        "error": "MeasurementError",
-        "message": "blocks.3 failed",
-    }
+    told = MeasurementError("blocks.3 failed").to_record()
+    assert json.loads(capsys.readouterr().err) == json.loads(json.dumps(told.as_dict))
 
 
 MLP = REQUEST["model"]

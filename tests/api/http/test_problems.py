@@ -236,7 +236,7 @@ def test_a_bug_is_a_problem_that_tells_nothing(client, profile, monkeypatch):
 def failing_child(error: str) -> str:
     return (
         "import sys; sys.stderr.write('secret\\n"
-        f'{{"error": "{error}", "message": "blocks.3 failed"}}\\n\'); sys.exit(1)'
+        f'{{"kinds": ["{error}"], "message": "blocks.3 failed"}}\\n\'); sys.exit(1)'
     )
 
 

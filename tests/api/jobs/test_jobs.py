@@ -248,12 +248,13 @@ def test_out_of_memory_is_a_result_that_names_the_layer(serving):
     )  # fmt: skip
     problem = ended(client, hand_in(client).json())["problem"]
     assert problem["type"].endswith(":out-of-memory")
-    assert (problem["layer"], problem["required_bytes"]) == ("blocks.7", 3_000)
+    details = problem["details"]
+    assert (details["layer"], details["required_bytes"]) == ("blocks.7", 3_000)
     assert problem["available_bytes"] == 2_000
     refused = hand_in(client, "/v1/plans", measure_example())
     assert refused.status_code == 422
     assert refused.json()["type"].endswith(":out-of-memory")
-    assert refused.json()["layer"] == "blocks.7"
+    assert refused.json()["details"]["layer"] == "blocks.7"
 
 
 def test_a_child_over_its_memory_limit_names_the_layer_it_was_at(serving):
@@ -263,8 +264,9 @@ def test_a_child_over_its_memory_limit_names_the_layer_it_was_at(serving):
     client = serving(eater, child_memory_bytes=limit_bytes)
     problem = ended(client, hand_in(client).json())["problem"]
     assert problem["type"].endswith(":out-of-memory")
-    assert (problem["layer"], problem["available_bytes"]) == ("blocks.1", limit_bytes)
-    assert problem["required_bytes"] > limit_bytes
+    details = problem["details"]
+    assert (details["layer"], details["available_bytes"]) == ("blocks.1", limit_bytes)
+    assert details["required_bytes"] > limit_bytes
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Job, JobRequest
 from stagewright.api.store.store import Store
+from stagewright.core.errors import MeasurementError, OutOfMemory
 from stagewright.core.profile.profile import Profile
 
 
@@ -439,7 +440,7 @@ def test_half_a_character_and_no_profile_end_a_job_and_break_no_list(play):
         for each in (job, other):
             server.runner.take(each)
         await server.given(2)
-        halves = TaskFailed("MeasurementError", "no \ud800", layer="\ud800")
+        halves = TaskFailed(OutOfMemory("no \ud800", layer="\ud800").to_record())
         server.workers.say(WorkerStarted("w"), WorkerProgress(1, 2, "\ud800"), halves, run=0)
         server.workers.say(WorkerStarted("w"), ProfileMeasured("{}"), run=1)
         for each in (job, other):
@@ -542,7 +543,8 @@ def test_projects_take_turns_at_the_workers_and_waiting_jobs_read_no_rows(play, 
         assert len(set(reads)) <= 2, "only those given to workers are looked after one by one"
         monkeypatch.setattr(server.store.jobs, "get", get)
         for run in range(3):
-            server.workers.say(WorkerStarted("w"), TaskFailed("MeasurementError", "no"), run=run)
+            failed = TaskFailed(MeasurementError("no").to_record())
+            server.workers.say(WorkerStarted("w"), failed, run=run)
             await server.given(run + 3)
         keys = [task.key for task, _ in server.workers.tasks]
         assert any(key.startswith(theirs.id) for key in keys[2:4]), "after one more of the first"

@@ -22,8 +22,8 @@ from stagewright.api.jobs.messages import (
     WorkerLost,
     WorkerProgress,
     WorkerTask,
-    to_error,
 )
+from stagewright.api.jobs.outcome import error_from_failure
 from stagewright.api.jobs.workers import ThreadWorkers
 from stagewright.api.model_sources.measure import MeasuringSetup
 from stagewright.core.errors import (
@@ -55,10 +55,6 @@ def task(child, request_to_measure):
     return task
 
 
-class OurFault(Exception):
-    pass
-
-
 @pytest.fixture
 def measure(task):
     def measure(program: str, deadline_s: float = 20.0) -> Profile:
@@ -66,13 +62,13 @@ def measure(task):
         if isinstance(outcome, ProfileMeasured):
             return Profile.model_validate_json(outcome.profile_json)
         assert isinstance(outcome, TaskFailed)
-        raise to_error(outcome) or OurFault(outcome.message)
+        raise error_from_failure(outcome)
 
     return measure
 
 
 def failing(error: str, message: str, **further: object) -> str:
-    line = json.dumps({"error": error, "message": message, **further})
+    line = json.dumps({"kinds": [error], "message": message, "details": further})
     return f"sys.stderr.write('Traceback: secret\\n' + {line!r} + '\\n'); sys.exit(1)"
 
 
@@ -117,7 +113,7 @@ def test_what_is_no_pointer_is_no_field(measure, field):
         "raise RuntimeError('secret path')",
         failing("KeyError", "secret"),
         "sys.stderr.write('[1, 2]\\n'); sys.exit(1)",
-        'sys.stderr.write(\'{"error": [], "message": 1}\\n\'); sys.exit(1)',
+        'sys.stderr.write(\'{"kinds": 1, "message": []}\\n\'); sys.exit(1)',
         "sys.stderr.buffer.write(b'\\xff\\xfe'); sys.exit(1)",
     ],
 )
@@ -210,7 +206,7 @@ def test_progress_and_memory_that_ran_out_come_back_with_their_numbers(task):
     outcome = measure_for_job(task(program), told.append, lambda: False)
     assert told == [WorkerProgress(1, 9, "blocks.1")]
     assert isinstance(outcome, TaskFailed)
-    error = to_error(outcome)
+    error = error_from_failure(outcome)
     assert isinstance(error, OutOfMemory)
     assert (error.layer, error.required_bytes, error.available_bytes) == ("blocks.1", 30, 20)
 

@@ -190,7 +190,7 @@ def test_endless_talk_is_not_kept():
     """Its end is what says why; a line without an end is no line."""
     program = (
         "import sys\nfor _ in range(100): sys.stderr.write('x' * 10**6)\n"
-        'sys.stderr.write(\'\\n{"error": "InvalidInput", "message": "no"}\\n\'); sys.exit(1)'
+        'sys.stderr.write(\'\\n{"kinds": ["InvalidInput"], "message": "no"}\\n\'); sys.exit(1)'
     )
     with pytest.raises(InvalidInput, match="no"):
         run(program)
@@ -212,7 +212,8 @@ def test_progress_is_told_and_nonsense_is_not():
 
 
 def test_what_a_child_announces_is_cut():
-    announced = {"error": "InvalidInput", "message": "m" * 10**4, "field": "/" * 10**4}
+    announced = {"kinds": ["InvalidInput"], "message": "m" * 10**4}
+    announced["details"] = {"field": "/" * 10**4}
     program = f"import sys; sys.stderr.write({json.dumps(announced)!r}); sys.exit(1)"
     with pytest.raises(InvalidInput) as caught:
         run(program)
@@ -224,7 +225,7 @@ def test_halves_of_characters_are_replaced():
     """Cause: a layer named so made every list of the project's jobs an internal error."""
     told = []
     lines = '{"done": 1, "total": 1, "layer": "a\\ud800"}\n'
-    lines += '{"error": "InvalidInput", "message": "b\\udfff", "field": "/\\ud800"}'
+    lines += '{"kinds": ["InvalidInput"], "message": "b\\udfff", "details": {"field": "/\\ud800"}}'
     with pytest.raises(InvalidInput) as caught:
         run(f"import sys; sys.stderr.write({lines!r}); sys.exit(1)", on_progress=told.append)
     assert (told[0]["layer"], str(caught.value), caught.value.field) == ("a?", "b?", "/?")
@@ -354,7 +355,7 @@ def test_the_log_says_where_a_child_failed_and_nothing_of_what_was_sent(
     assert caplog.text.rstrip().endswith("bwrap: no namespaces")
     refuses = (
         "import sys, json\n"
-        "sys.stderr.write(json.dumps({'error': 'InvalidInput', 'message': 'no SENT'}))\n"
+        "sys.stderr.write(json.dumps({'kinds': ['InvalidInput'], 'message': 'no SENT'}))\n"
         "sys.exit(1)\n"
     )
     with pytest.raises(InvalidInput, match="no SENT"), caplog.at_level("INFO"):

@@ -8,7 +8,6 @@ import torch
 from stagewright.cli.exit_codes import ExitCode, exit_code
 from stagewright.cli.support import launch_ranks as launch
 from stagewright.cli.support import train_worker
-from stagewright.cli.support.launch_ranks import RankErrorRecord
 from stagewright.core.errors import CaptureError, PlanMismatch, RankFailed
 from tests.torch_models import make_case, make_plan
 
@@ -25,9 +24,8 @@ from tests.torch_models import make_case, make_plan
     ids=lambda value: type(value).__name__,
 )
 def test_the_first_cause_is_raised_and_not_what_it_led_to(tmp_path, error, code):
-    lost = RankErrorRecord.of(0, RankFailed("rank 1 stopped answering"))
-    for account in (lost, RankErrorRecord.of(1, error)):
-        (tmp_path / f"error.{account.rank}.json").write_text(account.model_dump_json())
+    launch.write_error(tmp_path, 0, RankFailed("rank 1 stopped answering"))
+    launch.write_error(tmp_path, 1, error)
     raised = launch._build_error(tmp_path, 1, "torchrun's table")
     assert exit_code(raised) is code
     assert "rank 1" in str(raised)
@@ -36,8 +34,7 @@ def test_the_first_cause_is_raised_and_not_what_it_led_to(tmp_path, error, code)
 
 def test_ranks_that_lost_another_tell_together(tmp_path):
     for rank in (0, 2):
-        account = RankErrorRecord.of(rank, RankFailed(f"rank 1 is gone; rank {rank} waited"))
-        (tmp_path / f"error.{rank}.json").write_text(account.model_dump_json())
+        launch.write_error(tmp_path, rank, RankFailed(f"rank 1 is gone; rank {rank} waited"))
     raised = launch._build_error(tmp_path, 1, "")
     assert isinstance(raised, RankFailed)
     assert "rank 0: rank 1 is gone" in str(raised)
@@ -66,5 +63,5 @@ def test_an_error_that_is_none_of_ours_is_written_down_too(tmp_path, monkeypatch
     with pytest.raises(Ended):
         train_worker.main()
     raised = launch._build_error(tmp_path, 1, "")
-    assert str(raised) == "rank 0 raised KeyError: 'layer'"
+    assert str(raised) == "rank 0: KeyError: 'layer'"
     assert "in broken" in raised.__notes__[0]

@@ -3,10 +3,10 @@
 import pytest
 from torch.futures import Future
 
-from stagewright.runtime.rpc.calls import RemoteFailure, StageError
+from stagewright.runtime.rpc.calls import StageError
 from stagewright.runtime.rpc.results import OutputCollector
 
-FAILURE = RemoteFailure("worker1", "MemoryError", "no room for the weight", "")
+FAILURE = StageError("on worker1: MemoryError: no room for the weight")
 
 
 def test_a_failed_loan_ends_the_step_with_its_cause():
