@@ -26,7 +26,7 @@ import json
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from annotated_types import Interval
 
@@ -64,10 +64,11 @@ class StagewrightError(Exception):
         """Return the error in the form in which it travels."""
         from pydantic_core import to_jsonable_python  # commands that only print help do without
 
-        names = _detail_types(type(self))
+        names = get_type_hints(type(self))
+        kinds = [kind.__name__ for kind in type(self).__mro__ if issubclass(kind, StagewrightError)]
         details = {name: value for name in names if (value := getattr(self, name)) is not None}
         return ErrorRecord(
-            kinds=tuple(kind.__name__ for kind in _own_classes(type(self))),
+            kinds=tuple(kinds[:-1]),
             message=str(self),
             details=to_jsonable_python(details, fallback=repr),
             notes=tuple(getattr(self, "__notes__", ())),
@@ -101,7 +102,7 @@ class StagewrightError(Exception):
         kind = next((known[name] for name in found.kinds if name in known), cls)
         error = kind.__new__(kind, found.message)  # constructors may take other arguments
         error.args = (found.message,)
-        for name, accepted in _detail_types(kind).items():
+        for name, accepted in get_type_hints(kind, include_extras=True).items():
             try:
                 value = json.dumps(found.details[name])
                 setattr(error, name, TypeAdapter(accepted).validate_json(value))
@@ -118,29 +119,13 @@ class StagewrightError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # By default a pickle calls the constructor with the message alone. That fails where it
         # takes more, in the process that reads the pickle, and an executor takes that for its end.
-        return _from_pickle, (type(self), self.to_record())
-
-
-def _from_pickle(kind: type[StagewrightError], record: ErrorRecord) -> StagewrightError:
-    return kind.from_record(record, (kind,))
-
-
-def _own_classes(kind: type) -> Iterator[type]:
-    """Yield a class and its bases below `StagewrightError`."""
-    base = StagewrightError
-    return (each for each in kind.__mro__ if issubclass(each, base) and each is not base)
+        return type(self).from_record, (self.to_record(), (type(self),))
 
 
 def _subclasses(kind: type[StagewrightError]) -> Iterator[type[StagewrightError]]:
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)
-
-
-def _detail_types(kind: type[StagewrightError]) -> dict[str, Any]:
-    """Return the attributes that a class and its bases declare, with their types."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
 
 
 Size = Annotated[int, Interval(ge=0, lt=2**63)]

@@ -7,31 +7,19 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-KILL_COUNTS = tuple(
-    map(
-        Path,
-        (
-            "/proc/vmstat",
-            "/sys/fs/cgroup/memory.events",
-            "/sys/fs/cgroup/memory/memory.oom_control",
-        ),
-    )
-)
-"""Files in which Linux counts processes that it killed for lack of memory: on the whole machine,
-and in this process's control group by either version of these."""
+EVENTS = Path("/proc/vmstat")
+"""Counters of Linux, one of them of processes that it killed for lack of memory."""
 
 
 def count_memory_kills() -> int:
-    """Return how many processes the system has killed for lack of memory, as far as it says."""
-    most = 0
-    for path in KILL_COUNTS:
-        with suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-            most = max(most, int(found[1]) if found else 0)
-    return most
+    """Return how many processes the system has killed for lack of memory; 0 if it does not say."""
+    with suppress(OSError):
+        if found := re.search(r"^oom_kill (\d+)$", EVENTS.read_text(encoding="utf-8"), re.M):
+            return int(found[1])
+    return 0
 
 
-def describe_exit(code: int, kills_before: int = 0) -> str:
+def describe_exit(code: int, kills_before: int) -> str:
     """Return how a process ended, to follow its name: ``was ended by SIGKILL (signal 9)``.
 
     Lack of memory is named only where the system says so.

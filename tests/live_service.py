@@ -17,6 +17,7 @@ from stagewright.api.model_sources.estimator import Estimator
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.requests.requests import Estimated, EstimateRequest
+from tests.shared_solvers import shared_solvers
 
 TOKEN = "a-token-for-tests"
 
@@ -30,14 +31,15 @@ def live_service(**settings: Any) -> Iterator[str]:
     given = {
         "token": TOKEN,
         "database": IN_MEMORY,
-        "plan_processes": 0,
         "scheduler": "threads",
         "sandbox": "off",
         **settings,
     }
+    with shared_solvers():
+        app = create_app(ServerSettings(**given))
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(ServerSettings(**given)),
+            app,
             port=0,
             log_level="critical",
             log_config=None,  # uvicorn's own would keep later tests' lines from the root logger

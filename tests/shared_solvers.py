@@ -43,12 +43,6 @@ class SharedSolver(Solver):
         self._compiler = None
         super().close()
 
-    @classmethod
-    def end_all(cls) -> None:
-        for process in cls.left:
-            process.end()
-        cls.left.clear()
-
 
 def _move(source: SolverProcess, target: SolverProcess) -> None:
     """Give the running process of one object to another."""

@@ -29,29 +29,8 @@ from ...core.errors import (
 from ...core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ...core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ...core.service.problems import ProblemDocument as ProblemDocument
-from ..errors import (
-    Forbidden,
-    IdentityProviderUnreachable,
-    JobUnreadable,
-    MeasuringUnavailable,
-    MissingOrigin,
-    NoPlan,
-    RequestDeadlineExceeded,
-    SolverEnded,
-    TooManyWrongTokens,
-    Unauthorized,
-    WorkerGaveOut,
-    WorkersUnavailable,
-)
-from ..store.errors import (
-    AnswerPending,
-    KeyReused,
-    ProfileInUse,
-    RecordNotFound,
-    StorageFull,
-    StoreUnavailable,
-    TooManyJobs,
-)
+from .. import errors as own
+from ..store import errors as stored
 from ..telemetry.tracing import request_id
 from .field_errors import FieldError, clip, field_errors, suggest_field
 
@@ -74,29 +53,29 @@ UNKNOWN = "extra_forbidden"
 """pydantic's type of error for a field that the model does not have."""
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
-    (Unauthorized, 401, "unauthorized"),
-    (Forbidden, 403, "forbidden"),
-    (MissingOrigin, 403, "foreign-origin"),
-    (TooManyWrongTokens, 429, "too-many-wrong-tokens"),
-    (IdentityProviderUnreachable, 503, "identity-provider-unreachable"),
-    (StoreUnavailable, 503, "database-unreachable"),
-    (RecordNotFound, 404, "not-found"),
-    (KeyReused, 422, "idempotency-key-reused"),
-    (AnswerPending, 409, "answer-pending"),
-    (TooManyJobs, 429, "too-many-jobs"),
-    (StorageFull, 409, "storage-full"),
-    (ProfileInUse, 409, "profile-in-use"),
+    (own.Unauthorized, 401, "unauthorized"),
+    (own.Forbidden, 403, "forbidden"),
+    (own.MissingOrigin, 403, "foreign-origin"),
+    (own.TooManyWrongTokens, 429, "too-many-wrong-tokens"),
+    (own.IdentityProviderUnreachable, 503, "identity-provider-unreachable"),
+    (stored.StoreUnavailable, 503, "database-unreachable"),
+    (stored.RecordNotFound, 404, "not-found"),
+    (stored.KeyReused, 422, "idempotency-key-reused"),
+    (stored.AnswerPending, 409, "answer-pending"),
+    (stored.TooManyJobs, 429, "too-many-jobs"),
+    (stored.StorageFull, 409, "storage-full"),
+    (stored.ProfileInUse, 409, "profile-in-use"),
     (InvalidInput, 422, "invalid-input"),
     (CaptureError, 422, "capture-failed"),
     (OutOfMemory, 422, "out-of-memory"),
     (MeasurementError, 422, "measurement-failed"),
-    (MeasuringUnavailable, 501, "measuring-unavailable"),
-    (SolverEnded, 503, "planning-ended"),
-    (WorkersUnavailable, 503, "workers-unavailable"),
-    (WorkerGaveOut, 503, "worker-lost"),
-    (JobUnreadable, 500, "internal-error"),
-    (NoPlan, 409, "no-plan"),
-    (RequestDeadlineExceeded, 422, "deadline-exceeded"),
+    (own.MeasuringUnavailable, 501, "measuring-unavailable"),
+    (own.SolverEnded, 503, "planning-ended"),
+    (own.WorkersUnavailable, 503, "workers-unavailable"),
+    (own.WorkerGaveOut, 503, "worker-lost"),
+    (own.JobUnreadable, 500, "internal-error"),
+    (own.NoPlan, 409, "no-plan"),
+    (own.RequestDeadlineExceeded, 422, "deadline-exceeded"),
     (DeadlineExceeded, 504, "deadline-exceeded"),
 )
 """HTTP status and problem type by error class, subclasses before their bases. An error that is
@@ -223,7 +202,7 @@ def problem_of_error(error: StagewrightError) -> Problem:
 
 
 def _detail(error: StagewrightError) -> str:
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, stored.StoreUnavailable):
         # The message may hold the database's address, which goes to the log alone.
         _log.error("%s", error)
         return "The database does not answer, or refuses to write. Retry a little later."
@@ -231,12 +210,12 @@ def _detail(error: StagewrightError) -> str:
 
 
 def _headers(error: StagewrightError) -> dict[str, str]:
-    if isinstance(error, TooManyWrongTokens | IdentityProviderUnreachable):
+    if isinstance(error, own.TooManyWrongTokens | own.IdentityProviderUnreachable):
         return {"Retry-After": str(error.retry_after_s)}
     # Challenges as in RFC 6750, section 3: without credentials there is no error code.
-    if isinstance(error, Unauthorized):
+    if isinstance(error, own.Unauthorized):
         challenge = 'Bearer error="invalid_token"' if error.is_invalid_token else "Bearer"
-    elif isinstance(error, Forbidden) and error.scope is not None:
+    elif isinstance(error, own.Forbidden) and error.scope is not None:
         challenge = f'Bearer error="insufficient_scope", scope="{error.scope}"'
     else:
         return {}

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 
-from ...core.errors import StagewrightError
-from ..http.problems import ProblemDocument, internal_problem, problem_of_error
+from ...core.errors import ForeignError, StagewrightError
+from ..http.problems import ProblemDocument, problem_of_error
 from .messages import ERRORS, TaskFailed
-
-_log = logging.getLogger(__name__)
 
 
 def problem_json(error: Exception) -> str:
-    """Return the problem document of any error as a job's row stores it.
-
-    Internal errors are logged and not described.
-    """
-    if isinstance(error, StagewrightError):
-        problem = problem_of_error(error)
-    else:
-        _log.error("a job failed with an internal error", exc_info=error)
-        problem = internal_problem()
+    """Return the problem document of any error as a job's row stores it."""
+    problem = problem_of_error(ForeignError.of(error))
     return problem.document.model_dump_json(exclude_defaults=True, exclude_none=True)
 
 

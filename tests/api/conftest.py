@@ -31,7 +31,7 @@ from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PROJECTS
 from stagewright.api.telemetry.logs import NOISY
 from tests.api.postgres_server import PostgresServer, postgres_server, why_not
-from tests.shared_solvers import SharedSolver, shared_solvers
+from tests.shared_solvers import shared_solvers
 
 TOKEN = "a-token-for-tests"
 
@@ -68,7 +68,6 @@ def _share_solvers() -> Iterator[None]:
     """Plan in processes, as by default: those that one service leaves are the next one's."""
     with shared_solvers():
         yield
-    SharedSolver.end_all()
 
 
 @pytest.fixture
@@ -99,8 +98,12 @@ def forked_children(forked_python: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
-    """Clients of services with settings of their own; bugs come back as responses."""
+def make_client(token: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., TestClient]]:
+    """Clients of services with settings of their own; bugs come back as responses.
+
+    A test marked ``in_threads`` replaces what plans, and no other process would see that.
+    """
+    planning = {"plan_processes": 0} if request.node.get_closest_marker("in_threads") else {}
     with ExitStack() as stack:
 
         def make(*, store: Any = None, authorized: bool = True, **settings: Any) -> TestClient:
@@ -110,6 +113,7 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
                         "token": token,
                         "database": IN_MEMORY,
                         "scheduler": "threads",
+                        **planning,
                         **settings,
                     }
                 ),

@@ -103,7 +103,7 @@ def post():
         '\'{"kinds": ["MeasurementError"], "message": "refused"}\'); sys.exit(1)'
     )
     settings = ServerSettings(
-        token=TOKEN, database=IN_MEMORY, plan_processes=0, scheduler="threads",
+        token=TOKEN, database=IN_MEMORY, scheduler="threads",
         measure_command=(sys.executable, "-c", program),
     )  # fmt: skip
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}

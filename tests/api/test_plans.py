@@ -108,6 +108,7 @@ def test_shorthand_takes_nodes_and_kinds_and_so_many_devices(client, profile):
     assert "shorthand is limited to 16384" in response.json()["detail"]
 
 
+@pytest.mark.in_threads
 def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monkeypatch):
     given = []
 
@@ -129,6 +130,7 @@ def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monk
         assert client.post("/v1/plans", json={**request, "deadline_s": wrong}).status_code == 422
 
 
+@pytest.mark.in_threads
 def test_no_plan_in_time_is_a_problem_of_its_own(client, profile, monkeypatch):
     def late(*_, **__):
         raise DeadlineExceeded("no plan was found before the deadline")
@@ -176,6 +178,7 @@ def test_ways_out_can_be_asked_for_as_they_are(client, profile):
         assert plan["step_time_s"] == pytest.approx(way_out["step_time_s"], rel=0.05)
 
 
+@pytest.mark.in_threads
 def test_an_infinite_need_is_written_as_none(client, profile, monkeypatch):
     """JSON has no infinity."""
 
@@ -227,6 +230,7 @@ def test_health_says_the_version(make_client):
     assert response.json() == {"status": "ok", "version": __version__}
 
 
+@pytest.mark.in_threads
 def test_the_loop_answers_while_a_plan_is_made(client, profile, monkeypatch):
     """Planning happens in a thread that is not the event loop's."""
     where = []
@@ -294,6 +298,7 @@ def test_a_way_out_can_be_asked_for_as_it_stands(client, profile):
         assert again.json()["status"] == "planned", way_out
 
 
+@pytest.mark.in_threads
 def test_a_plan_cut_short_by_its_deadline_is_searched_for_again(client, profile, monkeypatch):
     """Cause: the first plan on a busy machine was answered for good, a better one never found."""
     request = {"profile": profile, "cluster": "2x80GB"}

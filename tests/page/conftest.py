@@ -21,10 +21,18 @@ from stagewright.api.http.examples import example_profile
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from tests.api.job_children import measuring
+from tests.shared_solvers import shared_solvers
 
 TOKEN = "a-token-for-pages"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _share_solvers() -> Iterator[None]:
+    """Plan in processes, as by default: those that one service leaves are the next one's."""
+    with shared_solvers():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,6 @@ def served() -> Iterator[Served]:
         ServerSettings(
             token=TOKEN,
             database=IN_MEMORY,
-            plan_processes=0,
             scheduler="threads",
             measure_command=measuring_child,
         )

@@ -21,7 +21,7 @@ SOME, EACH = (1, 2, 7), range(1, 14)
 
 @pytest.fixture(scope="module")
 def client():
-    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY))
     with TestClient(app, base_url="http://localhost") as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client

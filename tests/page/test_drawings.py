@@ -11,6 +11,7 @@ from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import plan_views as views
 from stagewright.api.page.plan_views import drawing
+from stagewright.api.planning.service import Planning
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.plan.plan import Plan
@@ -24,7 +25,7 @@ TOKEN = "a-token-for-drawings"
 
 @pytest.fixture(scope="module")
 def client():
-    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY))
     with TestClient(app, base_url="http://localhost") as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client
@@ -36,14 +37,21 @@ def stored(client):
     return StoredPlan.model_validate(client.post("/v1/plans", json=body).json())
 
 
-def test_a_plan_is_drawn_once_whoever_asks(client, stored, monkeypatch):
-    drawn = []
+@pytest.fixture
+def drawn(monkeypatch):
+    """The plans that were drawn, in whichever process."""
+    run, found = Planning.run_in_solver, []
 
-    def counted(*args):
-        drawn.append(args)
-        return drawing(*args)
+    async def note(self, principal, work, *args, **kwargs):
+        if work is drawing:
+            found.append(args)
+        return await run(self, principal, work, *args, **kwargs)
 
-    monkeypatch.setattr(views, "drawing", counted)
+    monkeypatch.setattr(Planning, "run_in_solver", note)
+    return found
+
+
+def test_a_plan_is_drawn_once_whoever_asks(client, stored, drawn):
     path = f"/v1/plans/{stored.id}/view"
     first = client.get(path)
     page = client.get(f"/plans/{stored.id}", headers={"Accept": "text/html"}).text
@@ -57,10 +65,8 @@ def test_a_plan_is_drawn_once_whoever_asks(client, stored, monkeypatch):
     assert first.json() == json.loads(expected.model_dump_json())
 
 
-def test_only_so_many_drawings_are_kept(client, stored, monkeypatch):
+def test_only_so_many_drawings_are_kept(client, stored, drawn, monkeypatch):
     monkeypatch.setattr(views, "MAX_KEPT_CHARACTERS", 1)
-    drawn = []
-    monkeypatch.setattr(views, "drawing", lambda *args: drawn.append(1) or drawing(*args))
     for cluster in ("3x24GB", "3x24GB"):
         made = client.post("/v1/plans", json={"profile": example_profile(), "cluster": cluster})
         assert client.get(f"/v1/plans/{made.json()['id']}/view").status_code == 200

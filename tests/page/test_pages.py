@@ -28,9 +28,7 @@ PAGE = ("Content-Security-Policy", "Referrer-Policy", "Cross-Origin-Opener-Polic
 
 @pytest.fixture(scope="module")
 def app():
-    settings = ServerSettings(
-        token=TOKEN, database=IN_MEMORY, plan_processes=0, allowed_hosts=LOOPBACK_NAMES
-    )
+    settings = ServerSettings(token=TOKEN, database=IN_MEMORY, allowed_hosts=LOOPBACK_NAMES)
     app = create_app(settings)
     app.get("/plans/broken/here")(lambda: 1 / 0)
     with TestClient(app):
@@ -142,7 +140,7 @@ def test_everything_is_read_when_the_server_starts():
     read = (templates._environment, templates.assets)
     for one in read:
         one.cache_clear()
-    with TestClient(create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0))):
+    with TestClient(create_app(ServerSettings(token=TOKEN, database=IN_MEMORY))):
         assert [one.cache_info().currsize for one in read] == [1, 1]
         loaded = {name for _, name in templates._environment().cache}
         assert set(templates._environment().list_templates()) <= loaded

@@ -36,7 +36,7 @@ def store():
 
 @pytest.fixture(scope="module")
 def app(store):
-    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY), store=store)
     with TestClient(app):
         yield app
 
@@ -226,7 +226,7 @@ def cookie(browser):
 
 
 def serving(store, **settings):
-    settings = {"token": TOKEN, "database": IN_MEMORY, "plan_processes": 0, **settings}
+    settings = {"token": TOKEN, "database": IN_MEMORY, **settings}
     app = create_app(ServerSettings(**settings), store=store)
     return TestClient(app, base_url="http://localhost", follow_redirects=False)
 

@@ -170,7 +170,7 @@ def test_what_it_remembers_is_bounded(clock, monkeypatch):
 
 @pytest.fixture
 def browsers(store):
-    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY), store=store)
 
     def browser(address):
         where = {"base_url": "http://localhost", "client": (address, 1)}

@@ -79,9 +79,7 @@ def test_a_token_that_can_be_guessed_is_warned_of(monkeypatch, caplog, token, is
     monkeypatch.setattr(serving._Server, "run", lambda *_, **__: None)
     monkeypatch.setattr(serving, "configure_logging", lambda *_, **__: None)
     monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)  # uvicorn clears it
-    settings = ServerSettings(
-        token=token, database=":memory:", plan_processes=0, scheduler="threads"
-    )
+    settings = ServerSettings(token=token, database=":memory:", scheduler="threads")
     serving.run(settings, "127.0.0.1", 0)
     warned = [one.getMessage() for one in caplog.records if "can be guessed" in one.getMessage()]
     assert len(warned) == is_warned

@@ -47,6 +47,7 @@ def test_allow_names_every_method_of_a_path(client):
         assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
+@pytest.mark.in_threads
 def test_no_plan_in_the_time_a_request_allows_is_the_requests_fault(client, profile, monkeypatch):
     def late(*_, **__):
         raise DeadlineExceeded("no plan was found before the deadline")

@@ -87,6 +87,7 @@ def test_a_key_gets_the_first_answer_again(client, request_body, monkeypatch):
     assert reused.json()["type"].endswith(":idempotency-key-reused")
 
 
+@pytest.mark.in_threads
 def test_a_key_of_a_request_that_failed_can_be_used_again(client, request_body, monkeypatch):
     def fails(*_, **__):
         raise InvalidInput("not this time")
@@ -106,6 +107,7 @@ def test_a_key_is_one_and_not_too_long(client, profile):
         assert response.json()["errors"][0]["parameter"].lower() == "idempotency-key"
 
 
+@pytest.mark.in_threads
 def test_the_same_is_not_planned_twice_and_the_answer_says_so(client, request_body, monkeypatch):
     first = client.post("/v1/plans", json=request_body)
     assert "Stagewright-Reused" not in first.headers

@@ -129,6 +129,7 @@ def test_what_the_planner_refuses_is_a_problem(client, profile):
     assert "the profile's times add up to" in body["detail"]
 
 
+@pytest.mark.in_threads
 def test_planning_for_minutes_is_refused_beforehand(client, profile, monkeypatch):
     monkeypatch.setattr("stagewright.api.planning.requests.is_available", lambda: True)
     options = {"num_microbatches": 2**20}
@@ -223,6 +224,7 @@ def test_json_by_another_spelling_is_read(client, content_type):
     problem(response, 422)
 
 
+@pytest.mark.in_threads
 def test_a_bug_is_a_problem_that_tells_nothing(client, profile, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("secret")

@@ -60,7 +60,7 @@ def fleet_client(token, monkeypatch) -> Any:
 
     def make(fleet: Fleet) -> TestClient:
         settings = ServerSettings(
-            token=token, database=IN_MEMORY, plan_processes=0, scheduler=SCHEDULER, sandbox="off"
+            token=token, database=IN_MEMORY, scheduler=SCHEDULER, sandbox="off"
         )
         client = TestClient(create_app(settings, workers=fleet), base_url="http://localhost")
         client.headers["Authorization"] = f"Bearer {token}"

@@ -156,7 +156,7 @@ def test_what_cannot_hand_back_keeps_nobody_alive(now, caplog):
 def test_while_it_ends_it_begins_nothing_and_answers_the_rest(profile):
     """One request is being answered when the end begins; others come afterwards."""
     shutdown = GracefulShutdown(delay_s=1, grace_s=60)
-    settings = ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0, sandbox="off")
+    settings = ServerSettings(token=TOKEN, database=IN_MEMORY, sandbox="off")
     app = create_app(settings, shutdown=shutdown)
     entered, leave = threading.Event(), threading.Event()
 
