@@ -250,7 +250,7 @@ def test_out_of_memory_is_a_result_that_names_the_layer(serving):
     assert problem["type"].endswith(":out-of-memory")
     details = problem["details"]
     assert (details["layer"], details["required_bytes"]) == ("blocks.7", 3_000)
-    assert problem["available_bytes"] == 2_000
+    assert details["available_bytes"] == 2_000
     refused = hand_in(client, "/v1/plans", measure_example())
     assert refused.status_code == 422
     assert refused.json()["type"].endswith(":out-of-memory")

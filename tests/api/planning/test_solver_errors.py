@@ -74,10 +74,12 @@ def test_a_step_too_long_to_draw_is_refused(client, profile):
     request = {"profile": profile, "cluster": "1x80GB", "options": options}
     made = client.post("/v1/plans", json=request)
     assert made.status_code == 201, made.text
-    for form in ("svg", "chrome_trace", "timeline"):
-        answer = client.get(f"/v1/plans/{made.json()['id']}?format={form}")
+    address = f"/v1/plans/{made.json()['id']}?format="
+    for form in ("schedule", "timeline", "svg", "chrome_trace"):
+        answer = client.get(address + form)
         assert_problem(answer, 422, "InvalidInput")
         assert "at most 100000 are exported" in answer.json()["detail"]
+    assert client.get(f"{address}plan").status_code == 200
 
 
 def test_a_split_that_cannot_be_priced_is_refused(client, profile):
