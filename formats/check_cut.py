@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from ..core.cluster.cluster import Cluster
@@ -15,12 +16,15 @@ from ..core.profile.forward_only import for_serving, list_phase_notes
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
-from ..planner.price_split import plan_from_balance
+from ..planner.price_split import check_memory, plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
 from ..planner.remedies import keep_remedies
+from .place_cut import PlacedCut, fill_devices, place_cut
 from .plan_for import SAME, Search
 from .runtimes.registry import import_cut
 from .target import FORWARD_SCHEDULES, ImportedCut, Target
+
+NOT_PRICED = "its step is not priced: {}; memory is checked with one micro-batch in flight"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class CutReport:
     Attributes:
         missing: Names of the layers in no stage.
         duplicated: Names of the layers in several stages.
-        plan: The cut with its times and memory; `None` if it cannot run.
+        plan: The cut with its times and memory; `None` if it cannot run, or is not priced.
         reasons: Why it cannot run, with both numbers; empty if it can.
         unlimited: The cut with its times where only memory, or a rule of the runtime, is in the
             way.
@@ -65,7 +69,7 @@ class CutReport:
         """Return what ``--json`` prints."""
         priced = self.plan or self.unlimited
         return {
-            "runs": self.plan is not None,
+            "runs": not self.reasons,
             "reason": "; ".join(self.reasons),
             "missing": list(self.missing),
             "duplicated": list(self.duplicated),
@@ -169,18 +173,20 @@ def check_cut(
     """
     cut, profile = _fit_profile(cut, profile)
     cluster = parse_cluster(cluster)
+    cut = fill_devices(cut, cluster)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     names = tuple(entry.layer.name for entry in profile.layers)
     priced = unlimited = best = None
     best_reason, reasons = "", cut.describe_faults(names)
-    if cut.is_ordered:
+    placed = place_cut(cut, cluster, options)
+    notes = placed.notes
+    if not reasons:
         try:
-            priced = price_cut(cut, profile, cluster, options)
+            priced, unpriced = _price(placed, profile, cluster, options)
+            notes += (NOT_PRICED.format(unpriced),) * bool(unpriced)
         except Infeasible as error:
             reasons = [str(error)]
-            unlimited = _price_without_limit(cut, profile, cluster, options)
-    elif not reasons:
-        reasons = ["stages that are empty, or not in the model's order, are not priced here"]
+            unlimited = _price_without_limit(placed, profile, cluster, options)
     try:
         best = search(profile, cluster, options)
     except Infeasible as error:
@@ -199,7 +205,7 @@ def check_cut(
         unlimited,
         best,
         best_reason,
-        (*_compare_microbatch(cut, profile), *list_phase_notes(profile), *cut.notes),
+        (*_compare_microbatch(cut, profile), *list_phase_notes(profile), *cut.notes, *notes),
         bool(refused),
     )
 
@@ -226,6 +232,7 @@ def import_plan(
     """
     cut, profile = _fit_profile(cut, profile)
     cluster = parse_cluster(cluster)
+    cut = fill_devices(cut, cluster)
     options = merge_options(cut, require_options(options), len(cluster.devices))
     priced = price_cut(cut, profile, cluster, options)
     try:
@@ -263,7 +270,7 @@ def _fit_profile(cut: ImportedCut, profile: Profile) -> tuple[ImportedCut, Profi
             f"how they split: priced is one device for each group of {cut.tensor}; estimate the "
             "model by name, or profile it again"
         )
-        cut = replace(cut, tensor=1, notes=(*cut.notes, note))
+        cut = replace(cut, tensor=1, ranks_per_device=cut.tensor, notes=(*cut.notes, note))
     if cut.inference:
         profile = for_serving(profile, last_position=cut.last_position)
     return cut, profile
@@ -311,24 +318,48 @@ def price_cut(cut: ImportedCut, profile: Profile, cluster: Cluster, options: Pla
     """Return the plan of a cut.
 
     Raises:
-        InvalidInput: It is not a pipeline of the model, or cuts where the profile allows none.
+        InvalidInput: It is not a pipeline of the model, cuts where the profile allows none, or has
+            stages that are not priced.
         Infeasible: It needs more memory or devices than there are.
     """
-    if not cut.is_ordered:
-        faults = cut.describe_faults([entry.layer.name for entry in profile.layers])
+    if faults := cut.describe_faults([entry.layer.name for entry in profile.layers]):
         raise InvalidInput(
-            f"the cut is not a pipeline of the model's {cut.num_layers} layers: "
-            + ("; ".join(faults) or "its stages are empty, or not in the model's order")
+            f"the cut is not a pipeline of the model's {cut.num_layers} layers: {'; '.join(faults)}"
         )
-    return plan_from_balance(profile, cluster, options, cut.balance, replicas=cut.replicas)
+    placed = place_cut(cut, cluster, options)
+    made, unpriced = _price(placed, profile, cluster, options)
+    if made is None:
+        raise InvalidInput(f"the cut is no plan: {unpriced}; check judges its memory")
+    return made
+
+
+def _price(
+    placed: PlacedCut, profile: Profile, cluster: Cluster, options: PlanOptions
+) -> tuple[Plan | None, str]:
+    """Return the plan of a cut, or why it has no price although it fits."""
+    balance, devices, unpriced = placed.balance, placed.devices, placed.unpriced
+    if not unpriced:
+        try:
+            return plan_from_balance(profile, cluster, options, balance, devices=devices), ""
+        except InvalidInput as error:
+            if error.field != "/devices":
+                raise
+            unpriced = str(error)
+
+    def limit(index: int) -> float:
+        return cluster.devices[index].memory_bytes or inf
+
+    tightest = [min(held, key=limit, default=None) for held in devices]
+    check_memory(profile, cluster, options, balance, tightest)
+    return None, unpriced
 
 
 def _price_without_limit(
-    cut: ImportedCut, profile: Profile, cluster: Cluster, options: PlanOptions
+    placed: PlacedCut, profile: Profile, cluster: Cluster, options: PlanOptions
 ) -> Plan | None:
     devices = tuple(device.model_copy(update={"memory_bytes": None}) for device in cluster.devices)
     try:
-        return price_cut(cut, profile, cluster.model_copy(update={"devices": devices}), options)
+        return _price(placed, profile, cluster.model_copy(update={"devices": devices}), options)[0]
     except (Infeasible, InvalidInput):
         return None
 

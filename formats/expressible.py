@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from ..core.profile.block_stack import BlockStack
 from ..core.units import list_some
 from ..schedules.action_order import default_depths
+from .gpu_numbers import list_gpus
 from .target import (
     FORWARD_SCHEDULES,
     ModelLayers,
@@ -21,6 +22,9 @@ from .target import (
     find_tied,
     is_for_inference,
 )
+
+MOST_NODES = 16
+"""Nodes that a message lists."""
 
 MOST_SHOWN = 3
 """Occurrences of one feature that a message lists."""
@@ -294,6 +298,36 @@ def _check_sharding(plan: Plan, target: Target) -> Iterator[Rejection]:
         )
 
 
+def _check_devices(plan: Plan, target: Target) -> Iterator[Rejection]:
+    rules, title = target.rules, target.title
+    nodes = [node for node, _ in list_gpus(plan)]
+    runs = [(node, len(list(run))) for node, run in groupby(nodes)]
+    if rules.devices == "numbers" and len(runs) > 1:
+        yield Rejection(
+            "several nodes",
+            f"stages are on nodes {runs[0][0]} and {runs[1][0]}, and {title} is one process, with "
+            "the GPUs of one node",
+            "plan for the devices of one node, or with --for torch",
+        )
+    elif not plan.ranks or rules.devices in ("numbers", "ranks"):
+        return
+    elif len(runs) > len({*nodes}):
+        yield Rejection(
+            "order of nodes",
+            f"the pipeline comes back to a node (its devices are on nodes "
+            f"{list_some(list(map(str, nodes)), MOST_NODES)}), and {title} counts ranks node by "
+            "node",
+            "plan for the devices of one node, or give each node's layers its kind with --pin",
+        )
+    elif rules.devices == "equal_nodes" and len({size for _, size in runs}) > 1:
+        yield Rejection(
+            "unequal nodes",
+            f"nodes {[node for node, _ in runs]} have {[size for _, size in runs]} stages, and "
+            f"{title} needs equally many",
+            "plan for equally many devices of each node, with as many stages",
+        )
+
+
 def _check_blocks(
     plan: Plan, cuts: list[int], stack: BlockStack, rules: TargetRules, title: str
 ) -> Iterator[Rejection]:
@@ -362,4 +396,5 @@ CHECKS: tuple[Callable[[Plan, Target], Iterator[Rejection]], ...] = (
     _check_direct_sends,
     _check_chain,
     _check_cuts,
+    _check_devices,
 )

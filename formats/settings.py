@@ -52,7 +52,7 @@ _CODE = re.compile(r"^(?:import|from|def|class) ", re.MULTILINE)
 
 @dataclass(frozen=True)
 class _Row:
-    """One setting of a runtime: its name in the code, and the values behind its bar."""
+    """One setting of a runtime: its name in the code, and the values, or patterns, behind a bar."""
 
     kind: Kind
     name: str
@@ -158,7 +158,9 @@ class Settings:
                     unknown[name] = shown
             elif row.kind == "harmless" or (row.kind == "words" and not value):
                 continue
-            elif row.kind == "words" and value in (row.values or (value,)):
+            elif row.kind == "words" and any(
+                re.fullmatch(each, value) for each in row.values or (".*",)
+            ):
                 words[row.name], written[row.name] = value, shown
             elif row.kind == "switches":
                 counts[row.name] = int(value.lower() not in ("false", "0"))

@@ -17,6 +17,7 @@ from ..core.plan.schedule import ScheduleName
 from ..core.profile.block_stack import BlockStack, find_stack
 from ..core.profile.profile import Profile
 from ..core.units import list_some
+from .gpu_numbers import Gpu, Visible, describe_devices, list_gpus, list_visible
 from .settings import Settings
 
 MOST_NAMED = 6
@@ -57,6 +58,8 @@ class TargetRules:
         recompute: Ways in which all of its stages may recompute: as a whole, or with ``layers``
             every block by itself.
         equal_blocks: Whether every stage must have equally many blocks.
+        devices: What it is told of devices: the ``numbers`` of one machine's GPUs, the ``ranks`` of
+            stages, or nothing but their order over ``nodes``, or ``equal_nodes``.
         direct_sends: Whether values may skip the stages that do not use them.
         own_depths: Whether 1f1b may run further ahead than its default.
         tied_weights: Whether it keeps weights that two stages share equal.
@@ -73,6 +76,7 @@ class TargetRules:
     replicas: Literal["none", "equal", "any"] = "none"
     recompute: tuple[RecomputeMode, ...] = ()
     equal_blocks: bool = False
+    devices: Literal["numbers", "ranks", "nodes", "equal_nodes"] = "nodes"
     direct_sends: bool = False
     own_depths: bool = False
     tied_weights: bool = False
@@ -124,8 +128,12 @@ class ImportedCut:
     """A cut read from a runtime's form, as layer indices; it may have mistakes.
 
     Attributes:
-        stages: Layers of each stage, in the order given.
+        stages: Layers of each stage, in the order given; none where a stage only passes values on,
+            or holds what is in no profile.
         num_layers: Layers of the model.
+        gpus: Numbers of each stage's GPUs, as its runtime counts them: none for a stage that is on
+            no GPU. Empty if they are in order; of the first stages if every device has ``chunks``.
+        visible: GPUs that these numbers count, in order; empty for all.
         replicas: Devices of each stage; empty for one each.
         schedule: Its order of work, if the form says so.
         chunks: Stages on each device.
@@ -138,12 +146,16 @@ class ImportedCut:
         microbatch_size: Samples of a micro-batch, if the form says so.
         inference: Whether its runtime runs forward passes alone.
         last_position: Whether it computes the logits of a prompt's last token alone.
+        fills_devices: Whether its runtime deals all devices to the stages, equally many to each.
         excess: How many blocks or layers it lists beyond the model's; empty if it lists none.
         tensor: Devices that split each layer, in groups that have a stage each.
+        ranks_per_device: Ranks of such groups, where one device stands for all of a group.
     """
 
     stages: tuple[tuple[int, ...], ...]
     num_layers: int
+    gpus: tuple[tuple[int, ...], ...] = ()
+    visible: Visible = ()
     replicas: tuple[int, ...] = ()
     schedule: ScheduleName | None = None
     chunks: int = 1
@@ -157,8 +169,10 @@ class ImportedCut:
     microbatch_size: int | None = None
     inference: bool = False
     last_position: bool = False
+    fills_devices: bool = False
     excess: str = ""
     tensor: int = 1
+    ranks_per_device: int = 1
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -176,9 +190,9 @@ class ImportedCut:
 
     @property
     def is_ordered(self) -> bool:
-        """Return whether stages hold every layer once, in the model's order, and at least one."""
+        """Return whether stages hold every layer once, in the model's order."""
         flat = [layer for stage in self.stages for layer in stage]
-        return flat == list(range(self.num_layers)) and all(self.stages) and not self.excess
+        return flat == list(range(self.num_layers)) and not self.excess
 
     @property
     def balance(self) -> tuple[int, ...]:
@@ -186,7 +200,7 @@ class ImportedCut:
         return tuple(map(len, self.stages))
 
     def describe_faults(self, names: Sequence[str]) -> list[str]:
-        """Name the model's layers in no stage and in several, and count those it does not have."""
+        """Name the model's layers in no stage, in several or out of order, and count others."""
         faults = (
             ("missing from every stage", self.missing),
             ("duplicated in several stages", self.duplicated),
@@ -196,6 +210,10 @@ class ImportedCut:
             for what, layers in faults
             if layers
         ]
+        if not (named or self.excess or self.is_ordered):
+            flat = [layer for stage in self.stages for layer in stage]
+            late = next(two for two in pairwise(flat) if two[0] > two[1])
+            named = [f"not in the model's order: {names[late[1]]} runs after {names[late[0]]}"]
         return [self.excess, *named] if self.excess else named
 
 
@@ -323,13 +341,28 @@ class Target:
     default_split: Callable[[int, int], tuple[int, ...]] | None
 
 
-def write_header(plan: Plan, title: str, checked_with: str, *use: str, comment: str = "#") -> str:
-    """Return the opening comment of an export: the plan's id, versions, and how to use it."""
+def write_header(
+    plan: Plan,
+    title: str,
+    checked_with: str,
+    *use: str,
+    comment: str = "#",
+    visible: Sequence[Gpu] | None = None,
+) -> str:
+    """Return the opening comment of an export: the plan's id, versions, and how to use it.
+
+    ``visible`` are the GPUs of the runtime's ranks, if they have to be set; by default those of
+    the pipeline where they are not in the cluster's order.
+    """
+    if visible is None:
+        visible = list_gpus(plan) if plan.ranks else ()
     lines = (
         f"Plan {plan.content_id()} of {plan.model or 'a model'}, written for {title}.",
         f"Checked with {checked_with}.",
         *use,
+        f"{describe_devices(plan)}.",
         *[PHASE] * is_for_inference(plan),
+        *(list_visible(visible) if visible else ()),
     )
     return "".join(f"{comment} {line}".rstrip() + "\n" for line in lines)
 
@@ -391,10 +424,3 @@ def count_blocks(plan: Plan) -> tuple[int, ...]:
 def count_ranks(plan: Plan) -> int:
     """Return the length of the pipeline in devices, which hold a stage of each chunk."""
     return plan.num_stages // plan.chunks
-
-
-def list_devices(plan: Plan) -> str:
-    """Return a line that says which devices run which stage."""
-    return "; ".join(
-        f"stage {index} on {', '.join(stage.devices)}" for index, stage in enumerate(plan.stages)
-    )

@@ -55,7 +55,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
         decision = replace(decision, costed=request.cost_model.evaluate(assignment))
     costed, profile, options = decision.costed, request.profile, request.options
     cost_model, cuts = request.cost_model, costed.assignment.cuts
-    return Plan(
+    made = Plan(
         model=profile.model,
         spec=profile.spec,
         balance=count_layers(cuts),
@@ -83,7 +83,6 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
             for name, other in list_baselines(request, costed.assignment)
         ),
         profile_id=profile_id or given.content_id(),
-        cluster_devices=len(request.cluster.devices),
         bytes_per_parameter=bytes_per_parameter(profile, options),
         estimated=profile.provenance.source == "estimated",
         error_band=profile.provenance.error_band,
@@ -103,6 +102,7 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
             *_idle(request, costed.assignment),
         ),
     ).with_bounds(decision.lower_bound, decision.simulated_bound_s)
+    return made.locate(request.cluster)
 
 
 def build_early(

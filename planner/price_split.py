@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from ..core.cluster.cluster import Cluster
@@ -13,7 +13,14 @@ from ..core.profile.profile import Profile
 from ..core.units import format_bytes
 from ..schedules.traits import FOLDED, SPLIT_BACKWARD
 from .assemble import build_plan
-from .cost.assignment import Assignment, place_in_device_order, place_stages, repeat_rounds, to_cuts
+from .cost.assignment import (
+    Assignment,
+    place_in_device_order,
+    place_on,
+    place_stages,
+    repeat_rounds,
+    to_cuts,
+)
 from .cost.plan_cost import Decision
 from .heuristics.candidates import apply_recompute
 from .problem.constraints import broken_option
@@ -29,14 +36,15 @@ def plan_from_balance(
     balance: Sequence[int],
     *,
     replicas: Sequence[int] = (),
+    devices: Sequence[Sequence[int]] = (),
     profile_id: str | None = None,
 ) -> Plan:
     """Return the plan with these layer counts.
 
     Without replicas, stage s runs on device s; with them, stages take devices of the first kind
-    in order. If the schedule puts several stages on a device, it takes one of each round. Stages
-    are recomputed as the options say. The proof's bound is a quick one, so even the best split may
-    be reported as feasible only.
+    in order, unless ``devices`` are given. If the schedule puts several stages on a device, it
+    takes one of each round. Stages are recomputed as the options say. The proof's bound is a quick
+    one, so even the best split may be reported as feasible only.
 
     Args:
         profile: Costs of the layers.
@@ -44,11 +52,13 @@ def plan_from_balance(
         options: As for `plan`; the split has to keep them.
         balance: Layers of each stage.
         replicas: Copies of each stage; one each if empty. Larger numbers raise ``max_replicas``.
+        devices: Indices in the cluster of the devices of each stage, which also say the replicas.
         profile_id: The profile's `content_id`, if it is known already.
 
     Raises:
         InvalidInput: The counts do not cover the layers, a cut is illegal or forbidden by the
-            options, or stages and pins are not what the options ask for.
+            options, or stages and pins are not what the options ask for; with the field
+            ``/devices``, no price is known of replicas on these devices.
         Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
     """
     profile, cluster = require_profile(profile), parse_cluster(cluster)
@@ -60,9 +70,10 @@ def plan_from_balance(
             field="/options/tensor",
         )
     if options.tensor == 1 and options.recompute != "layers":
-        return _price(profile, cluster, options, balance, replicas, profile_id)
+        return _price(profile, cluster, options, balance, replicas, devices, profile_id)
     groups = DegreeProblem.of((profile,), cluster, options, options.tensor)
-    made = _price(groups.profiles[0], groups.cluster, groups.options, balance, replicas)
+    held = groups.find_groups(cluster, devices)
+    made = _price(groups.profiles[0], groups.cluster, groups.options, balance, replicas, held)
     return groups.expand(made, cluster, profile_id or profile.content_id())
 
 
@@ -72,6 +83,7 @@ def _price(
     options: PlanOptions,
     balance: Sequence[int],
     replicas: Sequence[int],
+    devices: Sequence[Sequence[int]],
     profile_id: str | None = None,
 ) -> Plan:
     """Price a split on devices, or on groups of devices that split layers between them."""
@@ -80,7 +92,7 @@ def _price(
             f"the balance has {len(balance)} stages but the options ask for {options.num_stages}",
             field="/balance",
         )
-    counts = tuple(replicas) or (1,) * len(balance)
+    counts = tuple(map(len, devices)) or tuple(replicas) or (1,) * len(balance)
     if len(counts) != len(balance):
         raise InvalidInput(
             f"{len(counts)} numbers of replicas for {len(balance)} stages", field="/replicas"
@@ -91,7 +103,7 @@ def _price(
     request = PlanningRequest(profile, cluster, options)
     cuts = to_cuts(balance)
     _check_cuts(request, cuts)
-    chosen = _placed(request, cuts, counts)
+    chosen = _placed(request, cuts, counts, devices)
     chosen = apply_recompute(request.cost_model, chosen)
     _check_kept(request, chosen)
     _check_memory(request, chosen)
@@ -136,7 +148,41 @@ def _check_kept(request: PlanningRequest, chosen: Assignment) -> None:
         )
 
 
-def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
+def check_memory(
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    balance: Sequence[int],
+    devices: Sequence[int | None],
+) -> None:
+    """Refuse runs of layers that do not fit on their devices with one micro-batch in flight.
+
+    A device may have several runs; one on `None` takes no memory. That is the least that any order
+    of work needs.
+
+    Raises:
+        InvalidInput: A cut is illegal or forbidden by the options.
+        Infeasible: A device needs more memory than it allows.
+    """
+    if options.tensor != 1:
+        profile = DegreeProblem.of((profile,), cluster, options, int(options.tensor)).profiles[0]
+    least = {"num_microbatches": 1, "schedule": "1f1b", "max_replicas": 1, "tensor": 1}
+    options = options.model_copy(update={**least, "batch_size": None})
+    request = PlanningRequest(profile, cluster, options)
+    cuts = to_cuts(balance)
+    _check_cuts(request, cuts)
+    chosen = place_on(cuts, [(device or 0,) for device in devices], request.devices)
+    if chosen is not None:
+        elsewhere = {number for number, device in enumerate(devices) if device is None}
+        _check_memory(request, apply_recompute(request.cost_model, chosen), elsewhere)
+
+
+def _placed(
+    request: PlanningRequest,
+    cuts: tuple[int, ...],
+    replicas: Sequence[int],
+    devices: Sequence[Sequence[int]],
+) -> Assignment:
     chunks = count_chunks(request.options)
     if len(replicas) % chunks:
         raise InvalidInput(
@@ -148,8 +194,13 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
     size = request.options.tensor if isinstance(request.options.tensor, int) else 1
     needed, available = size * sum(replicas[:places]), size * len(request.cluster.devices)
     first = cuts[: places + 1]
-    found = None
-    if needed <= available:
+    found = place_on(first, devices[:places], request.devices) if devices else None
+    if devices and found is None:
+        raise InvalidInput(
+            "a stage is on devices that differ, or that are not next to each other",
+            field="/devices",
+        )
+    if needed <= available and not devices:
         found = (
             place_in_device_order(first, request.devices)
             if max(replicas) == 1
@@ -170,10 +221,13 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
     return repeat_rounds(found, cuts, chunks, folds=folds) if chunks > 1 else found
 
 
-def _check_memory(request: PlanningRequest, chosen: Assignment) -> None:
+def _check_memory(
+    request: PlanningRequest, chosen: Assignment, elsewhere: Container[int] = ()
+) -> None:
     """Refuse a split whose devices need more than they allow, for all stages they hold together."""
     layers, devices = request.profile.layers, request.cluster.devices
-    stages = list(enumerate(request.cost_model.stages(chosen)))
+    held_here = enumerate(request.cost_model.stages(chosen))
+    stages = [(number, stage) for number, stage in held_here if number not in elsewhere]
     held: dict[int, int] = {}
     for number, stage in stages:
         for index in chosen.device_indices(request.devices, number):

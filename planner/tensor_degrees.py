@@ -135,7 +135,7 @@ class DegreeProblem:
         proof = plan.proof
         if plan.options.objective == "devices":
             proof = _scale_proof(proof, self.degree)
-        return plan.model_copy(
+        expanded = plan.model_copy(
             update={
                 "stages": tuple(
                     stage.model_copy(
@@ -144,12 +144,30 @@ class DegreeProblem:
                     for stage in plan.stages
                 ),
                 "baselines": tuple(map(move, plan.baselines)),
-                "cluster_devices": len(cluster.devices),
                 "profile_id": profile_id,
                 "proof": proof,
                 "notes": (*plan.notes, *self.notes),
             }
         )
+        return expanded.locate(cluster)
+
+    def find_groups(
+        self, cluster: Cluster, devices: Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """Return the groups that devices of stages form, by index; -1 for those that form none."""
+        if self.degree == 1:
+            return devices
+        names = [device.name for device in cluster.devices]
+        groups = {
+            frozenset(self.members[group.name]): at for at, group in enumerate(self.cluster.devices)
+        }
+        return [
+            [
+                groups.get(frozenset(names[index] for index in held[at : at + self.degree]), -1)
+                for at in range(0, len(held), self.degree)
+            ]
+            for held in devices
+        ]
 
     def contract(self, plan: Plan) -> Plan:
         """Return a plan of devices as one of groups; the inverse of `expand`, but for proofs."""

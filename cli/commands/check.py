@@ -36,6 +36,7 @@ def command(
     """Judge a cut in the form of another runtime: missing layers, memory, step time, and the best.
 
     Exit code 3 if the cut cannot run: layers are missing or duplicated, or memory does not suffice.
+    What is not priced is said in a note.
     """
     from functools import partial
 
@@ -52,5 +53,5 @@ def command(
             search=partial(plan, deadline_s=deadline),
         )
     emit(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
-    if report.plan is None:
+    if report.reasons:
         raise Exit(ExitCode.INFEASIBLE)

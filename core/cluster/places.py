@@ -17,6 +17,9 @@ from ..errors import InvalidInput
 if TYPE_CHECKING:
     from .cluster import Cluster, LinkLevel
 
+NODE, NETWORK = "node", "network"
+"""Names of the level inside machines, and of that between machines."""
+
 MAX_SHOWN = 4
 """Most runs of group sizes shown of a level."""
 
@@ -41,6 +44,22 @@ def _number(cluster: Cluster, level: int) -> tuple[int, ...]:
         return tuple(device // size for device in range(count))
     groups = (group_of(cluster, level, device) for device in range(count))
     return tuple(numbers.setdefault(group, len(numbers)) for group in groups)
+
+
+def list_nodes(cluster: Cluster) -> list[tuple[int, ...]]:
+    """Return the devices of each machine, as indices in the cluster.
+
+    Machines are the groups of the level named ``node``, else of the innermost of several levels.
+    The only level is a machine, or, as ``network``, has a device on each.
+    """
+    names = [level.name for level in cluster.levels]
+    devices = range(len(cluster.devices))
+    if NODE not in names and len(names) < 2:
+        return [(device,) for device in devices] if NETWORK in names else [tuple(devices)]
+    members: dict[int, list[int]] = {}
+    for device, group in enumerate(_number(cluster, names.index(NODE) if NODE in names else 0)):
+        members.setdefault(group, []).append(device)
+    return list(map(tuple, members.values()))
 
 
 def largest_groups(cluster: Cluster) -> tuple[int, ...]:

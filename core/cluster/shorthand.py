@@ -24,6 +24,7 @@ from ..errors import InvalidInput
 from .accelerators import Accelerator, find_card_bytes, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
 from .collectives import find_slowest, load_link_table, shares_lanes
+from .places import NETWORK, NODE
 
 UNIT_BYTES = {
     "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20,
@@ -33,11 +34,11 @@ UNIT_BYTES = {
 LARGEST_BYTES = 2**60
 """Upper bound of `Device.memory_bytes`."""
 
-INSIDE_NODE = LinkLevel(name="node", group_size=1, latency_s=3.4e-6, bandwidth_bytes_per_s=300e9)
+INSIDE_NODE = LinkLevel(name=NODE, group_size=1, latency_s=3.4e-6, bandwidth_bytes_per_s=300e9)
 """NVLink 3 as in an A100: 600 GB/s for both directions together (NVIDIA's data sheet). The latency
 is NCCL's constant for a ring over NVLink and large messages (3.4 us, ``tuning.cc``)."""
 
-BETWEEN_NODES = LinkLevel(name="network", group_size=1, latency_s=14e-6, bandwidth_bytes_per_s=25e9)
+BETWEEN_NODES = LinkLevel(name=NETWORK, group_size=1, latency_s=14e-6, bandwidth_bytes_per_s=25e9)
 """200 Gb/s per device (HDR InfiniBand; a DGX A100 has a card for each). The latency is NCCL's
 constant for a network and large messages (14 us)."""
 

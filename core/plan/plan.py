@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ..cluster.cluster import Cluster
+from ..cluster.places import list_nodes
 from ..cluster.reserves import MemoryReserves, ReservedMemory
 from ..document import Document, LongTuple, Name, NonEmptyTuple, Note, Notes, Record, render_html
 from ..errors import Infeasible
@@ -383,6 +385,9 @@ class Plan(Document):
         boundaries: What crosses each cut, per micro-batch; one per gap between stages.
         profile_id: Content id of the profile planned from.
         cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
+        nodes: Devices of each machine of that cluster; empty for one machine.
+        ranks: Numbers of the stages' devices, in order of first appearance, counted machine by
+            machine from 0; empty if they are 0, 1, 2 and so on.
         inputs: The model's flat inputs at micro-batch size.
         input_structure: How the model is called with them.
         spec: The family and configuration of the model, if it was built from one.
@@ -418,6 +423,8 @@ class Plan(Document):
     baselines: tuple[Baseline, ...] = ()
     profile_id: Name = ""
     cluster_devices: int = Field(0, ge=0)
+    nodes: LongTuple[Annotated[int, Field(ge=1)]] = Field((), exclude_if=operator.not_)
+    ranks: LongTuple[Annotated[int, Field(ge=0)]] = Field((), exclude_if=operator.not_)
     bytes_per_parameter: BytesPerParameter | None = None
     estimated: bool = False
     error_band: float | None = Field(None, ge=0)
@@ -446,6 +453,11 @@ class Plan(Document):
             raise ValueError(
                 f"a device holds more than {self.chunks} stage{'s' * (self.chunks > 1)}"
             )
+        last = max(self.ranks, default=len(set(devices)) - 1)
+        if self.ranks and len(set(self.ranks)) != len(set(devices)):
+            raise ValueError(f"ranks number {len(set(self.ranks))} of {len(set(devices))} devices")
+        if self.nodes and last >= sum(self.nodes):
+            raise ValueError(f"a device is number {last} of {sum(self.nodes)} in all nodes")
         # A layer left out would never run, and one given twice would run twice.
         if self.layer_order and sorted(self.layer_order) != list(range(next_layer)):
             raise ValueError(f"layer_order is not a permutation of the {next_layer} layers")
@@ -467,6 +479,19 @@ class Plan(Document):
     def layer_names(self) -> tuple[str, ...]:
         """Return the layers of all stages, in order."""
         return tuple(name for stage in self.stages for name in stage.layer_names)
+
+    def locate(self, cluster: Cluster) -> Self:
+        """Return the plan with the places of its devices in the cluster it is for."""
+        nodes = list_nodes(cluster)
+        numbers = {cluster.devices[at].name: rank for rank, at in enumerate(chain(*nodes))}
+        used = dict.fromkeys(name for stage in self.stages for name in stage.devices)
+        ranks = tuple(map(numbers.__getitem__, used))
+        update = {
+            "cluster_devices": len(cluster.devices),
+            "nodes": tuple(map(len, nodes)) if len(nodes) > 1 else (),
+            "ranks": () if ranks == tuple(range(len(used))) else ranks,
+        }
+        return self.model_copy(update=update)
 
     @property
     def microbatch_size(self) -> int | None:

@@ -14,7 +14,6 @@ from ..target import (
     ModelLayers,
     count_blocks,
     count_ranks,
-    list_devices,
     write_header,
 )
 from .block_counts import read_counts, split_evenly
@@ -40,9 +39,7 @@ def write(plan: Plan) -> Export:
         f"    num_model_chunks={plan.chunks},",
         f"    num_layers_per_stage={list(counts)},",
     ]
-    header = write_header(
-        plan, TITLE, CHECKED, "Use: Booster(plugin=plugin).", f"{list_devices(plan)}."
-    )
+    header = write_header(plan, TITLE, CHECKED, "Use: Booster(plugin=plugin).")
     lines = (
         "from colossalai.booster.plugin import HybridParallelPlugin",
         "",

@@ -17,7 +17,6 @@ from ..target import (
     ModelLayers,
     Rejection,
     find_tied,
-    list_devices,
     write_header,
 )
 from .block_counts import parse_counts
@@ -121,7 +120,6 @@ def write(plan: Plan) -> Export:
         'DeepSpeed clips gradients to a norm of 1 unless the config says "gradient_clipping": 0.0.',
         f"layers has {len(plan.layer_names)} entries, modules or LayerSpecs, one for each of:",
         *(f"  {index}: {name}" for index, name in enumerate(plan.layer_names)),
-        f"{list_devices(plan)}.",
     )
     text = _CLASS.format(
         parts=list(accumulate(plan.balance, initial=0)),
@@ -196,5 +194,6 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         num_microbatches=int(steps) * replicas if steps else None,
         recompute=("always" if int(interval[1]) else "never") if interval else None,
         microbatch_size=settings.counts.get("train-micro-batch-size-per-gpu"),
+        fills_devices="REPLICAS" not in constants,
         notes=(COMPUTED.format(parts=parts, number=len(layers.names)),) if computed else (),
     )

@@ -7,13 +7,13 @@ import re
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import format_bytes
+from ..gpu_numbers import number_gpus
 from ..settings import Settings
 from ..target import (
     Export,
     ImportedCut,
     ModelLayers,
     count_blocks,
-    list_devices,
     write_header,
 )
 from .block_counts import MOST_SHOWN
@@ -35,6 +35,8 @@ def write(plan: Plan) -> Export:
     """
     counts = list(count_blocks(plan))
     counts[-1] += 1
+    numbers, visible = number_gpus(plan)
+    devices = f" --device {','.join(map('CUDA{}'.format, numbers))}" * bool(plan.ranks)
     size, number = plan.microbatch_size or 1, plan.num_microbatches
     sequences = size * number
     length = plan.inputs[0].shape[1] if plan.inputs and len(plan.inputs[0].shape) > 1 else 0
@@ -48,17 +50,16 @@ def write(plan: Plan) -> Export:
         plan,
         TITLE,
         CHECKED,
-        "Name the devices in the order of the stages with --device. The last share includes the "
-        "output layer; the input embedding stays on the CPU.",
-        f"{list_devices(plan)}.",
+        "The last share includes the output layer; the input embedding stays on the CPU.",
         f"-np is the plan's {number} micro-batches of {size} each, the sequences served at once"
         + (f"; -c is {length} tokens for each of them." if length else "."),
         *margins,
+        visible=visible,
     )
     context = f" -c {length * sequences}" if length else ""
     command = (
-        f"llama-server -m MODEL.gguf --split-mode layer --tensor-split {','.join(map(str, counts))}"
-        f" -ngl all -fit off{context} -np {sequences}"
+        f"llama-server -m MODEL.gguf{devices} --split-mode layer --tensor-split "
+        f"{','.join(map(str, counts))} -ngl all -fit off{context} -np {sequences}"
     )
     return Export(f"{header}{command}\n")
 
@@ -89,7 +90,8 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput("the shares of --tensor-split add up to nothing")
     mode = settings.words.get("split-mode", "layer")
     if mode == "none":
-        return layers.cut_by_blocks([num_blocks])
+        main = int(settings.words.get("main-gpu", 0))
+        return layers.cut_by_blocks([num_blocks], gpus=_number_devices([main], settings))
     if mode != "layer":
         raise InvalidInput(
             f"-sm {mode} splits every layer over the devices, which is no cut: only layer and none "
@@ -97,8 +99,21 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         )
     *devices, output = (place_unit(unit, num_blocks + 1, shares) for unit in range(num_blocks + 1))
     # Devices without any unit stay idle: they are no stages.
-    counts = [devices.count(device) for device in sorted({*devices, output})]
-    return layers.cut_by_blocks(counts)
+    used = sorted({*devices, output})
+    counts = [devices.count(device) for device in used]
+    return layers.cut_by_blocks(counts, gpus=_number_devices(used, settings))
+
+
+def _number_devices(used: list[int], settings: Settings) -> tuple[tuple[int, ...], ...]:
+    """Return the GPU of each device in use, which ``--device`` puts into another order."""
+    listed = settings.words.get("device", "")
+    numbers = list(map(int, re.findall(r"\d+", listed))) if listed else range(used[-1] + 1)
+    if used[-1] >= len(numbers):
+        raise InvalidInput(
+            f"--device {listed} has {len(numbers)} devices, but number {used[-1]} of them is to "
+            "hold layers; name it, too"
+        )
+    return tuple((numbers[device],) for device in used)
 
 
 def place_unit(unit: int, num_units: int, shares: list[float]) -> int:

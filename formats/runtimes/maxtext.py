@@ -12,7 +12,6 @@ from ..target import (
     ModelLayers,
     count_blocks,
     count_ranks,
-    list_devices,
     write_header,
 )
 
@@ -36,7 +35,6 @@ def write(plan: Plan) -> Export:
         TITLE,
         CHECKED,
         "Use: python -m maxtext.train base.yml, with these as overrides, or in the file.",
-        f"{list_devices(plan)}.",
     )
     return Export(header + "".join(f"{name}: {value}\n" for name, value in settings.items()))
 

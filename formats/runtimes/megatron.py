@@ -15,6 +15,7 @@ from itertools import accumulate, groupby, pairwise
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..gpu_numbers import list_gpus
 from ..settings import Settings
 from ..target import (
     Export,
@@ -22,7 +23,6 @@ from ..target import (
     ModelLayers,
     Rejection,
     count_ranks,
-    list_devices,
     parse_literal,
     write_header,
 )
@@ -44,7 +44,7 @@ _LETTERS = re.compile(r"[EtmL|]*")
 def write(plan: Plan) -> Export:
     """Write flags of ``pretrain_gpt.py``, and the form that NeMo and Megatron-Bridge take."""
     layout = format_layout(list_letters(plan))
-    places = count_ranks(plan)
+    places, gpus = count_ranks(plan), list_gpus(plan)
     flags = [
         f"--pipeline-model-parallel-size {places}",
         f"--pipeline-model-parallel-layout '{layout}'",
@@ -76,7 +76,8 @@ def write(plan: Plan) -> Export:
         f"cfg.model.pipeline_model_parallel_size={places}, "
         f'cfg.model.pipeline_model_parallel_layout="{layout}"{chunks}{recompute}',
         "E is what precedes the blocks, L what follows them.",
-        f"{list_devices(plan)}.",
+        # Its ranks are all GPUs it sees, those beyond one pipeline as replicas.
+        visible=gpus if plan.ranks or len(gpus) < plan.cluster_devices else (),
     )
     return Export(header + " \\\n".join(flags) + "\n")
 
@@ -196,6 +197,7 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
             check_interleaving,
             group=settings.counts.get("microbatch-group-size-per-virtual-pipeline-stage"),
         ),
+        fills_devices=ranks is not None,
     )
 
 

@@ -29,7 +29,8 @@ def split_by_settings(settings: Mapping[str, int], ranks: int, num_blocks: int) 
         raise InvalidInput(f"Megatron takes --{COUNTED[0]} and the like without first and last")
     left = ranks - len(given)
     shared = num_layers + sum(counted) - sum(given)
-    if left < 0 or shared < 0 or (shared % left if left else shared):
+    # Without ranks between the first and last Megatron does not compare with the model's blocks.
+    if left < 0 or (left and (shared < 0 or shared % left)):
         raise InvalidInput(
             f"{shared} blocks are no multiple of {left} ranks, which Megatron refuses; give "
             "--decoder-first-pipeline-num-layers or --pipeline-model-parallel-layout"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
+from ..gpu_numbers import find_gpu, list_ranks
 from ..settings import Settings
 from ..target import Export, ImportedCut, ModelLayers, write_header
 
@@ -20,16 +22,19 @@ def write(plan: Plan) -> Export:
     JSON has no comments, so the plan is named under a key the runtime does not read, and so are
     the layers of each stage.
     """
-    ranks: dict[str, list[int]] = {}
-    for index, stage in enumerate(plan.stages):
-        first = sum(map(len, ranks.values()))
-        ranks[str(index)] = list(range(first, first + stage.replicas))
-    comment = write_header(plan, TITLE, CHECKED, "Use: --config_path.", comment="").splitlines()
+    held = list_ranks(plan)
+    used = sorted(chain(*held))
+    visible = [find_gpu(plan, rank) for rank in used] if used[-1] >= len(used) else ()
+    comment = write_header(
+        plan, TITLE, CHECKED, "Use: --config_path.", comment="", visible=visible
+    ).splitlines()
     document = {
         "_comment": [line.strip() for line in comment],
         "_layers": [list(stage.layer_names) for stage in plan.stages],
         "module_to_stage_map": [*range(plan.num_stages), plan.num_stages - 1],
-        "stage_to_rank_map": ranks,
+        "stage_to_rank_map": {
+            str(index): list(map(used.index, ranks)) for index, ranks in enumerate(held)
+        },
     }
     return Export(json.dumps(document, indent=2) + "\n")
 
@@ -44,7 +49,10 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         document = json.loads(settings.text)
         modules = [[str(name) for name in names] for names in document["_layers"]]
         stages = [int(stage) for stage in document["module_to_stage_map"]]
-        ranks = {int(stage): len(held) for stage, held in document["stage_to_rank_map"].items()}
+        ranks = {
+            int(stage): tuple(map(int, held))
+            for stage, held in document["stage_to_rank_map"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(
             "expected PipeDream's JSON with module_to_stage_map, stage_to_rank_map and, for the "
@@ -65,6 +73,7 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     return ImportedCut(
         tuple(map(tuple, held)),
         len(layers.names),
-        replicas=tuple(ranks[stage] for stage in range(len(ranks))),
+        gpus=tuple(ranks[stage] for stage in range(len(ranks))),
+        replicas=tuple(len(ranks[stage]) for stage in range(len(ranks))),
         schedule="1f1b",
     )

@@ -17,6 +17,7 @@ from ...core.plan.plan import Plan
 from ...core.profile.profile import Profile
 from ...planner.problem.input_checks import require_plan, require_profile
 from ..expressible import check_expressible
+from ..gpu_numbers import read_visible
 from ..settings import Settings
 from ..target import Export, ImportedCut, ModelLayers, Rejection, Target, TargetRules
 from ..target_tables import read_table
@@ -163,6 +164,7 @@ def import_cut(cut: str | Path, target: str | Target, model: Profile | ModelLaye
         read,
         inference=rules.inference,
         last_position=rules.last_position,
+        visible=read_visible(text, settings.words.get("cuda-visible-devices", "")),
         tensor=read.tensor * settings.tensor,
         notes=(*settings.notes, *read.notes),
     )

@@ -8,7 +8,6 @@ from ...core.plan.plan import Plan
 from ..target import (
     Export,
     count_blocks,
-    list_devices,
     write_header,
 )
 from .block_counts import read_counts, split_evenly
@@ -23,7 +22,6 @@ def write(plan: Plan) -> Export:
     use = (
         "Use: trtllm-serve MODEL --config THIS_FILE, or LLM(model, pp_partition=[...], "
         "pipeline_parallel_size=...).",
-        f"{list_devices(plan)}.",
     )
     header = write_header(plan, TITLE, CHECKED, *use)
     return Export(f"{header}pipeline_parallel_size: {len(counts)}\npp_partition: {list(counts)}\n")

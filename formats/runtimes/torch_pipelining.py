@@ -20,7 +20,6 @@ from ..target import (
     ModelLayers,
     Rejection,
     find_skipping_value,
-    list_devices,
     parse_literal,
     write_header,
 )
@@ -152,7 +151,6 @@ def write(plan: Plan) -> Export:
         '(format="compute_comms").',
         "build_schedule refuses autocast regions, and no_grad ones that parameters go into: plans "
         "do not know of them.",
-        f"{list_devices(plan)}.",
     )
     script = _SCRIPT.format(
         split_spec=points + "\n" * bool(points),

@@ -17,7 +17,6 @@ from ..target import (
     ImportedCut,
     ModelLayers,
     count_ranks,
-    list_devices,
     parse_literal,
     write_header,
 )
@@ -48,7 +47,6 @@ def write(plan: Plan) -> Export:
         f"--parallelism.pipeline_parallel_degree {places} "
         f"--parallelism.module_fqns_per_model_part '{json.dumps(parts)}'",
         f"{CSV_NAME} has the plan's own order of work; leave that line out for torchtitan's.",
-        f"{list_devices(plan)}.",
     )
     lines = [
         "[parallelism]",

@@ -112,6 +112,30 @@ def place_stages(
     return shift_forward(found, devices)
 
 
+def place_on(cuts: Cuts, placed: Sequence[Sequence[int]], devices: Devices) -> Assignment | None:
+    """Place each stage on given devices of the cluster, an index for each replica.
+
+    Return None if a stage has devices that are not consecutive ones of one class, or unknown ones.
+    """
+    owner = {
+        index: (number, rank)
+        for number, entry in enumerate(devices.classes)
+        for rank, index in enumerate(entry.devices)
+    }
+    held = [[owner.get(index, (-1, -1)) for index in indices] for indices in placed]
+    if any(each[0][0] < 0 for each in held) or any(
+        (number, one + 1) != after for each in held for (number, one), after in pairwise(each)
+    ):
+        return None
+    return Assignment(
+        cuts=cuts,
+        replicas=tuple(map(len, held)),
+        classes=tuple(each[-1][0] for each in held),
+        ends=tuple(each[-1][1] + 1 for each in held),
+        recompute=(False,) * len(held),
+    )
+
+
 def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
     """Place stage s on a device of the class of device s; return None if there are too few.
 

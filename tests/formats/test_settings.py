@@ -4,6 +4,8 @@ vLLM's, SGLang's and TensorRT-LLM's tensor parallelism, and llama.cpp's flags th
 were dropped without a word, where Megatron's were listed as not read.
 """
 
+import re
+
 import pytest
 
 import stagewright
@@ -66,6 +68,7 @@ def test_every_row_is_read_or_named_under_each_of_its_names(runtime, kind, row):
     for name in names.split():
         name = name.replace("*", "x")
         value = values[0] if kind == "words" and values else "7"
+        value = next((one for one in ("1", "CUDA1") if re.fullmatch(value, one)), value)
         flag = f"-{name}" if len(name) < 4 else f"--{name}"
         target = "vllm" if runtime == "every" else runtime
         found = Settings.read(f"{flag} {value}", target)
@@ -120,7 +123,7 @@ def test_settings_are_those_of_a_command_in_every_form(text):
         ("llama.cpp", "-ts 1,1 -ot 'blk.(1|2).ffn=CPU'", "-ot blk.(1|2).ffn=CPU"),
         ("llama.cpp", "-ts 1,1 --cpu-moe -fit on -ctk q8_0", "--cpu-moe, -fit on, -ctk q8_0"),
         ("llama.cpp", "LLAMA_ARG_N_CPU_MOE=3 llama-server -ts 1,1", "LLAMA_ARG_N_CPU_MOE=3"),
-        ("llama.cpp", "CUDA_VISIBLE_DEVICES=1 x -ts 1,1", "CUDA_VISIBLE_DEVICES=1"),
+        ("llama.cpp", "CUDA_VISIBLE_DEVICES=GPU-5a x -ts 1,1", "CUDA_VISIBLE_DEVICES=GPU-5a"),
         ("sglang", "SGLANG_PP_LAYER_PARTITION=4,4 --dp 2 --ep-size 4", "--dp 2, --ep-size 4"),
         ("tensorrt-llm", "pp_partition: [4, 4]\nmoe_expert_parallel_size: 8\nkv_cache_config:\n"
          "  free_gpu_memory_fraction: 0.8", "moe_expert_parallel_size=8, kv_cache_config, free_"),
