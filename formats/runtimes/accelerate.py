@@ -9,14 +9,7 @@ from itertools import accumulate
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..settings import Settings
-from ..target import (
-    Export,
-    ImportedCut,
-    ModelLayers,
-    list_devices,
-    parse_literal,
-    write_header,
-)
+from ..target import Export, ImportedCut, ModelLayers, list_devices, parse_literal, write_header
 
 TITLE = "Accelerate"
 CHECKED = "accelerate 1.15.0 and transformers 5.23.0, check_device_map and a dispatched forward"

@@ -8,14 +8,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import format_bytes
 from ..settings import Settings
-from ..target import (
-    Export,
-    ImportedCut,
-    ModelLayers,
-    count_blocks,
-    list_devices,
-    write_header,
-)
+from ..target import Export, ImportedCut, ModelLayers, count_blocks, list_devices, write_header
 from .block_counts import MOST_SHOWN
 
 TITLE = "llama.cpp"

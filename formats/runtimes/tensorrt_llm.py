@@ -5,12 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...core.plan.plan import Plan
-from ..target import (
-    Export,
-    count_blocks,
-    list_devices,
-    write_header,
-)
+from ..target import Export, count_blocks, list_devices, write_header
 from .block_counts import read_counts, split_evenly
 
 TITLE = "TensorRT-LLM"

@@ -6,14 +6,7 @@ import re
 
 from ...core.plan.plan import Plan
 from ..settings import Settings
-from ..target import (
-    Export,
-    ImportedCut,
-    ModelLayers,
-    Rejection,
-    list_devices,
-    write_header,
-)
+from ..target import Export, ImportedCut, ModelLayers, Rejection, list_devices, write_header
 from .block_counts import find_setting, parse_counts
 
 TITLE = "torchgpipe"
