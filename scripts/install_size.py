@@ -80,7 +80,7 @@ def main() -> int:
         for each in (each for each in STATED if each.extras == extras):
             said = (
                 each.cuda == f"{cuda:.1f} GB",
-                each.cpu in (f"{cpu:.1f} GB", f"{cpu * 1e3:.0f} MB"),
+                each.cpu in (f"{cpu:.1f} GB", f"{round(cpu, 2) * 1e3:.0f} MB"),
             )
             wrong += said != (True, True)
             print(f"  {each.page}: {each.cuda}, {each.cpu}: {'right' if all(said) else 'wrong'}")

@@ -24,9 +24,4 @@ def write(plan: Plan) -> Export:
     return Export(f"{header}pipeline_parallel_size: {len(counts)}\npp_partition: {list(counts)}\n")
 
 
-read = partial(
-    read_counts,
-    setting="pp_partition",
-    example="pp_partition: [17, 20, 3]",
-    default=split_evenly,
-)
+read = partial(read_counts, form="pp_partition: [17, 20, 3]", default=split_evenly)
