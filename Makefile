@@ -1,5 +1,6 @@
 # Everyone runs these; continuous integration too. Each does its own set-up, once: a machine
-# needs Python 3.11 or newer and make. Choose the Python with `make PYTHON=python3.12 test`.
+# needs Python 3.11 or newer and make. Choose the Python with `make PYTHON=python3.12 test`, and the
+# CPU build of torch with `make TORCH_INDEX=https://download.pytorch.org/whl/cpu test`.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -88,9 +89,11 @@ clean:  ## Remove what was built and cached, but not the virtual environment
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes from constraints.txt, in the same step as everything else: resolved on its own it
-# would be the newest release, tested with nothing here.
+# torch comes in the version of constraints.txt: the newest release is tested with nothing here. On
+# Linux that of the package index is built for CUDA, 2.7 GB with its libraries; TORCH_INDEX names
+# another index, and what it installs is kept by the second step.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 from ..core.errors import InvalidInput
 from ..core.units import list_some
@@ -25,9 +25,7 @@ MOST_SHOWN = 60
 """Characters of a value that a note shows."""
 
 Kind = Literal["pipeline", "tensor", "counts", "words", "switches", "unread", "harmless"]
-KINDS: tuple[Kind, ...] = (
-    "pipeline", "tensor", "counts", "words", "switches", "unread", "harmless"
-)  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 OFF = ("false", "none", "null", "off", "auto", "default")
 """Values by which every setting that is not read changes nothing."""
@@ -35,7 +33,7 @@ OFF = ("false", "none", "null", "off", "auto", "default")
 _QUOTED = r"\"((?:[^\"\\]|\\.){0,9999})\"|'([^']{0,9999})'"
 _FLAG = re.compile(
     r"(?<![^\s\"'(\[,;])(?!-e\b|--env\b)(--?[A-Za-z][\w.-]*)[\"']?"
-    r"(?:(?:=|[ \t]+|,\s*|\s*\n\s*-\s+)"
+    r"(?:(?:=|[ \t]+|,\s*|[ \t]*\n[ \t]*-[ \t]+)"
     rf"(?:{_QUOTED}|((?![-\\|&<>{{])[^\s\"'\\;)\]}}]+|-\d[\d.]*)))?"
 )
 _KEY = re.compile(
@@ -43,10 +41,10 @@ _KEY = re.compile(
     rf"(?:{_QUOTED}|(\[[^\[\]]{{0,99999}}\]|[^\s\"'\\;(){{}}\[\],]+(?:,[^\s\"'\\;(){{}}\[\],]+)*(?![\w(]))?)"
 )
 _VARIABLE = re.compile(
-    r"^\s*(?:export\s+)?(\w+)=[\"']?(\d[\d.,/]*)[\"']?\s*(?:[;#].*)?$", re.MULTILINE
+    r"^[ \t]*(?:export[ \t]+)?(\w+)=[\"']?(\d[\d.,/]*)[\"']?[ \t]*(?:;.*)?$", re.MULTILINE
 )
 _USE = re.compile(r"\$\{?(\w+)(?::-(\d[\d.,/]*)\})?\}?")
-_ENTRY = re.compile(r"\bname:[ \t]*[\"']?(\w+)[\"']?\s*\n\s*value:[ \t]*")
+_ENTRY = re.compile(r"\bname:[ \t]*[\"']?(\w+)[\"']?[ \t]*\n[ \t]*value:[ \t]*")
 _CODE = re.compile(r"^(?:import|from|def|class) ", re.MULTILINE)
 
 
@@ -102,7 +100,7 @@ class SettingsTable:
                 return row
         return None
 
-    def names_unknown(self, written: str, text: str) -> bool:
+    def names_unknown(self, written: str, is_code: bool) -> bool:
         """Return whether a name that is in no row is a setting, and not a name of the text's own.
 
         Programs and scripts have variables, and device maps and the like have names of modules.
@@ -111,7 +109,7 @@ class SettingsTable:
             return True
         if written.isupper():
             return written.startswith(self.variables or ("-",))
-        return self.keys and not _CODE.search(text)
+        return self.keys and not is_code
 
 
 @dataclass(frozen=True)
@@ -150,11 +148,12 @@ class Settings:
         written: dict[str, str] = {}
         unread: dict[str, str] = {}
         unknown: dict[str, str] = {}
-        for name, value in list_settings(text):
-            shown = show_setting(name, value)
-            row = table.find(name)
+        settings, is_code = list(list_settings(text)), _CODE.search(text) is not None
+        rows = {name: table.find(name) for name in {name for name, _ in settings}}
+        for name, value in settings:
+            row, shown = rows[name], show_setting(name, value)
             if row is None:
-                if table.names_unknown(name, text) and (value or name.startswith("-")):
+                if table.names_unknown(name, is_code) and (value or name.startswith("-")):
                     unknown[name] = shown
             elif row.kind == "harmless" or (row.kind == "words" and not value):
                 continue
@@ -170,7 +169,7 @@ class Settings:
                 written[row.name] = shown
             elif value.lower() in (*OFF, *(row.values if row.kind == "unread" else ())):
                 continue
-            elif row.kind in ("unread", "words") or not value or "$" in value or _CODE.search(text):
+            elif row.kind in ("unread", "words") or not value or "$" in value or is_code:
                 unread[row.name] = shown
             else:
                 raise InvalidInput(f"{shown} is no whole number")
@@ -181,6 +180,11 @@ class Settings:
         for name, size in {**sizes["pipeline"], **sizes["tensor"]}.items():
             if size < 1:
                 raise InvalidInput(f"{written[name]} is no number of devices; give at least 1")
+        notes = {
+            "read": written,
+            "not read, though the answer depends on it:": unread,
+            "not read, since not known here:": unknown,
+        }
         return cls(
             text,
             prod(sizes["pipeline"].values()) if sizes["pipeline"] else None,
@@ -188,32 +192,20 @@ class Settings:
             counts,
             words,
             written,
-            tuple(_list_notes(written, unread, unknown)),
+            tuple(
+                f"{label} {list_some([*named.values()], MOST_NAMED)}"
+                for label, named in notes.items()
+                if named
+            ),
         )
-
-
-def _list_notes(
-    read: Mapping[str, str], unread: Mapping[str, str], unknown: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield a note on each kind of settings that a text has."""
-    if read:
-        yield f"read {', '.join(read.values())}"
-    if unread:
-        named = list_some([*unread.values()], MOST_NAMED)
-        yield f"not read, though the answer depends on it: {named}"
-    if unknown:
-        yield f"not read, since not known here: {list_some([*unknown.values()], MOST_NAMED)}"
 
 
 def list_settings(text: str) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each flag, variable and key; an empty value where it has none."""
     # The value of a flag may have an equals sign itself. Flags come last: they replace variables.
     for found in (*_KEY.finditer(_FLAG.sub(" ", text)), *_FLAG.finditer(text)):
-        yield found[1], _strip(found)
-
-
-def _strip(found: re.Match[str]) -> str:
-    return next((part for part in found.groups()[1:] if part is not None), "").rstrip(",")
+        name, *parts = found.groups()
+        yield name, next((part for part in parts if part is not None), "").rstrip(",")
 
 
 def show_setting(name: str, value: str) -> str:

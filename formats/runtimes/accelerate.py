@@ -12,14 +12,7 @@ from ...core.plan.plan import Plan
 from ...core.units import list_some
 from ..gpu_numbers import number_gpus
 from ..settings import Settings
-from ..target import (
-    MOST_NAMED,
-    Export,
-    ImportedCut,
-    ModelLayers,
-    parse_literal,
-    write_header,
-)
+from ..target import MOST_NAMED, Export, ImportedCut, ModelLayers, parse_literal, write_header
 
 TITLE = "Accelerate"
 CHECKED = "accelerate 1.15.0 and transformers 5.23.0, check_device_map and a dispatched forward"

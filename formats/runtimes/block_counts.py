@@ -11,6 +11,8 @@ from ..gpu_numbers import VISIBLE, list_gpus
 from ..settings import Settings
 from ..target import Export, ImportedCut, ModelLayers, count_blocks, write_header
 
+_BARE = re.compile(r"[\s\[\"']*(\d[\d, \t]*)")
+
 MOST_SHOWN = 80
 """Characters of a text that an error shows."""
 
@@ -40,22 +42,26 @@ def read_counts(
     settings: Settings,
     layers: ModelLayers,
     *,
-    setting: str,
-    example: str,
+    form: str,
     default: Callable[[int, int], tuple[int, ...]],
     chunks: int = 1,
 ) -> ImportedCut:
-    """Read a cut given as numbers of blocks of its stages, by ``setting`` or alone.
+    """Read a cut given as numbers of blocks of its stages, by the setting of ``form`` or alone.
 
     Settings of a runtime without that one leave the cut to it: ``default`` is its own.
 
     Raises:
         InvalidInput: There are no such numbers, or another number of them than of stages.
     """
-    given, stages = find_setting(settings.text, setting), (settings.pipeline or 1) * chunks
+    setting, stages = re.split("[=:]", form)[0], (settings.pipeline or 1) * chunks
+    given = find_setting(settings.text, setting) or settings.words.get(
+        setting.lower().replace("_", "-")
+    )
+    if given is None and settings.written and (bare := _BARE.match(settings.text)):
+        given = bare[1]
     if given is None and settings.written:
         return layers.cut_by_blocks(default(layers.stack.num_blocks, stages))
-    counts = parse_counts(given or settings.text, example)
+    counts = parse_counts(given or settings.text, form)
     if settings.pipeline and len(counts) != stages:
         raise InvalidInput(
             f"{setting} has {len(counts)} numbers, but the settings are of {stages} stages "

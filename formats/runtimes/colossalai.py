@@ -52,16 +52,9 @@ def write(plan: Plan) -> Export:
 
 def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     """Read ``num_layers_per_stage`` and ``num_model_chunks``, or numbers alone."""
-    counts, setting = settings.counts, "num_layers_per_stage"
+    counts, form = settings.counts, "num_layers_per_stage=[17, 20, 3]"
     chunks, style = max(1, counts.get("num-model-chunks", 1)), settings.words.get("pp-style")
-    cut = read_counts(
-        settings,
-        layers,
-        setting=setting,
-        example=f"{setting}=[17, 20, 3]",
-        default=split_evenly,
-        chunks=chunks,
-    )
+    cut = read_counts(settings, layers, form=form, default=split_evenly, chunks=chunks)
     names = {theirs: ours for ours, theirs in STYLES.items()}
     if style and style not in names:
         raise InvalidInput(f"pp_style is {style!r}; there are {', '.join(names)}")

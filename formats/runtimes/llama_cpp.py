@@ -9,13 +9,7 @@ from ...core.plan.plan import Plan
 from ...core.units import format_bytes
 from ..gpu_numbers import number_gpus
 from ..settings import Settings
-from ..target import (
-    Export,
-    ImportedCut,
-    ModelLayers,
-    count_blocks,
-    write_header,
-)
+from ..target import Export, ImportedCut, ModelLayers, count_blocks, write_header
 from .block_counts import MOST_SHOWN
 
 TITLE = "llama.cpp"

@@ -25,9 +25,4 @@ def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return tuple(share + (index >= num_stages - rest) for index in range(num_stages))
 
 
-read = partial(
-    read_counts,
-    setting=VARIABLE,
-    example=f"{VARIABLE}=17,20,3",
-    default=split_by_default,
-)
+read = partial(read_counts, form=f"{VARIABLE}=17,20,3", default=split_by_default)

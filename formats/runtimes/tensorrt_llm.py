@@ -5,11 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...core.plan.plan import Plan
-from ..target import (
-    Export,
-    count_blocks,
-    write_header,
-)
+from ..target import Export, count_blocks, write_header
 from .block_counts import read_counts, split_evenly
 
 TITLE = "TensorRT-LLM"
@@ -27,9 +23,4 @@ def write(plan: Plan) -> Export:
     return Export(f"{header}pipeline_parallel_size: {len(counts)}\npp_partition: {list(counts)}\n")
 
 
-read = partial(
-    read_counts,
-    setting="pp_partition",
-    example="pp_partition: [17, 20, 3]",
-    default=split_evenly,
-)
+read = partial(read_counts, form="pp_partition: [17, 20, 3]", default=split_evenly)

@@ -7,13 +7,7 @@ import re
 from ...core.plan.plan import Plan
 from ..gpu_numbers import number_gpus
 from ..settings import Settings
-from ..target import (
-    Export,
-    ImportedCut,
-    ModelLayers,
-    Rejection,
-    write_header,
-)
+from ..target import Export, ImportedCut, ModelLayers, Rejection, write_header
 from .block_counts import find_setting, parse_counts
 
 TITLE = "torchgpipe"

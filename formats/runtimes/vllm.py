@@ -30,9 +30,4 @@ def split_by_default(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-read = partial(
-    read_counts,
-    setting=VARIABLE,
-    example=f"{VARIABLE}=17,20,3",
-    default=split_by_default,
-)
+read = partial(read_counts, form=f"{VARIABLE}=17,20,3", default=split_by_default)

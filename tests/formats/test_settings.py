@@ -185,6 +185,22 @@ def test_settings_that_contradict_each_other_or_are_no_numbers_are_refused(runti
         import_cut(text, runtime, EIGHT)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "text"),
+    [
+        ("vllm", "5,3 --tensor-parallel-size 2"),
+        ("vllm", "VLLM_PP_LAYER_PARTITION: 5, 3\ntensor_parallel_size: 2"),
+        ("tensorrt-llm", "trtllm-serve M --pp-partition 5,3 --tp_size 2"),
+        ("tensorrt-llm", "pp_partition:\n- 5\n- 3\ntp_size: 2"),
+        ("sglang", "[5, 3] --tp 2"),
+        ("colossalai", "Plugin(num_layers_per_stage=[5, 3], tp_size=2)"),
+    ],
+)
+def test_a_partition_is_never_replaced_by_the_runtime_s_own(runtime, text):
+    cut = import_cut(text, runtime, EIGHT)
+    assert (cut.balance, cut.tensor) == ((6, 5), 2)
+
+
 def test_the_last_of_two_values_counts_and_a_flag_replaces_a_variable():
     both = "LLAMA_ARG_TENSOR_SPLIT=1,1 llama-server -ts 3,1 -ts 1,3 -sm layer"
     assert import_cut(both, "llama.cpp", EIGHT).balance == (4, 7)

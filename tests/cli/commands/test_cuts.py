@@ -461,6 +461,24 @@ def test_flags_of_a_script_that_change_the_answer_are_named(call, profile, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("text", "source", "said"),
+    [
+        ("-ts 1,1 -sm row", "llama.cpp", "-sm row splits every layer over the devices"),
+        ("-ngl 99 -ts 1,1 --n-cpu-moe 27", "llama.cpp", "depends on it: --n-cpu-moe 27"),
+        ("-ts 1,1 -ot blk.1.ffn=CPU --zork", "llama.cpp", "depends on it: -ot blk.1.ffn=CPU"),
+        ("4,4 --cpu-offload-gb=4 -tp 2", "vllm", "layers split over 2 devices are not read"),
+        ("SGLANG_PP_LAYER_PARTITION=4,4 sglang --pp-size 4", "sglang", "give 4 numbers"),
+    ],
+)
+def test_flags_that_move_weights_are_named_or_refused(call, profile, text, source, said):
+    words = ("--from", source, "--model", profile, "-d", "2xcpu", "-m", "4")
+    code, out, err = call("check", text, *words)
+    assert said in out + err
+    if code == 0:
+        assert said in str(json.loads(call("check", text, *words, "--json")[1])["notes"])
+
+
+@pytest.mark.parametrize(
     ("text", "source"),
     [
         ("-ts 6,3", "llama.cpp"),
