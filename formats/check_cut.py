@@ -199,7 +199,13 @@ def check_cut(
         unlimited,
         best,
         best_reason,
-        (*_compare_microbatch(cut, profile), *list_phase_notes(profile), *cut.notes),
+        (
+            *cluster.assumptions,
+            *profile.notes,
+            *_compare_microbatch(cut, profile),
+            *list_phase_notes(profile),
+            *cut.notes,
+        ),
         bool(refused),
     )
 
