@@ -205,7 +205,14 @@ def check_cut(
         unlimited,
         best,
         best_reason,
-        (*_compare_microbatch(cut, profile), *list_phase_notes(profile), *cut.notes, *notes),
+        (
+            *cluster.assumptions,
+            *profile.notes,
+            *_compare_microbatch(cut, profile),
+            *list_phase_notes(profile),
+            *cut.notes,
+            *notes,
+        ),
         bool(refused),
     )
 

@@ -137,18 +137,15 @@ def default_precision(devices: Sequence[Accelerator]) -> Precision:
     return next(have_all, "float32")
 
 
-def explain_precision(devices: Sequence[Accelerator]) -> str | None:
-    """Say which devices decide `default_precision`; `None` if all have the same by themselves."""
+def explain_precision(devices: Sequence[Accelerator]) -> str:
+    """Say which devices decide `default_precision`; nothing if all have the same by themselves."""
     decided = default_precision(devices)
     alone = {entry.name: default_precision([entry]) for entry in devices}
     deciders = " and ".join(name for name, own in alone.items() if own == decided)
-    others = [f"{name} alone in {own}" for name, own in alone.items() if own != decided]
-    if not others:
-        return None
-    return (
-        f"{deciders} decides the precision of all devices, {decided}; "
-        f"{' and '.join(others)} would be estimated: choose another with --precision "
-        "(estimate.precision over HTTP)"
+    others = " and ".join(f"{name} in {own}" for name, own in alone.items() if own != decided)
+    return others and (
+        f"{deciders} decides the precision of all devices, {decided}; alone, {others} would be "
+        "estimated: choose another with --precision (estimate.precision over HTTP)"
     )
 
 

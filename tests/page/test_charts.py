@@ -67,7 +67,7 @@ def test_a_limit_is_drawn_however_far_above(chromium, tmp_path):
         top = page.evaluate(COLUMN, ["memory", 0.2, 64 * lane, 64 * lane + 14])
         assert share_of(page, "limit", top) == pytest.approx(2 / 14, abs=0.05)
         assert share_of(page, "fixed", top) == 0
-    assert "22.4 GiB, is far above what is held" in page.locator("#memory .told").inner_text()
+    assert "23.6 GiB, is far above what is held" in page.locator("#memory .told").inner_text()
     page.close()
 
 

@@ -212,6 +212,18 @@ def test_a_config_of_hugging_face_is_planned_as_it_is(run, tmp_path):
     assert Profile.read("profile.json").inputs[0].shape == (1, 32)
 
 
+def test_what_a_config_has_and_a_plan_has_not_is_said(run, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "quantization_config": {"quant_method": "awq"}}))
+    said = "quantization_config ('awq') of config.json is left out: weights are planned unquantized"
+    made = Plan.from_json(run("plan", path, "-d", "16xL4", "--json").stdout)
+    assert any(note.startswith(said) for note in made.notes)
+    assert any("'16xL4' is taken as '2x8xL4'" in note for note in made.notes)
+    shown = run("plan", path, "-d", "16xL4").stdout
+    assert said in " ".join(shown.split())
+    assert said in " ".join(run("estimate", path, "-d", "L4").stdout.split())
+
+
 def test_configs_that_are_not_built_are_refused_by_file(run, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIG, "model_type": "unheard_of"}))

@@ -12,7 +12,7 @@ import torch
 from stagewright.core.errors import InvalidInput
 from stagewright.core.models.families import CausalLMSpec
 from stagewright.core.requests.default_samples import default_sample
-from stagewright.core.requests.hugging_face import CAUSAL_TYPES, LEFT_OUT, NOT_IN_FILES
+from stagewright.core.requests.hugging_face import CAUSAL_TYPES, LEFT_OUT, NOT_IN_FILES, SAID
 from stagewright.core.requests.model_input import read_model
 
 SIZES: dict[str, Any] = {
@@ -133,6 +133,63 @@ def test_nothing_is_fetched_or_run_for_a_file(monkeypatch):
         with pytest.raises(InvalidInput, match=f"no setting '{name}'") as refused:
             build_model(spec)
         assert refused.value.field == f"/model/config/settings/{name}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "unquantized"),
+        ({"quantization_config": {"load_in_8bit": True}}, "unquantized"),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers (1) of config.json"),
+        ({"num_mtp_layers": 2}, "multi-token prediction"),
+        ({"attn_implementation": "flash_attention_2"}, "attention is that of torch"),
+        ({"_attn_implementation": "eager"}, "attention is that of torch"),
+        ({"auto_map": {"AutoModel": "modeling.Own"}}, "runs no code of the repository"),
+        ({"output_router_logits": True}, "no term that balances experts"),
+        ({"ep_size": 8}, "ep_size (8)"),
+        ({"moe_layer_freq": 2}, "every layer from first_k_dense_replace on has experts"),
+    ],
+)
+def test_keys_that_are_left_out_are_said(change, said):
+    """Cause: files of quantized models were planned at four times their memory without a word."""
+    spec = read_model({**QWEN3, **change})
+    assert isinstance(spec, CausalLMSpec)
+    (note,) = spec.left_out
+    assert said in note
+    assert next(iter(change)) in note
+    assert CausalLMSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_what_is_planned_as_written_needs_no_words():
+    plain = {
+        "quantization_config": None, "num_nextn_predict_layers": 0, "ep_size": 1,
+        "attn_implementation": "sdpa", "output_router_logits": False, "moe_layer_freq": 1,
+    }  # fmt: skip
+    spec = read_model({**QWEN3, **plain})
+    assert spec == read_model(QWEN3)
+    assert "left_out" not in CausalLMSpec.model_validate(spec).model_dump_json()
+
+
+def test_every_key_with_a_note_is_taken_out():
+    assert SAID.keys() <= LEFT_OUT
+
+
+@pytest.mark.parametrize("text", [None, {}, [], "x"])
+def test_a_model_of_images_and_text_without_its_text_part_says_so(text):
+    """Cause: "'model_type' is 'gemma3' (did you mean 'gemma3'?)"."""
+    with pytest.raises(InvalidInput) as refused:
+        read_model({"model_type": "gemma3", "text_config": text})
+    assert "did you mean" not in str(refused.value)
+    assert "is missing" in str(refused.value)
+
+
+def test_parts_beside_the_text_are_said():
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    whole = {"model_type": "gemma3", "text_config": text, "quantization_config": {"bits": 4}}
+    spec = read_model({**whole, "vision_config": {"hidden_size": 1152}})
+    assert isinstance(spec, CausalLMSpec)
+    assert "unquantized" in spec.left_out[0]
+    assert "no vision tower" in spec.left_out[1]
 
 
 def test_the_text_part_of_gemma3_is_read_with_the_sizes_its_files_leave_out():

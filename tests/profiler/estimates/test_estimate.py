@@ -223,8 +223,42 @@ def test_a_v100_is_estimated_in_float16_and_never_in_bfloat16():
     assert estimate_spec(MLP, device="V100").inputs[0].dtype == "float16"
     with pytest.raises(InvalidInput, match="does not support bfloat16"):
         estimate_spec(MLP, device="V100", precision="bfloat16")
-    mixed = estimate_for_cluster(MLP, default_sample(MLP), Cluster.parse("1x80GB,1x16GB"))
-    assert mixed.profile.inputs[0].dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("devices", "dtype", "said"),
+    [
+        ("1xA100,1xV100", "float16", ("V100", "A100-80GB")),
+        ("1xRTX4090,1xP4", "float16", ("P4", "RTX4090")),
+        ("1xcpu,1xcpu", "float32", None),
+        ("1x80GB,1x24GB,1x8GB,1x16GB,1x32GB", "bfloat16", None),
+        ("2xV100", "float16", None),
+    ],
+)
+def test_a_device_that_decides_the_precision_of_others_is_named(devices, dtype, said):
+    """Cause: one card of 2016 put a whole plan into float32, without a word."""
+    cluster = Cluster.parse(devices)
+    kind = "CPU" if "cpu" in devices else None
+    found = estimate_for_cluster(MLP, default_sample(MLP), cluster, kind=kind).profile
+    assert found.inputs[0].dtype == dtype
+    told = [note for note in found.notes if "decides the precision" in note]
+    assert len(told) == (said is not None)
+    for note in told:
+        decider, other = said
+        words = f"{decider} decides the precision of all devices, {dtype}; alone, {other} in "
+        assert note.startswith(words + "bfloat16 would be estimated")
+    asked = estimate_for_cluster(
+        MLP, default_sample(MLP), cluster, kind=kind, precision="float32"
+    ).profile
+    assert not any("decides" in note for note in asked.notes)
+
+
+def test_a_p4_computes_16_bit_products_no_faster_than_others():
+    found = [estimate_spec(MLP, device="P4", precision=name) for name in ("float16", "float32")]
+    assert found[0].inputs[0].dtype == "float16"
+    assert total_s(found[0]) > 0.45 * total_s(found[1]), "half the bytes at most"
+    with pytest.raises(InvalidInput, match="ask for one of these, or leave the device out"):
+        estimate_spec(MLP, device="P4", precision="bfloat16")
 
 
 class Cached(nn.Module):

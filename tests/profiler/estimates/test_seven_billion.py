@@ -1,7 +1,10 @@
 """A Llama of 7 billion parameters on eight devices of 40 GB, with few and many micro-batches."""
 
+import math
+
 import pytest
 
+from stagewright.core.cluster.accelerators import find_card_bytes
 from stagewright.core.errors import Infeasible
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
@@ -33,8 +36,8 @@ def test_it_fits_with_many_micro_batches(profile, microbatches):
     ):
         sizes = (before.forward_bytes if before else 0, after.backward_bytes if after else 0)
         assert stage.memory.receive_buffers_bytes == 2 * sum(sizes)
-        reserved = stage.reserved.total_bytes
-        assert stage.memory.total_bytes <= stage.memory_limit_bytes == 40 * 10**9 - reserved
+        usable = find_card_bytes(40) - stage.reserved.total_bytes
+        assert stage.memory.total_bytes <= stage.memory_limit_bytes == usable
 
 
 def test_with_less_memory_it_says_by_how_much_it_does_not(profile):
@@ -43,7 +46,8 @@ def test_with_less_memory_it_says_by_how_much_it_does_not(profile):
         plan(profile, "8x16GB", PlanOptions(num_microbatches=512, recompute="auto"), deadline_s=20)
     error = caught.value
     assert error.required > error.available
-    assert error.available == 16 * 10**9 - 666_632_192 - 688 * 2**20 - int(0.06 * 16e9)
+    card = find_card_bytes(16)
+    assert error.available == card - 666_632_192 - 688 * 2**20 - math.ceil(0.06 * card)
     assert f"({error.required} bytes)" in str(error)
     assert f"({error.available} bytes)" in str(error)
     assert "are reserved" in str(error)
