@@ -1,9 +1,9 @@
 """Measure a replica's memory by strategy and optimizer, at its peak and between steps.
 
-Two replicas of one stage of linear layers on this machine; memory is the process's resident bytes
-above those before the model was made, so activations of the small batch are in it too.
+Replicas of one stage of linear layers on this machine; memory is the process's resident bytes above
+those before the model was made. Beside it is what a plan counts, but for ``ddp``, which none has.
 
-    python benchmarks/sharded_memory.py [--json]
+    python benchmarks/sharded_memory.py [--json] [--strategies fully_shard] [--optimizers adam]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,20 +27,19 @@ from torch import nn
 
 import stagewright
 from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.models.training_memory import Optimizer
 from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import Profile
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.replicas.sharded import FullyShard
 from stagewright.runtime.replicas.strategy import Strategy
 
-WIDTH, LAYERS, STEPS = 2048, 8, 3
-STRATEGIES: dict[str, Strategy] = {
-    "reduce": "reduce",
-    "ddp": "ddp",
-    "fully_shard": FullyShard(part_bytes=16 * 2**20),
-    "fully_shard, let go in every action": FullyShard(True, True, part_bytes=16 * 2**20),
+WIDTH, LAYERS, STEPS, SAMPLES = 2048, 8, 3, 2
+STRATEGIES: tuple[Strategy, ...] = ("reduce", "ddp", "fully_shard")
+OPTIMIZERS: dict[Optimizer, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
 }
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -50,10 +50,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 class Row:
     """Bytes of one replica, as multiples of the stage's weights."""
 
-    strategy: str
-    optimizer: str
+    strategy: Strategy
+    optimizer: Optimizer
+    replicas: int
     peak: float
     rest: float
+    counted: float | None
 
 
 def resident_bytes() -> int:
@@ -86,31 +88,39 @@ def make_stage() -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 
-def make_plan() -> Plan:
-    """Plan one stage of two replicas by an estimate, as no time matters here."""
+def estimate() -> Profile:
+    """Estimate the stage, as no time matters here."""
     with torch.device("meta"):
-        profile = stagewright.estimate(
-            make_stage(), torch.empty(2, WIDTH), device="A100", precision="float32"
+        return stagewright.estimate(
+            make_stage(), torch.empty(SAMPLES, WIDTH), device="A100", precision="float32"
         )
-    options = PlanOptions(num_microbatches=4)
-    return plan_from_balance(profile, Cluster.uniform(2), options, [LAYERS], replicas=[2])
 
 
-def measure(plan: Plan, strategy: str, optimizer: str, rank: int, folder: str) -> Row:
+def make_plan(profile: Profile, strategy: Strategy, optimizer: Optimizer, replicas: int) -> Plan:
+    """Plan one stage of these replicas, each with two micro-batches."""
+    options = PlanOptions(
+        num_microbatches=2 * replicas,
+        optimizer=optimizer,
+        strategies=("fully_shard" if strategy == "fully_shard" else "replicate",),
+    )
+    cluster = Cluster.uniform(replicas)
+    return plan_from_balance(profile, cluster, options, [LAYERS], replicas=[replicas])
+
+
+def measure(plan: Plan, strategy: Strategy, optimizer: Optimizer, rank: int, folder: str) -> Row:
     """Train a few steps and return the memory of the last one."""
+    replicas = plan.stages[0].replicas
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2,
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=replicas,
         timeout=timedelta(seconds=120),
     )  # fmt: skip
     before = resident_bytes()
     model = make_stage()
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    pipeline = DistributedPipeline(
-        model, plan, loss_fn=nn.functional.mse_loss, strategy=STRATEGIES[strategy]
-    )
+    pipeline = DistributedPipeline(model, plan, loss_fn=nn.functional.mse_loss, strategy=strategy)
     del model
     updates = OPTIMIZERS[optimizer](pipeline.module.parameters(), lr=1e-3)
-    batch = torch.randn(8, WIDTH)
+    batch = torch.randn(SAMPLES * plan.num_microbatches, WIDTH)
     for _ in range(STEPS):
         gc.collect()
         with Peak() as peak:
@@ -120,19 +130,21 @@ def measure(plan: Plan, strategy: str, optimizer: str, rank: int, folder: str) -
     found = Row(
         strategy,
         optimizer,
+        replicas,
         (peak.size_bytes - before) / weights,
         (resident_bytes() - before) / weights,
+        None if strategy == "ddp" else plan.stages[0].memory.total_bytes / weights,
     )
     pipeline.close()
     dist.destroy_process_group()
     return found
 
 
-def run_replicas(plan: Plan, strategy: str, optimizer: str) -> Row:
-    """Run both replicas, each in a process, and return the memory of the first."""
+def run_replicas(plan: Plan, strategy: Strategy, optimizer: Optimizer) -> Row:
+    """Run all replicas, each in a process, and return the memory of the first."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
-        for rank in (0, 1):
+        for rank in range(plan.stages[0].replicas):
             child = os.fork()
             if child == 0:
                 row = measure(plan, strategy, optimizer, rank, folder)
@@ -147,18 +159,24 @@ def run_replicas(plan: Plan, strategy: str, optimizer: str) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one object a line")
-    wants_json = parser.parse_args().json
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
+    parser.add_argument("--optimizers", nargs="+", default=[*OPTIMIZERS], choices=OPTIMIZERS)
+    asked = parser.parse_args()
+    wants_json = asked.json
     torch.set_num_threads(1)
     for setting in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
         ctypes.CDLL("libc.so.6").mallopt(setting, 64 * 2**10)
-    plan = make_plan()
+    profile = estimate()
     if not wants_json:
-        print("times the weights     at its peak  at rest")
-    for optimizer in OPTIMIZERS:
-        for strategy in STRATEGIES:
-            row = run_replicas(plan, strategy, optimizer)
-            text = f"{optimizer}, {strategy}: {row.peak:.1f} {row.rest:.1f}"
-            print(json.dumps(asdict(row)) if wants_json else text, flush=True)
+        print("times the weights: at its peak, at rest, counted")
+    for replicas, optimizer, strategy in product((2, 4), asked.optimizers, asked.strategies):
+        plan = make_plan(profile, strategy, optimizer, replicas)
+        row = run_replicas(plan, strategy, optimizer)
+        counted = "-" if row.counted is None else f"{row.counted:.2f}"
+        text = (
+            f"{replicas} replicas, {optimizer}, {strategy}: {row.peak:.2f} {row.rest:.2f} {counted}"
+        )
+        print(json.dumps(asdict(row)) if wants_json else text, flush=True)
 
 
 if __name__ == "__main__":

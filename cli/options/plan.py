@@ -157,7 +157,8 @@ Strategies = Annotated[
     _option(
         GOAL,
         "How the devices of a stage may share its parameters, comma-separated: replicate, zero1 "
-        "(optimizer state shared) and fully_shard; zero1 goes before fully_shard.",
+        "(optimizer state shared) and fully_shard (weights and gradients too, gathered by layer in "
+        "every micro-batch); zero1 goes before fully_shard.",
         metavar="NAME,...",
     ),
 ]

@@ -44,8 +44,8 @@ Chosen = Literal["schedule", "chunks", "num_microbatches"]
 
 Sharing = Literal["replicate", "zero1", "fully_shard"]
 """How the replicas of a stage share its parameters: each has all of them (``replicate``), or a part
-of the optimizer state and of the copies of the weights (``zero1``), or between steps a part of
-everything (``fully_shard``)."""
+of the optimizer state and of the copies of the weights (``zero1``), or a part of everything but the
+layer at work (``fully_shard``)."""
 
 MAX_TENSOR = 1024
 

@@ -204,12 +204,8 @@ class ReferenceSplit:
         if self.only_forward:
             return 0.0
         owned = weights_of(self.profile, self.options, self.layers(stage))
-        size = owned.gradients
-        if self.strategy(stage) == "fully_shard":
-            passes = 2 + self.recomputes(stage) + (self.options.schedule in SPLIT_BACKWARD)
-            weights, gradients = owned.of_single_layers()
-            size -= gradients
-            size += self.microbatches(stage) * math.ceil((passes * weights + gradients) / 2)
+        rounds = self.microbatches(stage) if self.strategy(stage) == "fully_shard" else 0
+        size = owned.summed_bytes(self.options, rounds, recompute=self.recomputes(stage))
         return self.place(stage).all_reduce_s(size)
 
     def exposed_sync_s(self, stage: int) -> float:
@@ -647,6 +643,18 @@ class WeightSums:
         """Return the bytes of weights and gradients of those that a single layer uses."""
         layers = self.layers.values()
         return sum(layer[0] for layer in layers), sum(layer[1] for layer in layers)
+
+    def summed_bytes(self, options: PlanOptions, rounds: int, *, recompute: bool) -> int:
+        """Return the size of an all-reduce like all collectives of a step.
+
+        Without ``rounds`` each replica has whole weights. Otherwise each gathers them, half of an
+        all-reduce, for every pass over that many micro-batches, and gradients are scattered.
+        """
+        if not rounds:
+            return self.gradients
+        passes = 2 + recompute + (options.schedule in SPLIT_BACKWARD)
+        weights, gradients = self.of_single_layers()
+        return self.gradients - gradients + rounds * math.ceil((passes * weights + gradients) / 2)
 
     def shared(self, options: PlanOptions, strategy: str, replicas: int) -> list[int]:
         """Return what a replica holds more by its strategy.

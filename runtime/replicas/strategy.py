@@ -130,8 +130,8 @@ def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
         stages = ", ".join(str(stage) for stage in sorted(every | last))
         raise PlanMismatch(
             f"in this schedule the replicas of stages {stages} would deadlock, each waiting for "
-            "work that comes after the other's; use strategy='reduce', or equal numbers of "
-            "replicas for all stages"
+            "work that comes after the other's; use strategy='reduce', equal numbers of "
+            "replicas for all stages, or micro-batches that the replicas divide"
         )
 
 

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.schedule import Schedule
 from ..ranks.collective import Collective
-from .deadlock_check import can_finish, describe_imbalance
+from .deadlock_check import are_equal, can_finish, list_rounds
 from .strategy import NonDefaultStrategy, split_by_synchronisation
 
 
@@ -132,11 +132,12 @@ def check_synchronised(
         if len(ranks) > 1 and any(True for _ in _norms(stages[stage]))
     }
     for stage in sorted(synchronised):
-        if why := describe_imbalance(schedule, stage):
+        if not are_equal(list_rounds(schedule, stage)):
             raise PlanMismatch(
-                f"the batch statistics of stage {stage} cannot be synchronised: {why}; use "
-                "batch_statistics='microbatch', or a number of micro-batches that the replicas "
-                "divide"
+                f"the batch statistics of stage {stage} cannot be synchronised: its "
+                f"{len(schedule.stage_ranks[stage])} replicas share {schedule.num_microbatches} "
+                "micro-batches, of which some have more, or work in another order; use "
+                "batch_statistics='microbatch', or a number of micro-batches that they divide"
             )
     every, last = split_by_synchronisation(chosen)
     every |= synchronised

@@ -274,9 +274,9 @@ class Search:
         return shared[:1]
 
     def _memory(self, span, recompute, own, held, replicas):
-        """The least that the replicas can hold, however they share, and their gradients."""
-        uses = [
-            recount.memory(
+        """The least that the replicas can hold, however they share, and what they send then."""
+        uses = {
+            strategy: recount.memory(
                 self.profile,
                 self.options,
                 range(*span),
@@ -285,10 +285,13 @@ class Search:
                 held=held,
                 replicas=replicas,
                 strategy=strategy,
-            )
+            ).total_bytes
             for strategy in ("replicate", *(self._sharing if replicas > 1 else ()))
-        ]
-        return min(use.total_bytes for use in uses), uses[0].gradients_bytes
+        }
+        strategy = min(uses, key=uses.get)
+        rounds = own if strategy == "fully_shard" else 0
+        weights = recount.weights_of(self.profile, self.options, range(*span))
+        return uses[strategy], weights.summed_bytes(self.options, rounds, recompute=recompute)
 
     def _size_bytes(self, span):
         if self.objective != "balance_size":

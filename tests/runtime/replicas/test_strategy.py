@@ -1,22 +1,29 @@
 """Which strategies are refused, and what a sharded stage holds while a step runs."""
 
+import copy
 import gc
 import random
 import weakref
-from itertools import pairwise
+from itertools import pairwise, product
 
 import networkx
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from stagewright.capture.capture import trace
 from stagewright.capture.program.segment import get_segments
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.schedule import BACKWARDS, Schedule, Work
-from stagewright.runtime.replicas.deadlock_check import can_finish, describe_imbalance
-from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, select_shardable
+from stagewright.runtime.replicas.deadlock_check import (
+    Round,
+    are_equal,
+    can_finish,
+    list_rounds,
+)
+from stagewright.runtime.replicas.sharded import ShardedStage, select_shardable
 from stagewright.runtime.replicas.shared_weights import WeightPlacement
 from stagewright.runtime.replicas.strategy import apply_strategies, choose_strategies
 from stagewright.schedules.make_schedule import make_schedule
@@ -37,12 +44,11 @@ def plan():
             "shard",
             (2, 2),
             InvalidInput,
-            "unknown strategy 'shard'; use reduce, ddp, fully_shard or",
+            "unknown strategy 'shard'; use reduce, ddp, fully_shard",
         ),
         ({2: "ddp"}, (2, 2), InvalidInput, "stage 2; this plan has stages 0 to 1"),
         ({1: "ddp"}, (2, 1), PlanMismatch, "stage 1 has one device; stages with several: 0"),
         ("fully_shard", (1, 1), PlanMismatch, "no stage of this plan has any"),
-        (FullyShard(True), (1, 4), PlanMismatch, "4 replicas share 6 .*use FullyShard"),
         ({1: "ddp"}, (1, 7), PlanMismatch, "rank 7 has no micro-batch of stage 1.*at least 7"),
     ],
 )
@@ -56,16 +62,48 @@ def test_ddp_is_refused_where_backwards_are_in_two_parts(plan):
     schedule = make_schedule("zero_bubble", 2, 6, replicas=(2, 2))
     with pytest.raises(PlanMismatch, match=r"two parts.*'fully_shard'.*--schedule 1f1b"):
         choose_strategies(plan, schedule, "ddp")
-    assert choose_strategies(plan, schedule, "fully_shard") == {0: FullyShard(), 1: FullyShard()}
+    sharded = {0: "fully_shard", 1: "fully_shard"}
+    assert choose_strategies(plan, schedule, "fully_shard") == sharded
 
 
 def test_replicas_that_wait_for_each_other_for_ever_are_refused(plan):
     schedule = Schedule.model_validate(EACH_WAITS)
-    with pytest.raises(PlanMismatch, match=r"stages 1 would deadlock"):
-        choose_strategies(plan, schedule, "ddp")
-    with pytest.raises(PlanMismatch, match="would deadlock"):
-        choose_strategies(plan, schedule, FullyShard(reduce_every_backward=True))
-    assert choose_strategies(plan, schedule, "fully_shard") == {1: FullyShard()}
+    for strategy in ("ddp", "fully_shard"):
+        with pytest.raises(PlanMismatch, match=r"stages 1 would deadlock"):
+            choose_strategies(plan, schedule, strategy)
+
+
+def test_replicas_that_work_in_unlike_orders_are_refused(plan):
+    schedule = make_schedule("1f1b", 1, 3, replicas=(2,))
+    order = ["0F0", "0B0", "0F2", "0B2"], ["0F1", "0B1"]
+    schedule = Schedule.model_validate({**schedule.model_dump(), "ranks": order})
+    assert choose_strategies(plan, schedule, {0: "fully_shard"}) == {0: "fully_shard"}
+    order = ["0F0", "0F2", "0B0", "0B2"], ["0F1", "0B1"]
+    three = ["0F0", "0F2", "0F4", "0B0", "0B2", "0B4"], ["0F1", "0B1", "0F3", "0B3"]
+    schedule = make_schedule("1f1b", 1, 5, replicas=(2,))
+    schedule = Schedule.model_validate({**schedule.model_dump(), "ranks": three})
+    with pytest.raises(PlanMismatch, match=r"stage 0 cannot gather .* another order; use"):
+        choose_strategies(plan, schedule, {0: "fully_shard"})
+
+
+def test_replicas_with_fewer_microbatches_go_along_with_the_others():
+    schedule = make_schedule("1f1b", 1, 5, replicas=(2,))
+    rows = list_rounds(schedule, 0)
+    assert ["".join(each.work.value for each in row) for row in rows] == ["FBFBFB"] * 2
+    assert [[each.is_own for each in row] for row in rows] == [[True] * 6, [True] * 4 + [False] * 2]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
+def test_planned_orders_never_deadlock_for_any_number_of_replicas(name):
+    counts = (1, 2, 3, 5)
+    for replicas in (
+        product(counts, repeat=3) if name != "zero_bubble" else [(each,) * 3 for each in counts]
+    ):
+        for microbatches in (5, 7, 12):
+            schedule = make_schedule(name, 3, microbatches, replicas=replicas)
+            several = [stage for stage, count in enumerate(replicas) if count > 1]
+            assert all(list_rounds(schedule, stage) for stage in several)
+            assert can_finish(schedule, several, ()), (replicas, microbatches)
 
 
 def test_what_is_not_asked_is_what_the_plan_says(plan):
@@ -75,7 +113,7 @@ def test_what_is_not_asked_is_what_the_plan_says(plan):
     )
     stages = (plan.stages[0], plan.stages[1].model_copy(update={"strategy": "fully_shard"}))
     planned = plan.model_copy(update={"stages": stages})
-    assert choose_strategies(planned, schedule, None) == {1: FullyShard()}
+    assert choose_strategies(planned, schedule, None) == {1: "fully_shard"}
     assert choose_strategies(planned, schedule, {0: "ddp"}) == {0: "ddp"}
 
 
@@ -122,7 +160,7 @@ def test_steps_that_end_are_told_from_those_that_do_not():
         if waits_in_a_circle(schedule, (), ()):
             continue
         stages = [s for s, count in enumerate(replicas) if count > 1]
-        every = {s for s in stages if not describe_imbalance(schedule, s) and chance.random() < 0.5}
+        every = {s for s in stages if are_equal(list_rounds(schedule, s)) and chance.random() < 0.5}
         last = {s for s in stages if s not in every and chance.random() < 0.5}
         wanted = not waits_in_a_circle(schedule, every, last)
         assert can_finish(schedule, every, last) == wanted, (schedule, every, last)
@@ -140,7 +178,7 @@ def test_steps_that_end_are_told_from_those_that_do_not():
 def test_with_equal_replicas_every_schedule_ends(name, stages, chunks):
     schedule = make_schedule(name, stages, 12, replicas=(2,) * stages, chunks=chunks)
     everywhere = set(range(stages))
-    assert not any(describe_imbalance(schedule, stage) for stage in everywhere)
+    assert all(are_equal(list_rounds(schedule, stage)) for stage in everywhere)
     assert can_finish(schedule, everywhere, ())
 
 
@@ -156,51 +194,123 @@ def whole_bytes(parameters):
     return sum(parameter.untyped_storage().nbytes() for parameter in parameters)
 
 
-@pytest.mark.parametrize("reshards", [False, True])
-@pytest.mark.parametrize("reduces", [False, True])
-def test_weights_and_gradients_are_whole_only_as_long_as_asked(alone, reshards, reduces):
-    stage = nn.Linear(4, 3)
-    wanted = nn.Linear(4, 3)
-    wanted.load_state_dict(stage.state_dict())
-    options = FullyShard(reshards, reduces)
-    sharded = ShardedStage([stage], ["weight", "bias"], alone, torch.device("cpu"), options)
+ONE_ROUND = [Round(Work.FORWARD, True), Round(Work.BACKWARD, True)]
+
+
+class Watched(nn.Module):
+    """Layers of unequal sizes that note which of their weights are whole when they run."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=at > 0) for at in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def shard(model, group, rounds, sample=None):
+    """Return a model as one sharded stage of a single replica, and its whole weights by layer."""
+    captured = trace(model, torch.randn(2, 4) if sample is None else sample)
+    stage = captured.segment(0, len(captured.layers), blocks=True)
+    names = [name for name, _ in stage.named_parameters()]
+    return stage, ShardedStage(stage, names, group, torch.device("cpu"), rounds)
+
+
+def find_whole(strategy):
+    """Return the numbers of the blocks whose weights are gathered."""
+    return [unit for unit, weights in enumerate(strategy._weights) if whole_bytes(weights)]
+
+
+def run_step(stage, strategy, rounds, batch):
+    """Run a step of one micro-batch; return the blocks that were whole when each was needed."""
+    seen = []
+    for unit, weights in enumerate(strategy._weights):
+        for weight in (each for each in weights if each.requires_grad):
+            weight.register_hook(lambda g, unit=unit: seen.append((unit, find_whole(strategy))))
+    strategy.begin(trains=True, sums=True)
+    strategy.action_begins(Work.FORWARD, last=False)
+    (output,) = stage(batch)
+    strategy.action_ended(Work.FORWARD, last=False)
+    assert find_whole(strategy) == []
+    strategy.action_begins(Work.BACKWARD, last=True)
+    output.square().sum().backward()
+    strategy.action_ended(Work.BACKWARD, last=True)
+    strategy.finish()
+    return seen
+
+
+def test_one_block_at_a_time_is_whole_and_its_gradient_gone_after_it(alone):
+    model = Watched()
+    wanted = copy.deepcopy(model)
+    stage, strategy = shard(model, alone, ONE_ROUND)
     batch = torch.randn(6, 4)
-    sharded.begin(trains=True, sums=True)
-    outputs, whole = [], []
-    for part in batch.split(2):
-        sharded.action_begins(Work.FORWARD, last=False)
-        whole = list(stage.parameters())
-        assert whole_bytes(whole) > 0
-        outputs.append(stage(part).square().sum())
-        sharded.action_ended(Work.FORWARD, last=False)
-        assert (whole_bytes(whole) == 0) == reshards
-    for number, output in enumerate(outputs):
-        last = number == len(outputs) - 1
-        sharded.action_begins(Work.BACKWARD, last=last)
-        assert whole_bytes(whole) > 0
-        output.backward()
-        sharded.action_ended(Work.BACKWARD, last=last)
-        assert (whole_bytes(whole) == 0) == (reshards or (reduces and last))
-        assert (whole[0].grad is None) == (reduces or (reshards and last))
-    sharded.finish()
-    assert whole_bytes(whole) == 0
-    assert whole[0].grad is None
+    seen = run_step(stage, strategy, ONE_ROUND, batch)
+    assert [unit for unit, _ in seen] == [2, 2, 1, 1, 0]  # weights and biases, last first
+    assert all(whole == [unit] for unit, whole in seen)
+    assert find_whole(strategy) == []
+    assert all(weight.grad is None for weights in strategy._weights for weight in weights)
     wanted(batch).square().sum().backward()
     for name, parameter in wanted.named_parameters():
         found = stage.get_parameter(name).grad.full_tensor()
         torch.testing.assert_close(found, parameter.grad)
 
 
-def test_an_interrupted_step_leaves_nothing_in_the_next(alone):
-    stage = nn.Linear(4, 3)
-    sharded = ShardedStage([stage], ["weight"], alone, torch.device("cpu"), FullyShard())
-    found = []
-    for _ in range(2):
-        sharded.begin(trains=True, sums=True)
-        stage(torch.ones(2, 4)).sum().backward()  # the first time an error follows
-    sharded.finish()
-    found = stage.weight.grad.full_tensor()
-    torch.testing.assert_close(found, torch.full((3, 4), 2.0))
+class Views(nn.Module):
+    """A layer that hands out a view of its own weight, which a later layer reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix = nn.Parameter(torch.randn(8, 4)), nn.Linear(4, 4)
+
+    def forward(self, x):
+        rows = self.table[:2]
+        return self.mix(x) * rows + self.mix(rows)
+
+
+class Frozen(nn.Module):
+    """Frozen layers around a trained one, one weight that two layers read, and one in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.middle.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(self.middle(torch.relu_(self.first(x)))).mul_(2)
+
+
+@pytest.mark.parametrize("make", [Views, Frozen, Watched])
+def test_whatever_layers_do_with_weights_gradients_are_those_of_the_model(alone, make):
+    model = make()
+    wanted = copy.deepcopy(model)
+    batch = torch.randn(2, 4)
+    stage, strategy = shard(model, alone, ONE_ROUND, batch)
+    state = torch.get_rng_state()
+    run_step(stage, strategy, ONE_ROUND, batch)
+    torch.set_rng_state(state)
+    wanted(batch).square().sum().backward()
+    for name, parameter in wanted.named_parameters():
+        found = stage.get_parameter(name).grad
+        found = found.full_tensor() if isinstance(found, DTensor) else found
+        assert (found is None) == (parameter.grad is None), name
+        if found is not None:
+            torch.testing.assert_close(found, parameter.grad)
+
+
+def test_an_interrupted_step_leaves_no_whole_weights_or_gradients(alone):
+    stage, strategy = shard(Watched(), alone, ONE_ROUND)
+    strategy.begin(trains=True, sums=True)
+    strategy.action_begins(Work.FORWARD, last=False)
+    (output,) = stage(torch.ones(2, 4))
+    strategy.action_begins(Work.BACKWARD, last=True)
+    output.sum().backward()  # and an error follows
+    assert find_whole(strategy)
+    strategy.begin(trains=True, sums=True)
+    assert find_whole(strategy) == []
+    assert all(weight.grad is None for weights in strategy._weights for weight in weights)
 
 
 def test_what_cannot_be_sharded_stays_whole():
@@ -216,11 +326,11 @@ def test_what_cannot_be_sharded_stays_whole():
 def sharded_alone(model, group):
     """A whole model as one sharded stage of a single replica."""
     captured = trace(model, torch.randn(2, 4))
-    stage = captured.segment(0, len(captured.layers))
+    stage = captured.segment(0, len(captured.layers), blocks=True)
     schedule, cpu = make_schedule("gpipe", 1, 1), torch.device("cpu")
     placement = WeightPlacement(captured.graph.parameters, [len(captured.layers)], schedule)
     strategies = apply_strategies(
-        {0: FullyShard()}, {0: stage}, placement, {(0,): group}, cpu, captured.roots
+        {0: "fully_shard"}, schedule, {0: stage}, placement, {(0,): group}, cpu, captured.roots
     )
     return stage, strategies[0]
 
@@ -242,6 +352,8 @@ def test_another_graph_for_evaluation_reads_the_trained_weights(alone):
     stage.eval()
     assert len(get_segments(stage)) == 2
     strategy.begin(trains=False, sums=False)
+    strategy.action_begins(Work.FORWARD, last=False)
     (output,) = stage(torch.ones(2, 4))
+    strategy.action_ended(Work.FORWARD, last=False)
     strategy.finish()
     torch.testing.assert_close(output, torch.full((2, 4), 5.5))

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.runtime.replicas.sharded import FullyShard
 from stagewright.runtime.replicas.shared_weights import WeightPlacement
 from stagewright.runtime.replicas.strategy import apply_strategies
 from stagewright.runtime.tensor_parallel.exchange import ShardGroup
@@ -74,11 +73,11 @@ def test_whole_weights_are_freed_once_they_are_sharded(alone):
     model = Net()
     references = watch(model)
     captured = trace(model, torch.zeros(3, dtype=torch.long), check=False)
-    stage = captured.segment(0, len(captured.layers))
+    stage = captured.segment(0, len(captured.layers), blocks=True)
     schedule = make_schedule("gpipe", 1, 1)
     placement = WeightPlacement(captured.graph.parameters, [len(captured.layers)], schedule)
     made = apply_strategies(
-        {0: FullyShard()}, {0: stage}, placement, {(0,): alone}, CPU, captured.roots
+        {0: "fully_shard"}, schedule, {0: stage}, placement, {(0,): alone}, CPU, captured.roots
     )
     assert made
     assert are_alive(references) == []
