@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
+from ...core.errors import InvalidInput
 from ...schedules.action_order import default_depths
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import CostedPlan, CostModel
+from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import ROUNDING
 from .tournament import Tournament
 
@@ -81,6 +84,17 @@ def _deepen_all(cost_model: CostModel, start: Assignment) -> Iterator[Assignment
     while extra < 2 * most:
         yield _with(cost_model, start, [min(extra, most)] * start.num_stages)
         extra *= 2
+
+
+def deepen_each(
+    request: PlanningRequest, assignments: Iterable[Assignment]
+) -> Iterator[Assignment]:
+    """Yield plans, each followed by itself with more warm-up where the options allow that."""
+    for one in assignments:
+        yield one
+        if request.options.max_extra_in_flight and request.allows(one):
+            with suppress(InvalidInput):  # the schedule does not support these numbers
+                yield from _deepen_all(request.cost_model, one)
 
 
 def _change_depths(
