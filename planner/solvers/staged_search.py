@@ -285,7 +285,10 @@ def bound_simulated_step(request: PlanningRequest, costed: CostedPlan) -> float:
         search = BranchAndBound(
             part.space, "simulated_bound", effort, best_value=costed.step_time_s
         )
-        bound = min(bound, search.narrow(1e-3))
+        try:
+            bound = min(bound, search.narrow(1e-3))
+        except DeadlineExceeded:
+            bound = 0.0
     return min(max(bound, whole_s), costed.step_time_s)
 
 
