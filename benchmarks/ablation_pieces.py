@@ -25,15 +25,14 @@ from stagewright.planner.solvers import (
     cut_fitting,
     device_layouts,
     equal_pipelines,
+    restrictions,
     simulated_bound,
     simulated_search,
-    solve,
     stage_moves,
     staged_search,
     step_proof,
     step_time,
     warmup_depth,
-    whole_groups,
 )
 
 
@@ -175,9 +174,8 @@ PIECES = (
           (equal_pipelines, step_time._list_leaders)),
     Piece("pool", "faster baselines", ((step_time, "_take_baseline", _second),),
           (step_time._take_baseline, candidates.take_faster_baseline)),
-    Piece("pool", "plans of whole groups", ((whole_groups, "_plan_complete", _none),),
-          (whole_groups,)),
-    Piece("pool", "plans with relays", ((solve, "_try_relays", _second),), (solve._try_relays,)),
+    Piece("pool", "plans under narrower options",
+          ((restrictions, "list_restrictions", _nothing),), (restrictions,)),
     # --- step search ---
     Piece("step search", "step search",
           ((step_time, "search_steps", _zero), (simulated_search, "search_steps", _zero)),
