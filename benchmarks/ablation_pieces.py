@@ -161,13 +161,8 @@ PIECES = (
     Piece("branch and bound", "arcs reached by a box's own search",
           ((branch_and_bound, "search", _forget_reached),)),
     Piece("branch and bound", "beams of several kinds", ((BranchAndBound, "__init__", _unmixed),)),
-    Piece("branch and bound", "a plan just above the bound of a long chain",
-          ((BranchAndBound, "_find_near", _none),), (BranchAndBound._find_near,)),
     # --- pool ---
     Piece("pool", "all but the search's best plan", ((staged_search.PlanPool, "best", _one_best),)),
-    Piece("pool", "whole groups of last stages", ((staged_search, "round_up_replicas", _first),),
-          (staged_search.round_up_replicas, staged_search._missing_replicas,
-           staged_search._is_as_good)),
     Piece("pool", "uniform grids", ((step_time, "uniform_grids", _nothing),),
           (candidates.uniform_grids, candidates._promising)),
     Piece("pool", "equal pipelines", ((step_time, "list_equal_pipelines", _nothing),),
@@ -207,8 +202,6 @@ PIECES = (
           (warmup_depth._change_depths,)),
     Piece("local search", "extra depth of all stages", ((warmup_depth, "_deepen_all", _nothing),),
           (warmup_depth._deepen_all,)),
-    Piece("local search", "extra depth trimmed", ((warmup_depth, "_trim", _second),),
-          (warmup_depth._trim,)),
     # --- schedules without a closed form ---
     Piece("other schedules", "cuts fitted to speed and memory",
           ((simulated_search, "fit_cuts", _none),)),

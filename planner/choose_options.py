@@ -117,9 +117,7 @@ def choose_options(
     if options.objective != "step_time" or is_useless:
         return ChosenOptions(usual)
     names = _list_schedules(schedules) if "schedule" in options.auto else (usual.schedule,)
-    study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual))
-    now_s = time.monotonic()
-    study.until = now_s + (deadline - now_s) / 4
+    study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual), deadline)
     counts = [usual.num_microbatches]
     is_count_open = "num_microbatches" in options.auto and usual.batch_size is None
     if usual.batch_size is not None:
@@ -141,8 +139,7 @@ def choose_options(
     if trial.best.schedule in CHUNKED and "chunks" in options.auto:
         chosen["chunks"] = trial.best.chunks
         reasons.append(f"{trial.best.chunks} chunks chosen with it")
-    if study.is_late:
-        reasons.append(CUT_SHORT)
+    reasons += [CUT_SHORT] * study.is_late
     return ChosenOptions(PlanOptions.model_validate(fixed | chosen), tuple(reasons))
 
 
@@ -231,6 +228,7 @@ class _Study:
         options: PlanOptions,
         table_of: TableOf | None,
         variants: Sequence[tuple[TrainingSchedule, int]],
+        deadline: float = math.inf,
     ) -> None:
         self.profile, self.cluster, self.table_of = profile, cluster, table_of
         self.options = options.model_copy(update={"batch_size": None})
@@ -239,7 +237,8 @@ class _Study:
         self.samples = shape[0] if shape and shape[0] else 1
         self.batch_size = options.batch_size
         self.worth = max(WORTH, relative_error(profile))
-        self.until = math.inf
+        now_s = time.monotonic()
+        self.until = now_s + (deadline - now_s) / 4
 
     @property
     def is_late(self) -> bool:

@@ -21,8 +21,6 @@ MAX_SIZE = 1_500
 MAX_COUNTS = 8
 """Devices up to which every number of stages is tried."""
 
-Change = dict[str, object]
-
 
 def solve_with_restrictions(
     request: PlanningRequest, solver: Callable[[PlanningRequest], Decision]
@@ -47,7 +45,7 @@ def solve_with_restrictions(
     return decision
 
 
-def list_restrictions(request: PlanningRequest, num_stages: int) -> Iterator[Change]:
+def list_restrictions(request: PlanningRequest, num_stages: int) -> Iterator[dict[str, object]]:
     """Yield changes of the options that allow fewer plans, near a plan of so many stages."""
     options, total = request.options, len(request.cluster.devices)
     if options.skips == "direct" and request.cost_model.knows_readers:
