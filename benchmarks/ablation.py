@@ -63,9 +63,9 @@ def plan_all() -> list[Outcome]:
             busy_s = time.process_time() - began
             found.append(Outcome(family, case.name, math.inf, math.inf, math.inf, busy_s))
             continue
-        step_s, value = made.costed.step_time_s, min(made.best_value, made.costed.value)
+        step_s = made.costed.step_time_s
         gap = step_s / made.simulated_bound_s - 1 if made.simulated_bound_s else math.inf
-        objective_gap = value / made.lower_bound - 1 if made.lower_bound else math.inf
+        objective_gap = 1 / (1 - made.search_gap) - 1 if made.search_gap < 1 else math.inf
         busy_s = time.process_time() - began
         found.append(Outcome(family, case.name, step_s, gap, objective_gap, busy_s))
     return found

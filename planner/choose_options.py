@@ -7,6 +7,8 @@ with the choice.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -18,6 +20,7 @@ from ..core.plan.schedule import ScheduleName, TrainingSchedule
 from ..core.profile.grade import relative_error
 from ..core.profile.profile import Profile
 from ..core.units import format_time
+from .assemble import CUT_SHORT
 from .cost.chain import ChainCosts
 from .problem.input_checks import CHUNKED
 from .problem.problem import PlanningRequest
@@ -82,6 +85,7 @@ def choose_options(
     table_of: TableOf | None = None,
     *,
     schedules: Sequence[ScheduleName] = (),
+    deadline: float = math.inf,
 ) -> ChosenOptions:
     """Return the options with those that are ``auto`` chosen for the shortest step.
 
@@ -99,6 +103,7 @@ def choose_options(
         options: What the plan has to keep.
         table_of: Looks up the profile's tables; `None` to build them.
         schedules: Choose among these alone; among `SCHEDULES` if empty.
+        deadline: On the clock of `time.monotonic`; of the time left, a quarter goes to the choice.
 
     Raises:
         InvalidInput: An option or the profile's numbers are out of range.
@@ -112,7 +117,7 @@ def choose_options(
     if options.objective != "step_time" or is_useless:
         return ChosenOptions(usual)
     names = _list_schedules(schedules) if "schedule" in options.auto else (usual.schedule,)
-    study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual))
+    study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual), deadline)
     counts = [usual.num_microbatches]
     is_count_open = "num_microbatches" in options.auto and usual.batch_size is None
     if usual.batch_size is not None:
@@ -134,6 +139,7 @@ def choose_options(
     if trial.best.schedule in CHUNKED and "chunks" in options.auto:
         chosen["chunks"] = trial.best.chunks
         reasons.append(f"{trial.best.chunks} chunks chosen with it")
+    reasons += [CUT_SHORT] * study.is_late
     return ChosenOptions(PlanOptions.model_validate(fixed | chosen), tuple(reasons))
 
 
@@ -222,6 +228,7 @@ class _Study:
         options: PlanOptions,
         table_of: TableOf | None,
         variants: Sequence[tuple[TrainingSchedule, int]],
+        deadline: float = math.inf,
     ) -> None:
         self.profile, self.cluster, self.table_of = profile, cluster, table_of
         self.options = options.model_copy(update={"batch_size": None})
@@ -230,6 +237,13 @@ class _Study:
         self.samples = shape[0] if shape and shape[0] else 1
         self.batch_size = options.batch_size
         self.worth = max(WORTH, relative_error(profile))
+        now_s = time.monotonic()
+        self.until = now_s + (deadline - now_s) / 4
+
+    @property
+    def is_late(self) -> bool:
+        """Return True once the time for the choice is over."""
+        return time.monotonic() > self.until
 
     def count_for_batch(self) -> int:
         """Return the micro-batches of the profile's size in a batch, roughly."""
@@ -246,7 +260,7 @@ class _Study:
             if tried and not trial.saves(tried[-1]):
                 break
             tried.append(trial)
-            if trial.best.bubble < SMALL_BUBBLE:
+            if trial.best.bubble < SMALL_BUBBLE or self.is_late:
                 break
         return min(tried, key=lambda trial: trial.microbatch_s, default=None)
 
@@ -266,8 +280,13 @@ class _Study:
 
     def quick_plans(self, count: int) -> list[_QuickPlan]:
         """Return a quick plan of each schedule with which one fits."""
-        found = (self._quick(name, chunks, count) for name, chunks in self.variants)
-        return [plan for plan in found if plan is not None]
+        found: list[_QuickPlan] = []
+        for name, chunks in self.variants:
+            if found and self.is_late:
+                break
+            plan = self._quick(name, chunks, count)
+            found += [plan] if plan else []
+        return found
 
     def _quick(self, schedule: TrainingSchedule, chunks: int, count: int) -> _QuickPlan | None:
         """Return the fastest of the quick plans; `None` if none fits or the options forbid it."""
@@ -275,7 +294,9 @@ class _Study:
             update={"schedule": schedule, "chunks": chunks, "num_microbatches": count}
         )
         try:
-            request = PlanningRequest(self.profile, self.cluster, options, self.table_of)
+            request = PlanningRequest(
+                self.profile, self.cluster, options, self.table_of, deadline=self.until
+            )
         except (InvalidInput, Infeasible):
             return None
         source, tournament = CandidateSource(request), Tournament(request)

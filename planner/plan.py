@@ -179,6 +179,7 @@ class Planner:
             problem.options,
             self.tables,
             schedules=problem.schedules,
+            deadline=deadline,
         )
         options = choice.options
         attempt: Attempt = partial(self._plan, size=size)

@@ -18,7 +18,7 @@ from typing import get_args
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.assumptions import list_assumptions
-from ..core.plan.plan import Baseline, Plan, PlanOptions, Proof
+from ..core.plan.plan import Baseline, Plan, PlanOptions
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.backward_parts import microbatch_s
 from ..core.profile.profile import Profile
@@ -134,7 +134,8 @@ class DegreeProblem:
 
         proof = plan.proof
         if plan.options.objective == "devices":
-            proof = _scale_proof(proof, self.degree)
+            scaled = {name: getattr(proof, name) * self.degree for name in ("value", "lower_bound")}
+            proof = proof.model_copy(update=scaled)
         expanded = plan.model_copy(
             update={
                 "stages": tuple(
@@ -217,11 +218,6 @@ def _name_checkpoints(plan: Plan, checkpoints: Sequence[Span], profile_id: str) 
     return plan.model_copy(
         update={"stages": tuple(stages), "options": options, "profile_id": profile_id}
     )
-
-
-def _scale_proof(proof: Proof, degree: int) -> Proof:
-    update = {"value": proof.value * degree, "lower_bound": proof.lower_bound * degree}
-    return proof.model_copy(update=update)
 
 
 def list_degrees(profiles: Sequence[Profile], options: PlanOptions) -> tuple[int, ...]:

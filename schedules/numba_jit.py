@@ -36,6 +36,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.errors import DeadlineExceeded
+
 STEPS_PER_S = 1_000_000
 """Steps that plain Python runs in a second, roughly."""
 
@@ -44,6 +46,12 @@ LOAD_S = 0.4
 
 COMPILE_S = 10.0
 """Time spent in a kernel's plain Python from which compiling it pays."""
+
+COMPILED_SPEED = 50
+"""Times as many steps that compiled code runs in a second."""
+
+LATE_S = 0.5
+"""Time past the deadline that a single call may take."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,6 +150,14 @@ class Kernel(Generic[P, R]):
             spent_s, price_s = self.spent_s, COMPILE_S
         is_late = time.monotonic() + 4 * price_s > _deadline.get()
         return spent_s + expected_s >= price_s and not is_late
+
+    def check_time(self, steps: int) -> None:
+        """Raise `DeadlineExceeded` if a call of so many steps would end long after the deadline."""
+        expected_s = steps / STEPS_PER_S
+        if self.pays(expected_s):
+            expected_s /= COMPILED_SPEED
+        if time.monotonic() + expected_s > max(_deadline.get(), time.monotonic()) + LATE_S:
+            raise DeadlineExceeded("the deadline is too near for a search among so many stages")
 
     @cached_property
     def is_cached(self) -> bool:

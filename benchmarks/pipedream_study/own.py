@@ -67,14 +67,14 @@ def _result(
         column=column,
         time_s=ours.step_time_s,
         lower_bound_s=proof.simulated_lower_bound_s,
-        gap=proof.search_gap,
+        gap=proof.gap,
         solve_s=solve_s,
         stages=tuple(
             {"layers": stage.num_layers, "replicas": stage.replicas} for stage in ours.stages
         ),
         own=Own(
             microbatches=ours.num_microbatches,
-            objective_s=proof.value if proof.best_value is None else proof.best_value,
+            objective_s=proof.value,
             objective_lower_bound_s=proof.lower_bound,
             pipedream=theirs,
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -242,22 +241,6 @@ def group_devices(cluster: Cluster, options: PlanOptions) -> Devices:
         for run in _split_regular(indices, groups[:-1])
     )
     return Devices(cluster, classes, groups)
-
-
-def list_incomplete(cluster: Cluster) -> tuple[int, ...]:
-    """Return the devices in innermost groups that hold fewer of their kind than others do.
-
-    Without them, the classes of `group_devices` are the same, but for devices at their ends.
-    """
-    if len(cluster.levels) < 2:
-        return ()
-    groups = list_groups(cluster)[0]
-    found: list[int] = []
-    for indices in _kinds(cluster).values():
-        sizes = Counter(groups[index] for index in indices)
-        largest = max(sizes.values())
-        found += [index for index in indices if sizes[groups[index]] < largest]
-    return tuple(sorted(found))
 
 
 def _kinds(cluster: Cluster) -> dict[tuple[str, float, int | None], list[int]]:

@@ -227,7 +227,6 @@ def check_asked(
         check_pins(
             options,
             lambda name: _layer(index, name, "pins"),
-            None if num_nodes else positions,
             [device.kind for device in devices.cluster.devices],
         )
     most = len(devices.cluster.devices) * count_chunks(options)

@@ -146,9 +146,10 @@ def search(
     last_pin = int(arcs.stage_number.max(initial=0))
     if _num_keys(pool, rules, last_pin) > MAX_KEYS:
         return SearchOutcome(None, complete=False)
+    steps = len(arcs.last) * max(STEPS_PER_ARC, STEPS_PER_LABEL * beam)
+    _SEARCH.check_time(steps)
     found = _SEARCH(
-        len(arcs.last) * max(STEPS_PER_ARC, STEPS_PER_LABEL * beam),
-        arcs, pool, rules, caps, budget, _tracks_in_flight(arcs, rules), last_pin, beam,
+        steps, arcs, pool, rules, caps, budget, _tracks_in_flight(arcs, rules), last_pin, beam,
         np.zeros(len(pool.total)) if prices is None else prices,
     )  # fmt: skip
     least_weight = float(found.least_weight)
@@ -178,8 +179,10 @@ def relax(
     replicas behind it allow; all of them together share the devices at prices, which are sought
     near those given.
     """
+    steps = len(arcs.last) * STEPS_PER_ARC
+    _RELAX.check_time(steps)
     next_metrics, found = _RELAX(
-        len(arcs.last) * STEPS_PER_ARC, arcs, pool, rules, MetricCaps(*map(float, caps)),
+        steps, arcs, pool, rules, MetricCaps(*map(float, caps)),
         np.zeros(len(pool.total)) if prices is None else prices,
     )  # fmt: skip
     replicas = np.full(len(arcs.last), -1, dtype=np.int64)

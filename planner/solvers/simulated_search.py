@@ -23,7 +23,7 @@ from .all_plans import simulate_all
 from .cut_fitting import RECOMPUTE_CHOICES, RecomputeChoices, fit_cuts, repair_memory
 from .device_layouts import list_device_layouts
 from .simulated_bound import SimulatedStepBound
-from .stage_moves import move_devices
+from .stage_moves import flip_recompute, move_devices
 from .step_proof import search_steps
 from .tournament import Tournament
 
@@ -396,9 +396,7 @@ def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignme
         if not assignment.order:
             yield from filter(request.allows, _move_devices(request, assignment))
     if request.options.recompute == "auto":
-        for stage, again in enumerate(assignment.recompute):
-            front, rest = assignment.recompute[:stage], assignment.recompute[stage + 1 :]
-            yield replace(assignment, recompute=(*front, not again, *rest))
+        yield from flip_recompute(assignment)
 
 
 def _move_devices(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:

@@ -53,6 +53,13 @@ def move_cuts(assignment: Assignment, costs: ChainCosts) -> Iterator[Assignment]
                 yield replace(assignment, cuts=cuts)
 
 
+def flip_recompute(assignment: Assignment) -> Iterator[Assignment]:
+    """Yield assignments of which one stage is recomputed instead of kept, or kept instead."""
+    for stage, again in enumerate(assignment.recompute):
+        front, rest = assignment.recompute[:stage], assignment.recompute[stage + 1 :]
+        yield replace(assignment, recompute=(*front, not again, *rest))
+
+
 def move_devices(assignment: Assignment, cost_model: CostModel) -> Iterator[Assignment]:
     """Yield assignments with a stage of more or fewer devices, one split, or two merged.
 

@@ -19,11 +19,11 @@ from ..search.branch_and_bound import GAVE_UP
 from .equal_pipelines import MOST_GROUPS, list_equal_pipelines
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
-from .stage_moves import move_cuts, move_devices
+from .stage_moves import flip_recompute, move_cuts, move_devices
 from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages
 from .step_proof import search_steps
 from .tournament import MAX_ACTIONS, Tournament
-from .warmup_depth import extend_warmup
+from .warmup_depth import deepen_each, extend_warmup
 
 MAX_SIMULATED = 40
 """Plans of the search that compete in the simulator."""
@@ -118,7 +118,7 @@ def _vary_leaders(request: PlanningRequest, tournament: Tournament, bound_s: flo
         if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
             return
         for start in starts:
-            tournament.add(_vary(request, start))
+            tournament.add(deepen_each(request, _vary(request, start)))
 
 
 def _take_baseline(request: PlanningRequest, costed: CostedPlan) -> CostedPlan:
@@ -149,6 +149,9 @@ def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignme
 
 
 def _move(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
+    if request.options.max_extra_in_flight and request.options.recompute == "auto":
+        # What a stage recomputes decides how many micro-batches fit.
+        yield from flip_recompute(assignment)
     if request.costs.has(assignment.cuts):
         yield from move_cuts(assignment, request.costs)
         yield from move_devices(assignment, request.cost_model)

@@ -9,7 +9,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.device_classes import group_devices, list_incomplete
+from stagewright.planner.cost.device_classes import group_devices
 from stagewright.planner.search import branch_and_bound as search
 from stagewright.planner.validation.validate import to_reference_split, validate
 from tests.builders import chain_profile
@@ -250,7 +250,6 @@ def test_every_feature_is_in_a_share_of_the_problems():
                 "levels": len(levels) > 1,
                 "three levels": len(levels) > 2,
                 "partial last group": any(len(devices) % level.group_size for level in levels[:-1]),
-                "uneven groups": bool(list_incomplete(given.cluster)),
                 "shared links": any(level.shared for level in levels),
                 "kinds": len(classes) > 1,
                 "speeds": len({device.speed for device in devices}) > 1,
