@@ -9,6 +9,7 @@ import pytest
 from stagewright.cli.commands import capture, estimate
 from stagewright.core.models.families import ModelSpec
 from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.table import describe_error
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.presets import PRESETS
 
@@ -58,7 +59,7 @@ def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
     made = Plan.read("plan.json")
     assert made.estimated
     assert made.error_band is not None
-    assert f"ESTIMATED profile, expected error {made.error_band:.0%}" in ran.stdout
+    assert f"ESTIMATED profile, {describe_error(made)}" in ran.stdout
     assert (
         "assuming that 24GB means RTX4090 (other candidates: RTX3090, L4, A10G); "
         "choose with --estimate-for" in ran.stderr
