@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from ..core.cluster.reserves import ReservedMemory
-from ..core.plan.assumptions import list_assumptions
+from ..core.plan.assumptions import list_assumptions, note_pipelines
 from ..core.plan.plan import ROUNDING, Baseline, Objective, Plan, Proof, Sharing, Stage
 from ..core.profile.backward_parts import describe_assumed
 from ..core.profile.module_chain import find_chain_break
@@ -49,6 +49,8 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
     """
     order, given = decision.costed.assignment.order, request.profile
     notes = [*_notes(request, decision), *list_assumptions(request.profile, request.cluster)]
+    if (band := given.provenance.error_band) is not None and len(decision.costed.stages) > 1:
+        notes.append(note_pipelines(band))
     if order:
         request = request.reorder_profile(order)
         assignment = replace(decision.costed.assignment, order=())

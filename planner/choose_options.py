@@ -78,6 +78,12 @@ class ChosenOptions:
     reasons: tuple[str, ...] = ()
 
 
+def drop_auto(options: PlanOptions) -> PlanOptions:
+    """Return the options with the defaults of those that are ``auto``."""
+    given = options.model_fields_set - {"auto", *options.auto}
+    return PlanOptions.model_validate({name: getattr(options, name) for name in given})
+
+
 def choose_options(
     profile: Profile,
     cluster: Cluster,
@@ -110,9 +116,8 @@ def choose_options(
     """
     if not options.auto:
         return ChosenOptions(options)
-    given = {name: getattr(options, name) for name in options.model_fields_set - {"auto"}}
-    fixed = {name: value for name, value in given.items() if name not in options.auto}
-    usual = PlanOptions.model_validate(fixed)
+    usual = drop_auto(options)
+    fixed = {name: getattr(usual, name) for name in usual.model_fields_set}
     is_useless = options.auto == ("chunks",) and usual.schedule not in CHUNKED
     if options.objective != "step_time" or is_useless:
         return ChosenOptions(usual)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 
 from ..core.cluster.cluster import Cluster
 from ..core.plan.explanation import Dimension, Shares
-from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.plan import Plan, PlanOptions, Stage
 from ..core.profile.profile import Profile
 from ..core.units import count
 from .problem.split_layers import collectives_s, find_split
@@ -20,8 +21,48 @@ from .problem.split_layers import collectives_s, find_split
 Replan = Callable[[PlanOptions], Plan | None]
 """Plans the request with other options; `None` where nothing fits or time is over."""
 
-Parts = Callable[[Plan], tuple[Shares, int]]
-"""Splits a plan's step into shares, and names the busiest stage."""
+
+@dataclass(frozen=True)
+class BusyDevice:
+    """The device that computes longest in a step, with the seconds of each of its stages."""
+
+    name: str
+    work_s: dict[int, float]
+
+    @property
+    def busy_s(self) -> float:
+        return sum(self.work_s.values())
+
+    @property
+    def longest(self) -> int:
+        """Return the stage on which the device spends most time."""
+        return max(self.work_s, key=lambda stage: self.work_s[stage])
+
+    def share(self, stage: int) -> float:
+        """Return the share of the device's work that one of its stages is."""
+        return self.work_s[stage] / self.busy_s if self.busy_s else 0.0
+
+
+Parts = Callable[[Plan], tuple[Shares, BusyDevice]]
+"""Splits a plan's step into shares, and names the device that computes longest."""
+
+
+def find_busiest(plan: Plan) -> BusyDevice:
+    """Return the device that computes longest in a step of the plan."""
+    work_s: dict[str, dict[int, float]] = {}
+    is_forward = plan.schedule == "forward_only"
+    for index, stage in enumerate(plan.stages):
+        each_s = stage.forward_time_s + (0.0 if is_forward else stage.backward_time_s)
+        for place, name in enumerate(stage.devices):
+            runs = count_runs(plan, stage, place // stage.tensor)
+            work_s.setdefault(name, {})[index] = runs * each_s
+    return max(starmap(BusyDevice, work_s.items()), key=lambda device: device.busy_s)
+
+
+def count_runs(plan: Plan, stage: Stage, replica: int = 0) -> int:
+    """Return how many micro-batches of a step a replica of a stage runs."""
+    whole = 1 if plan.schedule == "forward_only" else plan.num_microbatches
+    return max(0, -((replica - whole) // stage.replicas))
 
 
 @dataclass(frozen=True)
@@ -105,14 +146,12 @@ def _list_parts(plan: Plan, profile: Profile, cluster: Cluster, parts: Parts) ->
     """Return the seconds of a step that compute, reduce, wait, send and sum gradients."""
     shares, busiest = parts(plan)
     whole_s, reduced_s = plan.step_time_s, 0.0
-    stage = plan.stages[busiest]
-    if stage.tensor > 1:
+    for stage in map(plan.stages.__getitem__, busiest.work_s if plan.stages[0].tensor > 1 else ()):
         split, link = find_split(profile, stage.tensor), cluster.levels[0]
+        again = 1 if stage.recompute == "never" else 2
         for own in split.layers[stage.first_layer : stage.first_layer + stage.num_layers]:
             forward_s, backward_s = collectives_s(own, stage.tensor, link)
-            again = 1 if stage.recompute == "never" else 2
-            reduced_s += forward_s * again + backward_s
-        reduced_s *= -(-plan.num_microbatches // stage.replicas)
+            reduced_s += (forward_s * again + backward_s) * count_runs(plan, stage)
     reduced_s = min(reduced_s, shares.work * whole_s)
     return (
         shares.work * whole_s - reduced_s,

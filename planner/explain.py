@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,7 +15,7 @@ from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time
 from .choose_options import rank_schedules
-from .dimensions import list_dimensions
+from .dimensions import BusyDevice, find_busiest, list_dimensions
 from .heuristics.comparisons import compare_rules
 from .plan import Planner
 from .problem.input_checks import (
@@ -185,7 +184,7 @@ class _Study:
         )
         if (alternatives[0].gain or 0) < 1e-3:
             alternatives = alternatives[1:]  # planning again finds nothing better
-        shares, stage = _shares(plan)
+        shares, busiest = _shares(plan)
         link, link_busy = _busiest_link(plan)
         bound = _bound(plan, shares, self.least_s, unlimited_s)
         return Explanation(
@@ -194,10 +193,12 @@ class _Study:
             microbatch_size=self.microbatch_size,
             time_per_sample_s=plan.step_time_s / (plan.num_microbatches * self.samples),
             bound=bound,
-            reason=_reason(bound, plan, shares, stage, link, link_busy, unlimited_s, is_proven),
+            reason=_reason(bound, plan, shares, busiest, link, link_busy, unlimited_s, is_proven),
             shares=shares,
             bubble=plan.bubble_fraction,
-            busiest_stage=stage,
+            busiest_device=busiest.name,
+            busiest_stage=busiest.longest,
+            busiest_stage_work=busiest.share(busiest.longest) * shares.work,
             busiest_link=link,
             link_busy=link_busy,
             memory_used=_memory_used(plan),
@@ -320,49 +321,33 @@ def _change_memory(cluster: Cluster, factor: float | None) -> Cluster:
     return cluster.model_copy(update={"devices": devices})
 
 
-def _shares(plan: Plan) -> tuple[Shares, int]:
-    """Return the parts of the step, and the stage that computes longest."""
+def _shares(plan: Plan) -> tuple[Shares, BusyDevice]:
+    """Return the parts of the step, and the device that computes longest."""
     # Simulated with less and less communication; each difference is the share of what was removed.
     whole_s = plan.step_time_s
-    busy_s, stage = _busiest(plan)
+    busiest = find_busiest(plan)
     if not whole_s:
-        return Shares(work=0, fill=0, links=0, gradients=0), stage
+        return Shares(work=0, fill=0, links=0, gradients=0), busiest
     no_sums_s = min(_simulated_s(plan, sums=False), whole_s)
     no_sends_s = min(_simulated_s(plan, sums=False, sends=False), no_sums_s)
-    busy_s = min(busy_s, no_sends_s)
-    return (
-        Shares(
-            work=busy_s / whole_s,
-            fill=(no_sends_s - busy_s) / whole_s,
-            links=(no_sums_s - no_sends_s) / whole_s,
-            gradients=(whole_s - no_sums_s) / whole_s,
-        ),
-        stage,
+    busy_s = min(busiest.busy_s, no_sends_s)
+    shares = Shares(
+        work=busy_s / whole_s,
+        fill=(no_sends_s - busy_s) / whole_s,
+        links=(no_sums_s - no_sends_s) / whole_s,
+        gradients=(whole_s - no_sums_s) / whole_s,
     )
-
-
-def _busiest(plan: Plan) -> tuple[float, int]:
-    """Return the computing time of the busiest device, and its longest stage."""
-    work_s = [
-        -(-plan.num_microbatches // stage.replicas) * (stage.forward_time_s + stage.backward_time_s)
-        for stage in plan.stages
-    ]
-    if plan.schedule == "forward_only":
-        work_s = [stage.forward_time_s for stage in plan.stages]
-    on_device: dict[str, list[int]] = defaultdict(list)
-    for index, stage in enumerate(plan.stages):
-        on_device[stage.devices[0]].append(index)
-    busiest = max(on_device.values(), key=lambda held: sum(work_s[index] for index in held))
-    return sum(work_s[index] for index in busiest), max(busiest, key=lambda index: work_s[index])
+    return shares, busiest
 
 
 def _memory_used(plan: Plan) -> float | None:
     """Return the largest share of its limit that a device needs for all of its stages."""
-    used: dict[str, float] = defaultdict(float)
+    used: dict[str, float] = {}
     for stage in plan.stages:
         if stage.memory_limit_bytes:
             for device in stage.devices:
-                used[device] += stage.memory.total_bytes / stage.memory_limit_bytes
+                share = stage.memory.total_bytes / stage.memory_limit_bytes
+                used[device] = used.get(device, 0.0) + share
     return max(used.values(), default=None)
 
 
@@ -411,7 +396,7 @@ def _reason(
     bound: Bound,
     plan: Plan,
     shares: Shares,
-    stage: int,
+    busiest: BusyDevice,
     link: int | None,
     link_busy: float,
     unlimited_s: float | None,
@@ -419,7 +404,10 @@ def _reason(
 ) -> str:
     """Describe the bound with its numbers."""
     if bound == "work":
-        return f"stage {stage} computes {shares.work:.1%} of it"
+        return f"device {busiest.name!r} computes for {shares.work:.1%} of it" + (
+            f", {busiest.share(busiest.longest) * shares.work:.1%} in stage {busiest.longest}, the "
+            f"longest of its {len(busiest.work_s)}"
+        ) * (len(busiest.work_s) > 1)
     if bound == "fill":
         return (
             f"filling, draining and waiting take {shares.fill:.1%} of it, with "

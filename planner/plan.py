@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Literal, get_args
@@ -17,13 +18,13 @@ from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from ..schedules import numba_jit as jit
 from .assemble import build_early, build_plan
-from .choose_options import choose_options
+from .choose_options import choose_options, drop_auto
 from .cost.chain import ChainCosts, chain_costs
 from .microbatch_size import plan_batch
 from .problem.input_checks import compute_deadline, parse_cluster, require_options, require_profiles
 from .problem.problem import PlanningRequest, Progress
 from .regular_preference import Attempt, prefer_regular
-from .remedies import add_remedies
+from .remedies import add_remedies, may_be_planned
 from .solvers.solve import solve
 from .tensor_degrees import DegreeProblem, plan_degrees
 
@@ -132,16 +133,25 @@ class Planner:
         # Of several degrees, the bound of one does not hold for the others.
         improving = progress and _Improving(progress, has_bound=options.tensor != "auto")
         with jit.deadline(deadline):
-            return self._plan_all(cluster, options, deadline, improving)
+            try:
+                return self._plan_all(cluster, options, deadline, improving)
+            except Infeasible as error:
+                given = (self.profile, cluster, drop_auto(options), self._plan_all, deadline)
+                raise add_remedies(error, *given) from None
+
+    def may_plan(self, cluster: Cluster, options: PlanOptions, *, within_s: float) -> bool:
+        """Return True if some plan is found to fit in that time; options that are auto are open."""
+        until = time.monotonic() + within_s
+        return may_be_planned(self.profile, cluster, drop_auto(options), self._plan_all, until)
 
     def _plan_all(
         self,
         cluster: Cluster,
         options: PlanOptions,
         deadline: float,
-        improving: Callable[[Progress], None] | None,
+        improving: Callable[[Progress], None] | None = None,
     ) -> Plan:
-        """Plan for every number of devices that may split layers."""
+        """Plan for every number of devices that may split layers, without looking for remedies."""
         if options.tensor == 1 and options.recompute != "layers":
             whole = DegreeProblem(1, self.profiles, cluster, options)
             return self._plan_degree(whole, deadline, improving)
@@ -189,9 +199,7 @@ class Planner:
             found = attempt(cluster, options, deadline, progress)
             return found.model_copy(update={"notes": (*choice.reasons, *found.notes)})
         except Infeasible as error:
-            if problem.degree != 1 or problem.checkpoints is not None:
-                raise _of_problem(error, problem) from None
-            raise add_remedies(error, self.profile, cluster, options, attempt, deadline) from None
+            raise _of_problem(error, problem) from None
 
     def _plan(
         self,
@@ -203,11 +211,6 @@ class Planner:
         size: int | None = None,
     ) -> Plan:
         """Plan until a deadline on the clock of `time.monotonic`, without looking for remedies."""
-        if options.recompute == "layers":
-            problem = DegreeProblem.of(self.profiles, cluster, options, 1)
-            planner, expand = Planner(problem.profiles), partial(self._expand, problem, cluster)
-            tell = _expanding(progress, expand)
-            return expand(planner._plan(cluster, problem.options, deadline, tell, size=size))
         if options.batch_size is not None:
             return plan_batch(
                 self.profiles, cluster, options, size=size, deadline=deadline, progress=progress
@@ -226,7 +229,7 @@ class Planner:
 
 def _of_problem(error: Infeasible, problem: DegreeProblem) -> Infeasible:
     """Return the error of a plan for groups of devices or with checkpoints, which says so."""
-    degree, text = problem.degree, str(error)
+    degree, text = problem.degree, error.summary
     if degree > 1:
         text = f"with tensor={degree}, where each device stands for {degree}: {text}"
     if problem.checkpoints is not None:

@@ -1,7 +1,7 @@
 """Remedies for an infeasible request: changes under which a plan exists, with its step time.
 
-Each kind of change is tried from its smallest form up: first whether anything fits at all, then a
-quick plan.
+Each kind of change is tried from its mildest form up: first whether anything fits at all, then a
+quick plan. What needs no other devices comes first, and of that what trains the same way.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import get_args
 
 from ..core.cluster.cluster import Cluster, Device
 from ..core.cluster.places import largest_groups
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from ..core.models.training_memory import Optimizer
 from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
-from ..core.profile.scale import get_microbatch_size
 from ..core.units import format_time
 from ..schedules.traits import CLOSED_FORM
 from .cost.chain import ChainCosts, chain_costs
@@ -27,9 +28,14 @@ from .microbatch_size import list_candidates, make_request, may_fit, only_planni
 from .problem.constraints import allowed_positions
 from .problem.layer_checkpoints import checkpoint_costs, list_checkpoints, may_checkpoint
 from .problem.problem import PlanningRequest
+from .problem.training_options import list_lighter
+from .solvers.feasibility import lacks_memory
 
 BUDGET_S = 2.0
 """Time for all remedies together, within the caller's deadline; later step times stay unknown."""
+
+OPTIONS_SHARE = 0.6
+"""Share of that time for changes of one option; more devices and pairs of changes get the rest."""
 
 EACH_COUNT = 32
 """Micro-batches up to which every smaller number is tried; above, the number is halved."""
@@ -43,6 +49,26 @@ SHARES = 4
 Attempt = Callable[[Cluster, PlanOptions, float], Plan]
 """Function that plans for a cluster and options until a deadline on `time.monotonic`."""
 
+Update = dict[str, object]
+"""Options to change, by name."""
+
+SAME, OTHER_TRAINING, MORE_DEVICES = range(3)
+"""Prices of changes: the same training on the same devices; another batch, optimizer or precision;
+and more devices."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Changes of one kind, from the mildest up.
+
+    Those that save memory may be combined; the last is not always the one that needs least.
+    """
+
+    price: int
+    updates: Sequence[Update]
+    saves: bool = False
+    last_is_least: bool = True
+
 
 @dataclass(frozen=True)
 class Change:
@@ -54,6 +80,7 @@ class Change:
     text: str
     cluster: Cluster
     options: PlanOptions
+    price: int
     plan: Plan | None = None
     is_settled: bool = True
 
@@ -66,21 +93,34 @@ def add_remedies(
     attempt: Attempt,
     deadline: float = math.inf,
 ) -> Infeasible:
-    """Return the error with the changes that help, least step time per sample first.
+    """Return the error with the changes that help: cheapest first, then least step per sample.
 
     ``attempt`` plans a changed request, without looking for remedies in turn.
     """
-    search = _Search(profile, attempt, min(deadline, time.monotonic() + BUDGET_S))
-    found = [search.more_devices(cluster, options)]
+    began = time.monotonic()
+    deadline = min(deadline, began + BUDGET_S)
+    search = _Search(profile, attempt, began + OPTIONS_SHARE * (deadline - began))
+    kinds = list(list_kinds(profile, cluster, options))
+    make = partial(_change, cluster, options)
+    found = []
+    for kind in kinds:
+        changes = [make(kind.price, update) for update in kind.updates]
+        least = changes[-1] if len(changes) > 1 and kind.last_is_least else None
+        found.append(search.first_fitting(changes, least))
+    helps = any(found)
+    search.deadline = deadline
+    found.append(search.more_devices(cluster, options))
     found += [search.more_devices(cluster, options, like) for like in _pinned(cluster, options)]
-    found += [search.first_fitting(changes) for changes in _kinds(profile, cluster, options)]
+    if not helps:
+        found.append(search.first_fitting(make(*both) for both in _combine(kinds)))
     fitting = [change for change in found if change is not None]
-    # No single change helps: more devices together with recomputation are the likeliest pair.
+    # No change helps: more devices together with recomputation are the likeliest pair.
     if not fitting and options.recompute == "never":
         both = search.more_devices(cluster, _with(options, recompute="auto"))
         if both is not None:
             fitting = [replace(both, text=f"recompute='auto' and {both.text}")]
-    remedies = sorted(search.time_plans(fitting), key=lambda remedy: _cost(remedy, options))
+    timed = sorted(search.time_plans(fitting), key=lambda one: (one[0], _cost(one[1], options)))
+    remedies = [remedy for _, remedy in timed]
     return Infeasible(
         f"{error}; {_advice(remedies, options, error.constraint, cut_short=search.is_over)}",
         constraint=error.constraint,
@@ -101,7 +141,7 @@ def keep_remedies(
     kept = tuple(filter(is_allowed, error.remedies))
     if error.summary == str(error):
         return error
-    advice = "no change that is allowed was found to help; use more or larger devices"
+    advice = "no change that is allowed was found to help"
     if kept:
         advice = _advice(kept, options, error.constraint, cut_short=False)
     return Infeasible(
@@ -162,6 +202,14 @@ def _place_in_new_groups(more: list[Device], cluster: Cluster) -> list[Device]:
     ]
 
 
+def may_be_planned(
+    profile: Profile, cluster: Cluster, options: PlanOptions, attempt: Attempt, deadline: float
+) -> bool:
+    """Return True if some plan is found to fit, without looking for the best."""
+    search = _Search(profile, attempt, deadline)
+    return search.first_fitting([Change("", cluster, options, SAME)]) is not None
+
+
 class _Search:
     """Trial of changes until a deadline on the clock of `time.monotonic`."""
 
@@ -173,8 +221,15 @@ class _Search:
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def first_fitting(self, changes: Iterable[Change]) -> Change | None:
-        """Return the first change that helps, or `None` if there is none or time is up."""
+    def first_fitting(
+        self, changes: Iterable[Change], least: Change | None = None
+    ) -> Change | None:
+        """Return the first change that helps, or `None` if there is none or time is up.
+
+        None does where ``least``, which needs least memory of them, does not.
+        """
+        if least is not None and (self.is_over or self._check(least) is None):
+            return None
         for change in changes:
             if self.is_over:
                 return None
@@ -188,7 +243,8 @@ class _Search:
     ) -> Change | None:
         """Find the fewest devices that help: doubled up to one per stage, then bisected."""
         low = len(cluster.devices)
-        most = len(allowed_positions(self.profile, options)) - 1
+        split = 1 if options.tensor == "auto" else options.tensor
+        most = split * (len(allowed_positions(self.profile, options)) - 1)
         if options.max_replicas != 1:
             most = max(most, 4 * low)
         counts = [low]
@@ -210,8 +266,10 @@ class _Search:
                 found, high = fitting, len(middle.cluster.devices)
         return found
 
-    def time_plans(self, changes: Sequence[Change]) -> Iterator[Remedy]:
+    def time_plans(self, changes: Sequence[Change]) -> Iterator[tuple[int, Remedy]]:
         """Plan each change in its share of the time left; drop those that no plan confirms.
+
+        Yields the price of each with its remedy.
 
         If the deadline cut a plan's search short, its step is an upper bound.
         """
@@ -228,7 +286,8 @@ class _Search:
                 options = _with(options, num_microbatches=made.options.num_microbatches)
                 text += f" (micro-batches of {made.inputs[0].shape[0]})"
             step_time_s = None if made is None else made.step_time_s
-            yield Remedy(text, change.cluster, options, step_time_s, change.is_settled)
+            remedy = Remedy(text, change.cluster, options, step_time_s, change.is_settled)
+            yield change.price, remedy
 
     def _plan(self, change: Change, shares: int) -> Change:
         """Return the change with a plan made in one of ``shares`` parts of the time left."""
@@ -240,24 +299,29 @@ class _Search:
     def _check(self, change: Change) -> Change | None:
         """Return the change if some plan fits, with that plan if only planning can tell."""
         try:
-            if only_planning_tells(change.options):
+            requests = list(self._requests(change))
+            if all(lacks_memory(request, request.devices) for request in requests):
+                return None
+            if only_planning_tells(change.options) or change.options.tensor != 1:
                 return self._plan(change, SHARES)
-            return change if self._fits(change) else None
+            return change if any(map(may_fit, requests)) else None
         except (InvalidInput, Infeasible, DeadlineExceeded):
             return None
 
-    def _fits(self, change: Change) -> bool:
-        if change.options.recompute == "layers":
-            found = checkpoint_costs(self.profile, list_checkpoints(self.profile))
-            options = _with(change.options, recompute="never", batch_size=None)
-            return may_fit(PlanningRequest(found, change.cluster, options, deadline=self.deadline))
-        if change.options.batch_size is None:
-            asked = (self.profile, change.cluster, change.options, self._table_of)
-            return may_fit(PlanningRequest(*asked, deadline=self.deadline))
-        return any(
-            may_fit(make_request(entry, change.cluster, time.monotonic(), self.deadline))
-            for entry in list_candidates([self.profile], change.options)
-        )
+    def _requests(self, change: Change) -> Iterator[PlanningRequest]:
+        """Yield the changed request, or one for each micro-batch size."""
+        profile, options = self.profile, _with(change.options, tensor=1)
+        table_of: Callable[[tuple[int, ...]], ChainCosts] | None = self._table_of
+        if options.recompute == "layers":
+            profile, table_of = checkpoint_costs(profile, list_checkpoints(profile)), None
+            options = _with(options, recompute="never")
+        if options.batch_size is None:
+            yield PlanningRequest(
+                profile, change.cluster, options, table_of, deadline=self.deadline
+            )
+            return
+        for entry in list_candidates([profile], options):
+            yield make_request(entry, change.cluster, time.monotonic(), self.deadline)
 
     def _table_of(self, positions: tuple[int, ...]) -> ChainCosts:
         if positions not in self._tables:
@@ -265,42 +329,80 @@ class _Search:
         return self._tables[positions]
 
 
-def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Iterator[Change]]:
-    """List kinds of changes, each from its smallest form up."""
-    ask = partial(_change, cluster, options)
-    kinds = [_fewer_microbatches(cluster, options)]
-    kinds += [
-        iter([_on_schedule(cluster, options, name)])
-        for name in get_args(TrainingSchedule)
-        if name in CLOSED_FORM and name != options.schedule and options.objective != "latency"
+def list_kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[Kind]:
+    """Yield the kinds of changes that keep the devices, in the order in which they are tried."""
+    several = len(cluster.devices) > 1
+    trains, has_count = options.objective != "latency", options.batch_size is None
+    shape = profile.inputs[0].shape if profile.inputs else ()
+    samples = options.num_microbatches * shape[0] if shape else 0
+    # Without the options that only the original schedule has.
+    usual = {"chunks": PlanOptions().chunks, "max_extra_in_flight": 0}
+    schedules = [name for name in get_args(TrainingSchedule) if name in CLOSED_FORM]
+    lighter: list[Update] = [{"optimizer": name} for name in LIGHTER.get(options.optimizer, ())]
+    recipes: list[Update] = [{"precision": name} for name in list_lighter(profile, options)]
+    counts: list[Update] = [
+        {"num_microbatches": count} for count in _fewer_microbatches(options.num_microbatches)
     ]
-    for name, value, is_changed in (
-        ("recompute", "auto", options.recompute != "auto"),
-        ("recompute", "layers", may_checkpoint(options)),
-        ("max_replicas", None, options.max_replicas is not None),
-        ("optimizer", "sgd", options.optimizer in ("momentum", "adam")),
-        ("memory_fraction", 1.0, options.memory_fraction < 1),
-        ("num_stages", None, options.num_stages is not None),
-        ("max_stages", None, options.max_stages is not None and options.num_stages is None),
-        ("objective", "step_time", options.objective.startswith(("balance", "pipedream"))),
-        ("tied", "priced", options.tied == "together"),
-        ("pins", (), bool(options.pins)),
-        ("together", (), bool(options.together)),
-        ("no_cut_after", (), bool(options.no_cut_after)),
+    sharing: list[Update] = [
+        {"strategies": (name,), "max_replicas": None} for name in ("zero1", "fully_shard")
+    ]
+    is_whole = options.strategies == ("replicate",)
+    for is_possible, kind in (
+        (options.recompute != "auto", Kind(SAME, [{"recompute": "auto"}], saves=True)),
+        (may_checkpoint(options), Kind(SAME, [{"recompute": "layers"}], saves=True)),
+        (has_count and shape and shape[0] > 1, Kind(SAME, [{"batch_size": samples}], saves=True)),
+        (trains and lighter, Kind(OTHER_TRAINING, lighter, saves=True)),
+        (trains and recipes, Kind(OTHER_TRAINING, recipes, saves=True)),
+        # A stage has no more replicas than micro-batches, so fewer of them may not help.
+        (
+            has_count and trains,
+            Kind(OTHER_TRAINING, counts, last_is_least=options.max_replicas == 1),
+        ),
+        *(
+            (trains and name != options.schedule, Kind(SAME, [{"schedule": name, **usual}]))
+            for name in schedules
+        ),
+        *((is_changed, Kind(SAME, [update])) for is_changed, update in _list_freedoms(options)),
+        (several and is_whole, Kind(SAME, sharing, saves=True, last_is_least=False)),
+        (several and profile.splits and options.tensor == 1, Kind(SAME, [{"tensor": "auto"}])),
     ):
-        if is_changed:
-            kinds.append(iter([ask(**{name: value})]))
-    if options.batch_size is None and profile.inputs and profile.inputs[0].shape:
-        size = profile.inputs[0].shape[0]
-        if size > 1:
-            kinds.append(
-                iter([ask(batch_size=options.num_microbatches * get_microbatch_size(profile))])
-            )
-    return kinds
+        if is_possible:
+            yield kind
 
 
-def _change(cluster: Cluster, options: PlanOptions, **changes: object) -> Change:
-    ((name, value),) = changes.items()
+def _list_freedoms(options: PlanOptions) -> Iterator[tuple[bool, Update]]:
+    """Yield updates that lift a constraint, each with whether the options have it."""
+    yield options.max_replicas is not None, {"max_replicas": None}
+    yield options.memory_fraction < 1, {"memory_fraction": 1.0}
+    yield options.num_stages is not None, {"num_stages": None}
+    yield options.max_stages is not None and options.num_stages is None, {"max_stages": None}
+    yield options.objective.startswith(("balance", "pipedream")), {"objective": "step_time"}
+    yield options.tied == "together", {"tied": "priced"}
+    for name in ("pins", "together", "no_cut_after"):
+        yield bool(getattr(options, name)), {name: ()}
+
+
+LIGHTER: dict[Optimizer, tuple[Optimizer, ...]] = {
+    "adam": ("adamw_8bit", "sgd"),
+    "momentum": ("sgd",),
+    "muon": ("sgd",),
+}
+"""Optimizers that keep less state than another."""
+
+
+def _combine(kinds: Sequence[Kind]) -> Iterator[tuple[int, Update]]:
+    """Yield two and three of the changes that save memory at once, those of least price first."""
+    savers = [kind for kind in kinds if kind.saves and kind.updates]
+    for size, form in ((2, 0), (2, -1), (3, -1)):
+        sets = combinations(savers, size)
+        for some in sorted(sets, key=lambda some: max(kind.price for kind in some)):
+            updates = [kind.updates[form] for kind in some]
+            merged = {name: value for update in updates for name, value in update.items()}
+            if len(merged) == sum(map(len, updates)):  # not two values of one option
+                yield max(kind.price for kind in some), merged
+
+
+def _change(cluster: Cluster, options: PlanOptions, price: int, update: Update) -> Change:
     words = {
         "num_stages": "any number of stages",
         "max_stages": "any number of stages",
@@ -308,22 +410,18 @@ def _change(cluster: Cluster, options: PlanOptions, **changes: object) -> Change
         "pins": "no pins",
         "together": "no layers kept together",
         "no_cut_after": "no forbidden cuts",
+        "strategies": f"strategies={''.join(map(str, update.get('strategies', ())))!r}",
     }
-    return Change(words.get(name, f"{name}={value!r}"), cluster, _with(options, **changes))
+    texts = [words.get(name, f"{name}={value!r}") for name, value in update.items()]
+    if "schedule" in update:
+        texts = texts[:1]
+    return Change(" and ".join(texts), cluster, _with(options, **update), price)
 
 
-def _on_schedule(cluster: Cluster, options: PlanOptions, name: TrainingSchedule) -> Change:
-    # Without the options that only the original schedule has.
-    options = _with(options, schedule=name, chunks=PlanOptions().chunks, max_extra_in_flight=0)
-    return Change(f"schedule={name!r}", cluster, options)
-
-
-def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
-    # A stage has no more replicas than micro-batches, so fewer micro-batches may not help.
-    count = options.num_microbatches
-    while count > 1 and options.batch_size is None and options.objective != "latency":
+def _fewer_microbatches(count: int) -> Iterator[int]:
+    while count > 1:
         count = count - 1 if count <= EACH_COUNT else count // 2
-        yield _change(cluster, options, num_microbatches=count)
+        yield count
 
 
 def _pinned(cluster: Cluster, options: PlanOptions) -> list[Device]:
@@ -336,7 +434,7 @@ def _on_devices(
     cluster: Cluster, options: PlanOptions, count: int, like: Device | None = None
 ) -> Change:
     text = f"{count} devices" if like is None else f"{count} devices, the new ones {like.kind!r}"
-    return Change(text, with_devices(cluster, count, like), options)
+    return Change(text, with_devices(cluster, count, like), options, MORE_DEVICES)
 
 
 def _with(options: PlanOptions, **changes: object) -> PlanOptions:
@@ -358,19 +456,10 @@ def _cost(remedy: Remedy, asked: PlanOptions) -> float:
 def _advice(
     remedies: Sequence[Remedy], asked: PlanOptions, constraint: str, *, cut_short: bool
 ) -> str:
-    if not remedies and cut_short:
-        other = "recompute='auto', " * (asked.recompute != "auto")
-        other += (
-            "fewer or smaller micro-batches" if asked.num_microbatches > 1 else "smaller samples"
-        )
-        return f"no remedy was found in the time allowed; try {other}, or more devices"
-    if not remedies and constraint == "memory":
-        return (
-            "none of the changes tried helps (recomputation, more devices like these, fewer or "
-            "smaller micro-batches, another schedule or optimizer); use devices with more memory"
-        )
     if not remedies:
-        return "none of the single changes tried helps"
+        in_time = " that could be checked in the time allowed" if cut_short else " tried"
+        helps = "; use devices with more memory" if constraint == "memory" else ""
+        return f"none of the changes{in_time} helps{helps}"
     return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in remedies)}"
 
 

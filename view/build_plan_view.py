@@ -6,7 +6,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import InvalidInput
 from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Plan, Stage
-from ..core.plan.table import format_proof
+from ..core.plan.table import describe_error, format_proof
 from ..core.profile.profile import Profile
 from ..planner.problem.input_checks import scale_to_plan
 from ..planner.simulator.plan_timeline import plan_rows
@@ -105,7 +105,7 @@ def _header(plan: Plan, searched: bool) -> Header:
         equal_layers_step_time_s=equal_s,
         gain=equal_s / plan.step_time_s - 1 if equal_s and plan.step_time_s else None,
         estimated=plan.estimated,
-        error_band=plan.error_band,
+        expected_error=describe_error(plan),
         proof=tuple(line.removeprefix("proof: ") for line in format_proof(plan))
         if searched
         else (NOT_SEARCHED,),

@@ -25,7 +25,7 @@ class Header(Record):
         peak_memory_device: Its name.
         equal_layers_step_time_s: Of a split into equal layer counts; `None` if unusable.
         gain: By how much this is faster than that split: 0.1 for ten percent.
-        error_band: As `Plan.error_band`.
+        expected_error: Error to expect of an estimated step, in words; empty if not known.
         proof: How good the plan is, in words, a sentence each.
     """
 
@@ -45,7 +45,7 @@ class Header(Record):
     equal_layers_step_time_s: float | None
     gain: float | None
     estimated: bool
-    error_band: float | None
+    expected_error: str
     proof: tuple[str, ...]
 
 

@@ -20,7 +20,7 @@ from ..support.named_models import (
     find_model_name,
     is_model_name,
     read_recipe,
-    suggest_smaller_samples,
+    suggest_shorter_samples,
 )
 from ..support.next_steps import command_line, drop_flags, suggest_after_plan
 from ..support.output import (
@@ -100,12 +100,13 @@ def command(
     estimate, explain = EstimateFlags.of(context.params), ""
     make = partial(_make_plan, given=context.params, options=options)
     if server is not None:
-        asked = (server, token, profiles, name, estimate, cluster, options, deadline)
-        plan = plan_on_service(*asked, quiet=as_json)
+        sent = (server, token, profiles, name, estimate, cluster, options, deadline)
+        plan = plan_on_service(*sent, quiet=as_json)
     elif name is None:
         plan, explain = _plan_files(profiles, estimate, cluster, make, ("-d", devices), output)
     else:
-        plan, explain = _plan_name(name, estimate, cluster, make, devices, output, quiet=as_json)
+        asked = (name, estimate, cluster, make, options, devices, output)
+        plan, explain = _plan_name(*asked, quiet=as_json)
     _finish(context, plan, output, explain)
 
 
@@ -181,6 +182,7 @@ def _plan_name(
     estimate: EstimateFlags,
     cluster: Cluster,
     make: MakePlan,
+    options: PlanOptions,
     devices: str,
     output: Path | None,
     *,
@@ -197,7 +199,9 @@ def _plan_name(
     try:
         plan = make([estimated.profile], estimated.cluster)
     except Infeasible as error:
-        raise suggest_smaller_samples(error, estimated.profile) from None
+        again = partial(estimate.estimate_at, name, cluster, devices)
+        profile, used = estimated.profile, estimated.cluster
+        raise suggest_shorter_samples(error, profile, options, again, used) from None
     if estimate.use_cache:
         return plan, command_line("explain", output)
     return plan, estimate.estimate_command(name, estimated)

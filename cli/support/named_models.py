@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...core.graph.tensors import Sample
     from ...core.models.families import ModelSpec
     from ...core.models.training_memory import Recipe
-    from ...core.plan.plan import Plan
+    from ...core.plan.plan import Plan, PlanOptions
     from ...core.profile.profile import Profile
     from ...core.requests.precision import AskedPrecision
     from ...profiler.estimates.cluster_estimate import ClusterEstimate
@@ -272,6 +272,12 @@ class EstimateFlags:
             store(_of_device(asked, device, threads), found.profile.model_dump(mode="json"))
         return found
 
+    def estimate_at(
+        self, name: str, cluster: Cluster, devices: str, sequence: int
+    ) -> ClusterEstimate:
+        """Estimate the model with samples of another length."""
+        return replace(self, sequence=sequence).estimate(name, cluster, devices)
+
     def estimate_command(self, name: str, estimated: ClusterEstimate) -> str:
         """Return the command that writes the profile this estimate amounts to."""
         words: list[object] = ["--device", next(iter(estimated.taken.values())).name]
@@ -434,24 +440,46 @@ def describe_estimate(name: str, estimated: ClusterEstimate, given: EstimateFlag
     return "\n".join(lines)
 
 
-def suggest_smaller_samples(error: Infeasible, profile: Profile) -> Infeasible:
-    """Return the error with the flags added that shrink a named model's samples, if any do."""
-    shape = profile.inputs[0].shape if profile.inputs else ()
-    smaller = []
-    if shape and shape[0] > 1:
-        smaller.append(f"--microbatch below {shape[0]}")
-    tokens = _tokens(profile)
-    if tokens > 1:
-        smaller.append(f"--sequence below {tokens}")
-    if error.constraint != "memory" or not smaller:
+TRIAL_S = 1.0
+"""Time to find out whether any plan fits samples of one length."""
+
+
+def suggest_shorter_samples(
+    error: Infeasible,
+    profile: Profile,
+    options: PlanOptions,
+    estimate: Callable[[int], ClusterEstimate],
+    cluster: Cluster,
+) -> Infeasible:
+    """Return the error with the longest halved ``--sequence`` that fits, if there is one.
+
+    Lengths are tried in proportion first; the one named was estimated and found to fit.
+    """
+    from fractions import Fraction
+
+    from ...core.profile.scale import scale_lengths
+    from ...planner.plan import Planner
+
+    tokens = _tokens(profile) if error.constraint == "memory" else 0
+
+    def may_fit(sequence: int) -> bool:
+        shorter = scale_lengths(profile, Fraction(sequence, tokens))
+        return Planner(shorter).may_plan(cluster, options, within_s=TRIAL_S)
+
+    if tokens < 2 or not may_fit(1):
         return error
-    return Infeasible(
-        f"{error}; smaller micro-batches need less memory: {' or '.join(smaller)}",
-        constraint=error.constraint,
-        required=error.required,
-        available=error.available,
-        remedies=error.remedies,
-    )
+    for sequence in filter(may_fit, filter(None, (tokens >> halvings for halvings in range(1, 8)))):
+        found = estimate(sequence)
+        if Planner(found.profile).may_plan(found.cluster, options, within_s=TRIAL_S):
+            words = f"{error}, or" if error.remedies else f"{error.summary}; it would fit with"
+            return Infeasible(
+                f"{words} --sequence {sequence}",
+                constraint=error.constraint,
+                required=error.required,
+                available=error.available,
+                remedies=error.remedies,
+            )
+    return error
 
 
 def _tokens(profile: Profile) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from ..cluster.accelerators import Accelerator, find_by_driver_name, get_accelerator
 from ..cluster.cluster import Cluster, Device, LinkLevel
@@ -12,6 +13,32 @@ from ..profile.profile import Profile
 
 _MEMORY = re.compile(r"\d+(\.\d+)?[KMGT]i?B", re.IGNORECASE)
 """Device kinds that shorthand names after their memory, such as ``24GB``: an unspecified GPU."""
+
+
+class PostedSteps(NamedTuple):
+    """Steps of pipelines that others posted, as multiples of what is predicted for them."""
+
+    number: int
+    least: float
+    most: float
+
+
+PIPELINES = PostedSteps(7, 0.9, 4.3)
+"""Written by ``benchmarks/posted.py``; `docs/evidence/posted.md` shows every step."""
+
+
+def describe_pipelines() -> str:
+    """Describe how posted steps of pipelines compare with their predictions."""
+    return f"posted pipelines took {PIPELINES.least:g} to {PIPELINES.most:g} times as long"
+
+
+def note_pipelines(band: float) -> str:
+    """Return the note of an estimated pipeline, where unsplit steps keep to an error band."""
+    return (
+        f"the error band of {band:.0%} is of unsplit steps; {PIPELINES.number} steps of pipelines "
+        f"that others posted took {PIPELINES.least:g} to {PIPELINES.most:g} times as long as "
+        "predicted, longest where a runtime blocks while it sends (docs/evidence/posted.md)"
+    )
 
 
 def list_assumptions(profile: Profile, cluster: Cluster) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..document import Record
+from ..document import Name, Record
 from ..text_table import format_table
 from ..units import format_bytes, format_time
 
@@ -113,7 +113,9 @@ class Explanation(Record):
         reason: The bottleneck in words, with its numbers.
         shares: Breakdown of the step time.
         bubble: Idle share of the used devices' time.
-        busiest_stage: Stage whose device computes longest.
+        busiest_device: Device that computes longest, over all of its stages.
+        busiest_stage: The stage on which it spends most time.
+        busiest_stage_work: Share of the step that this stage computes on it.
         busiest_link: Stage before the cut that sends longest; `None` for a single stage.
         link_busy: Share of the step during which that cut is sending, both ways.
         memory_used: Largest share of its memory limit that any device needs; `None` without limits.
@@ -129,7 +131,9 @@ class Explanation(Record):
     reason: str
     shares: Shares
     bubble: float = Field(ge=0, le=1)
+    busiest_device: Name
     busiest_stage: int = Field(ge=0)
+    busiest_stage_work: float = Field(ge=0, le=1)
     busiest_link: int | None = None
     link_busy: float = Field(0.0, ge=0)
     memory_used: float | None = None

@@ -397,7 +397,8 @@ class Plan(Document):
         bytes_per_parameter: What recipe and optimizer amount to for this model's parameters;
             `None` in plans that name no recipe.
         estimated: Whether the profile was estimated rather than measured.
-        error_band: Relative error of such estimates, itself measured; `None` if not known.
+        error_band: Relative error of such estimates of unsplit steps, itself measured; `None` if
+            not known. Steps of pipelines may be further off: a note says how far posted ones were.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.plan/1"

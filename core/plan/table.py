@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..text_table import format_table, sanitize
 from ..units import count, format_bytes, format_time
+from .assumptions import describe_pipelines
 
 if TYPE_CHECKING:
     from .plan import Baseline, Objective, Plan, Stage
@@ -166,9 +167,16 @@ def _source(plan: Plan) -> str:
     """Describe the source of the times, with the error to expect if it is known."""
     if not plan.estimated:
         return "MEASURED profile"
+    return ", ".join(filter(None, ("ESTIMATED profile", describe_error(plan))))
+
+
+def describe_error(plan: Plan) -> str:
+    """Describe the error to expect of an estimated step; return "" if it is not known."""
     if plan.error_band is None:
-        return "ESTIMATED profile"
-    return f"ESTIMATED profile, expected error {plan.error_band:.0%}"
+        return ""
+    if plan.num_stages == 1:
+        return f"expected error {plan.error_band:.0%}"
+    return f"unsplit steps within {plan.error_band:.0%}, {describe_pipelines()}"
 
 
 def format_verdict(plan: Plan) -> str:

@@ -54,14 +54,6 @@ def scale_profile(profile: Profile, factor: Fraction) -> Profile:
     size = get_microbatch_size(profile)
     if (size * factor).denominator != 1:
         raise InvalidInput(f"{factor} of {size} samples is not a whole number of samples")
-    ratio = float(factor)
-
-    def scale_timing(name: str, found: list[Timing]) -> Timing:
-        # Dispatching operations takes the CPU as long for any number of samples.
-        if name.startswith("dispatch"):
-            return found[0]
-        scaled = {"median_s": found[0].median_s * ratio, "spread_s": found[0].spread_s * ratio}
-        return found[0].model_copy(update=scaled)
 
     def scale_tensor(found: list[TensorSpec]) -> TensorSpec:
         # The batch need not be the first dimension (attention masks, transposed activations): take
@@ -73,20 +65,41 @@ def scale_profile(profile: Profile, factor: Fraction) -> Profile:
         shape[place] = int(shape[place] * factor)
         return found[0].model_copy(update={"shape": tuple(shape)})
 
-    def scale_bytes(found: list[int]) -> int:
-        return math.ceil(found[0] * factor)
-
-    return map_costs([profile], scale_timing, scale_bytes, scale_tensor).model_copy(
+    return _scale_costs(profile, factor, scale_tensor).model_copy(
         update={
-            "storages": tuple(
-                SavedStorage(size_bytes=scale_bytes([entry.size_bytes]), layers=entry.layers)
-                for entry in profile.storages
-            ),
             "reconciliation": None,
             "provenance": profile.provenance.model_copy(update={"source": "estimated"}),
             "notes": (*profile.notes, _assumption(size, int(size * factor))),
         }
     )
+
+
+def scale_lengths(profile: Profile, factor: Fraction) -> Profile:
+    """Scale a profile to samples ``factor`` times as long, in proportion; shapes stay."""
+    return _scale_costs(profile, factor, lambda found: found[0])
+
+
+def _scale_costs(
+    profile: Profile, factor: Fraction, tensor: Callable[[list[TensorSpec]], TensorSpec]
+) -> Profile:
+    ratio = float(factor)
+
+    def scale_timing(name: str, found: list[Timing]) -> Timing:
+        # Dispatching operations takes the CPU as long for any number of samples.
+        if name.startswith("dispatch"):
+            return found[0]
+        scaled = {"median_s": found[0].median_s * ratio, "spread_s": found[0].spread_s * ratio}
+        return found[0].model_copy(update=scaled)
+
+    def scale_bytes(found: list[int]) -> int:
+        return math.ceil(found[0] * factor)
+
+    storages = tuple(
+        SavedStorage(size_bytes=scale_bytes([entry.size_bytes]), layers=entry.layers)
+        for entry in profile.storages
+    )
+    made = map_costs([profile], scale_timing, scale_bytes, tensor)
+    return made.model_copy(update={"storages": storages})
 
 
 def map_costs(

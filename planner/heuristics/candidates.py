@@ -233,10 +233,11 @@ def _too_large(request: PlanningRequest, assignment: Assignment) -> Iterator[str
     for number, (stage, needed) in enumerate(zip(stages, held, strict=True)):
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
             index = assignment.device_indices(request.devices, number)[0]
-            yield (
-                f"stage {number} needs {_bytes(needed)}, device "
-                f"{request.cluster.devices[index].name!r} allows {_bytes(stage.limit_bytes)}"
-            )
+            name = request.cluster.devices[index].name
+            what = f"stage {number} needs {_bytes(needed)}, device {name!r}"
+            if needed > stage.memory.total_bytes:
+                what = f"device {name!r} needs {_bytes(needed)} for all its stages, and"
+            yield f"{what} allows {_bytes(stage.limit_bytes)}"
 
 
 def _wrong_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> Iterator[str]:

@@ -67,15 +67,11 @@ def _usual(profile: Profile) -> Recipe:
 
 
 def _check(profile: Profile, precision: Recipe) -> None:
-    recipe, weights, autocast = RECIPES[precision], _type_of_weights(profile), None
+    recipe, weights = RECIPES[precision], _type_of_weights(profile)
     autocast = profile.provenance.autocast
-    if (weights is None or weights == recipe.weights) and autocast == recipe.autocast:
+    fitting = _list_fitting(profile)
+    if precision in fitting:
         return
-    fitting = [
-        name
-        for name, entry in RECIPES.items()
-        if entry.weights == (weights or entry.weights) and entry.autocast == autocast
-    ]
     under = f" under autocast to {autocast}" if autocast else ""
     raise InvalidInput(
         f"precision {precision!r} means {recipe.text}, but the profile is of {weights} "
@@ -83,6 +79,27 @@ def _check(profile: Profile, precision: Recipe) -> None:
         "the model in that precision",
         field="/options/precision",
     )
+
+
+def _list_fitting(profile: Profile) -> list[Recipe]:
+    """Return the recipes for the type of a profile's weights and of its autocast."""
+    weights, autocast = _type_of_weights(profile), profile.provenance.autocast
+    return [
+        name
+        for name, entry in RECIPES.items()
+        if entry.weights == (weights or entry.weights) and entry.autocast == autocast
+    ]
+
+
+def list_lighter(profile: Profile, options: PlanOptions) -> list[Recipe]:
+    """Return the recipes for a profile that take less memory than its options', heaviest first."""
+    # Any number of devices: it only decides the reserves.
+    own = resolve_training_options(profile, options, 1).precision
+    sizes = {
+        name: training_bytes(name, options.optimizer).of(1000) for name in _list_fitting(profile)
+    }
+    lighter = [name for name in sizes if own is not None and sizes[name] < sizes.get(own, 0)]
+    return sorted(lighter, key=lambda name: -sizes[name])
 
 
 def _type_of_weights(profile: Profile) -> FloatType | None:

@@ -71,8 +71,7 @@ def _check_memory(request: PlanningRequest, found: Assignment) -> None:
             raise Infeasible(
                 f"the objective {request.options.objective!r} ignores memory: its stage {number} "
                 f"needs {format_bytes(needed)} ({needed} bytes), but its device allows "
-                f"{format_bytes(stage.limit_bytes)} ({stage.limit_bytes} bytes); plan for "
-                "'step_time' instead",
+                f"{format_bytes(stage.limit_bytes)} ({stage.limit_bytes} bytes)",
                 constraint="memory",
                 required=needed,
                 available=stage.limit_bytes,

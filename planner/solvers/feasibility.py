@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.models.training_memory import training_bytes
+from ...core.profile.profile import list_parameters
 from ...core.units import count, format_bytes
 from ..cost.assignment import Assignment
+from ..cost.chain import is_learned
 from ..cost.device_classes import Devices, reserved_memory
 from ..cost.sharing import list_shared
 from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
@@ -55,8 +57,7 @@ def _constraint_error(request: PlanningRequest) -> Infeasible:
     named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
     what = f"{describe_pins(named)} cannot all be kept" if named else "no plan keeps the options"
     return Infeasible(
-        f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
-        "add devices, or relax pins, together, no_cut_after or the number of stages",
+        f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory",
         constraint="constraints",
         required=sum(kinds.values()) + 1,
         available=sum(kinds.values()),
@@ -112,6 +113,8 @@ def find_any_plan(request: PlanningRequest, devices: Devices) -> Assignment | No
     Raises:
         DeadlineExceeded: The search was given up.
     """
+    if lacks_memory(request, devices):
+        return None
     effort = Effort(request.deadline)
     schedule = request.options.schedule
     measure: Measure = (
@@ -125,6 +128,20 @@ def find_any_plan(request: PlanningRequest, devices: Devices) -> Assignment | No
         if path is not None:
             return to_assignment(path.arcs, search.space.tables, devices)
     return None
+
+
+def lacks_memory(request: PlanningRequest, devices: Devices) -> bool:
+    """Return True if all devices together allow less than one copy of weights and their states."""
+    limits = [(entry.limit_bytes, len(entry.devices)) for entry in devices.classes]
+    if any(limit is None for limit, _ in limits):
+        return False
+    held = [entry for entry in list_parameters(request.profile) if entry.layers]
+    needed = sum(entry.size_bytes for entry in held)
+    if request.options.objective != "latency":
+        learned = [entry for entry in held if is_learned(entry)]
+        training = training_bytes(request.options.precision, request.options.optimizer)
+        needed += sum(entry.size_bytes + training.of(entry.numel) for entry in learned)
+    return needed > sum((limit or 0) * number for limit, number in limits)
 
 
 LEAST_S = 2.0

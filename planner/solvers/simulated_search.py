@@ -252,22 +252,16 @@ class CandidateSource:
             return self._no_counts()
         if not self.shapes:
             return Infeasible(
-                f"{self.rejection_reason(*self.counts[0])}; ask for another number than "
-                f"num_microbatches={m}, or for the 1f1b schedule",
+                f"{self.rejection_reason(*self.counts[0])} (num_microbatches={m})",
                 constraint="schedule",
             )
         if not self.by_fullness:
-            summary = (
-                f"no plan tried for the {name} schedule keeps all constraints of the options "
-                "(pins, together, no_cut_after)"
-            )
             return Infeasible(
-                f"{summary}; drop one of them, or use the 1f1b schedule, which is searched "
-                "exhaustively",
+                f"no plan tried for the {name} schedule keeps all constraints of the options "
+                "(pins, together, no_cut_after)",
                 constraint="constraints",
                 required=1,
                 available=0,
-                summary=summary,
             )
         (_, needed, limit, device), _ = self.by_fullness[0]
         return Infeasible(

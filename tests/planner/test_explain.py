@@ -1,5 +1,8 @@
 """What binds a plan, what changes buy and what others do: each number found another way."""
 
+import re
+from collections import Counter
+
 import pytest
 
 import stagewright
@@ -9,11 +12,15 @@ from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.explanation import Explanation
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.explain import explain
+from stagewright.planner.heuristics.candidates import rejection_reason
 from stagewright.planner.heuristics.published_rules import equal_layers
 from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.remedies import with_devices
 from stagewright.planner.simulator.plan_timeline import plan_timeline
+from stagewright.planner.solvers.solve import solve
+from stagewright.schedules.layout import lay_out
 from tests.builders import chain_profile, random_cluster, random_profile
 
 EXACT = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e12}
@@ -36,7 +43,7 @@ def test_two_equal_stages_work_and_fill():
     found = explain(made, profile, cluster)
     assert found.step_time_s == 15
     assert shares_of(found) == pytest.approx((12 / 15, 3 / 15, 0, 0))
-    assert (found.bound, found.reason) == ("work", "stage 0 computes 80.0% of it")
+    assert (found.bound, found.reason) == ("work", "device 'device:0' computes for 80.0% of it")
     assert found.bubble == pytest.approx(0.2)
     twice = alternative(found, "twice the micro-batches")
     assert (twice.num_microbatches, twice.step_time_s) == (8, 27)
@@ -234,16 +241,68 @@ def test_latency_is_explained_without_a_backward():
     assert all(entry.num_microbatches == 1 for entry in found.alternatives)
 
 
-def test_shares_are_those_of_the_timeline():
-    profile, cluster = random_profile(1, 8), random_cluster(1, 4)
-    made = plan(profile, cluster, PlanOptions(num_microbatches=8))
-    found = explain(made, profile, cluster)
-    busy = [0.0] * made.num_stages
+def check_busiest(made, found):
+    """What is said of a device is the sum over its boxes in the timeline, and of a stage too."""
+    of_rank, of_stage = Counter(), Counter()
     for event in plan_timeline(made).events:
-        if event.kind in ("F", "B"):
-            busy[event.rank] += event.end_s - event.start_s
-    assert found.shares.work == pytest.approx(max(busy) / made.step_time_s)
-    assert busy[found.busiest_stage] == max(busy)
+        if event.kind in ("F", "B", "I", "W", "R"):
+            of_rank[event.rank] += event.end_s - event.start_s
+            of_stage[event.rank, event.stage] += event.end_s - event.start_s
+    names = rank_names(made)
+    rank, busy_s = max(of_rank.items(), key=lambda entry: entry[1])
+    assert found.shares.work == pytest.approx(busy_s / made.step_time_s)
+    fullest = {names[rank] for rank, held in of_rank.items() if held == pytest.approx(busy_s)}
+    assert found.busiest_device in fullest
+    rank = names.index(found.busiest_device)
+    held = {stage: time_s for (on, stage), time_s in of_stage.items() if on == rank}
+    assert held[found.busiest_stage] == pytest.approx(max(held.values()))
+    assert found.busiest_stage_work == pytest.approx(max(held.values()) / made.step_time_s)
+    assert found.busiest_device in found.reason or found.bound != "work"
+    assert found.busiest_stage_work < found.shares.work or len(held) == 1
+
+
+def rank_names(made):
+    """The device of each rank."""
+    layout = lay_out(made)
+    names = [""] * layout.num_ranks
+    for ranks, stage in zip(layout.stage_ranks, made.stages, strict=True):
+        for rank, name in zip(ranks, stage.devices, strict=True):
+            names[rank] = name
+    return names
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"max_replicas": None},
+        {"schedule": "interleaved_1f1b", "chunks": 4},
+        {"schedule": "interleaved_zero_bubble"},
+        {"schedule": "zbv"},
+        {"schedule": "looped_bfs", "chunks": 3},
+    ],
+)
+def test_figures_of_devices_are_of_devices_and_of_stages_of_stages(asked):
+    """Cause: a stage was named with the share of all the stages of its device."""
+    for seed in range(2):
+        profile, cluster = random_profile(seed, 16, illegal=0.0), random_cluster(seed, 4)
+        made = plan(profile, cluster, PlanOptions(num_microbatches=8, **asked))
+        check_busiest(made, explain(made, profile, cluster, deadline_s=0.0))
+
+
+def test_a_baseline_that_does_not_fit_names_the_device_of_several_stages():
+    """Cause: stage 1 was said to need what all stages of its device need together."""
+    profile = chain_profile([1, 1, 1, 1, 1, 1], saved_bytes=100)
+    options = PlanOptions(num_microbatches=4, schedule="interleaved_1f1b", optimizer="none")
+    cluster = Cluster.uniform(2, memory_bytes=10**6)
+    made = plan(profile, cluster, options)
+    whole = PlanningRequest(profile, cluster, options)
+    held = made.memory_by_device()
+    less = Cluster.uniform(2, memory_bytes=held["device:0"] - 1)
+    request = PlanningRequest(profile, less, options)
+    reason = rejection_reason(request, solve(whole).costed.assignment)
+    assert re.match(r"device 'device:0' needs .* \(\d+ bytes\) for all its stages, and", reason)
+    assert f"({held['device:0']} bytes)" in reason
 
 
 def test_without_time_it_still_says_what_binds():

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.units import format_time
 from stagewright.planner import remedies
@@ -163,8 +164,121 @@ def test_what_was_cut_short_is_said_to_be(monkeypatch):
     cluster = Cluster.uniform(2, memory_bytes=3000)
     error = remedies.add_remedies(bare, profile, cluster, options, attempt)
     found = [(offer.text, offer.step_time_s, offer.is_settled) for offer in error.remedies]
-    assert found == [("4 devices", 21, False), ("optimizer='sgd'", None, True)]
-    assert str(error).endswith("with 4 devices: at most 21 s per step, or optimizer='sgd'")
+    assert found == [("optimizer='adamw_8bit'", 30, False), ("4 devices", None, True)]
+    assert str(error).endswith("with optimizer='adamw_8bit': at most 30 s per step, or 4 devices")
+
+
+def is_on_more_devices(offer):
+    return " devices" in offer.text
+
+
+@pytest.mark.usefixtures("ample")
+@pytest.mark.parametrize("seed", range(24))
+def test_what_is_offered_without_a_plan_has_one(seed, monkeypatch):
+    """What is offered where time is short rests on a quick check; new devices come last."""
+
+    def no_time(*_):
+        raise DeadlineExceeded("no time for plans")
+
+    monkeypatch.setattr(remedies._Search, "_plan", no_time)
+    profile, cluster, options = small(seed)
+    error = refusal(profile, cluster, options)
+    if error is None:
+        return
+    for offer in error.remedies:
+        assert offer.step_time_s is None
+        validate(plan(profile, offer.cluster, offer.options), profile, offer.cluster)
+    where = [is_on_more_devices(offer) for offer in error.remedies]
+    assert where == sorted(where)
+
+
+def with_large_weights(profile):
+    """The profile with weights of 16 bits that leave nothing else to count."""
+    parameters = tuple(
+        entry.model_copy(
+            update={
+                "numel": 1000 * entry.numel, "size_bytes": 2000 * entry.numel,
+                "kind": "parameter", "trainable": True,
+            }
+        )
+        for entry in profile.parameters
+        if entry.layers
+    )  # fmt: skip
+    inputs = (TensorSpec(name="x", shape=(1, 8), dtype="bfloat16"),)
+    gaps = tuple(gap.model_copy(update={"tensors": ()}) for gap in profile.boundaries)
+    update = {"parameters": parameters, "inputs": inputs, "boundaries": gaps}
+    return profile.model_copy(update=update)
+
+
+def offers_of(options, memory_bytes, devices=1, **chain):
+    profile = chain_profile([1] * 4, **chain)
+    return refusal(profile, Cluster.uniform(devices, memory_bytes=memory_bytes), options)
+
+
+def texts(error):
+    return [offer.text for offer in error.remedies]
+
+
+@pytest.mark.usefixtures("ample")
+def test_where_weights_alone_do_not_fit_nothing_is_said_of_activations():
+    """Cause: recomputation and smaller micro-batches were advised where weights did not fit.
+
+    4 x 4 KB of weights, as much of gradients and twice that of Adam's moments: 64 KB.
+    """
+    heavy = {"parameter_bytes": 4000, "saved_bytes": 4000, "forward_bytes": 10}
+    error = offers_of(PlanOptions(), 58_000, **heavy)
+    assert texts(error) == ["optimizer='adamw_8bit'", "2 devices"]
+    error = offers_of(PlanOptions(recompute="auto", optimizer="sgd"), 30_000, **heavy)
+    assert texts(error) == ["2 devices"]
+    assert "recompute" not in str(error)
+    error = offers_of(PlanOptions(max_stages=1), 15_000, 4, **heavy)
+    assert not any("micro" in text or "recompute" in text for text in texts(error))
+
+
+@pytest.mark.usefixtures("ample")
+def test_two_options_are_offered_before_more_devices():
+    """Cause: 14 devices were advised where options would do on 8."""
+    error = offers_of(
+        PlanOptions(num_microbatches=4), 45_000, parameter_bytes=4000, saved_bytes=4000,
+        forward_bytes=10,
+    )  # fmt: skip
+    assert texts(error)[0] == "recompute='layers' and optimizer='sgd'"
+    assert is_on_more_devices(error.remedies[-1])
+
+
+@pytest.mark.usefixtures("ample")
+def test_sharding_is_offered_where_layers_cannot_be_cut():
+    """One large layer: stages cannot divide its state, replicas can."""
+    profile = chain_profile([1], parameter_bytes=40_000, saved_bytes=10)
+    options = PlanOptions(num_microbatches=4)
+    error = refusal(profile, Cluster.uniform(4, memory_bytes=125_000), options)
+    named = [text for text in texts(error) if text.startswith("strategies=")]
+    assert named
+    check_offers(error, profile)
+
+
+@pytest.mark.usefixtures("ample")
+def test_a_lighter_recipe_is_offered_from_the_mildest_up():
+    """18 bytes a parameter in bf16_mixed, 16 with bf16 gradients, 8 in bf16 throughout."""
+    profile = with_large_weights(random_profile(3, 3, ties=0))
+    elements = sum(entry.numel for entry in profile.parameters)
+    offered = {}
+    for each in (17, 12):
+        cluster = Cluster.uniform(1, memory_bytes=each * elements)
+        error = refusal(profile, cluster, PlanOptions(num_microbatches=1))
+        offered[each] = [text for text in texts(error) if "precision" in text]
+    assert offered == {
+        17: ["precision='bf16_mixed_bf16_gradients'"],
+        12: ["precision='bf16'"],
+    }
+
+
+@pytest.mark.usefixtures("ample")
+def test_remedies_are_found_where_layers_may_be_split_or_checkpointed():
+    """Cause: requests with tensor parallelism or checkpoints of layers were told of no remedy."""
+    for asked in ({"recompute": "layers"}, {"tensor": "auto"}):
+        error = offers_of(PlanOptions(**asked), 52_000, parameter_bytes=4000, saved_bytes=10)
+        assert "optimizer='adamw_8bit'" in texts(error)
 
 
 def test_another_schedule_is_offered_without_what_only_the_first_takes():

@@ -1,6 +1,7 @@
 """`estimate`, and `plan` of models by their names."""
 
 import json
+import re
 from typing import get_args, get_type_hints
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from stagewright.cli.commands import capture, estimate
 from stagewright.core.models.families import ModelSpec
 from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.table import describe_error
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.presets import PRESETS
 
@@ -57,7 +59,7 @@ def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
     made = Plan.read("plan.json")
     assert made.estimated
     assert made.error_band is not None
-    assert f"ESTIMATED profile, expected error {made.error_band:.0%}" in ran.stdout
+    assert f"ESTIMATED profile, {describe_error(made)}" in ran.stdout
     assert (
         "assuming that 24GB means RTX4090 (other candidates: RTX3090, L4, A10G); "
         "choose with --estimate-for" in ran.stderr
@@ -101,12 +103,39 @@ def test_schedule_micro_batches_and_memory_are_chosen_for_an_estimate(run):
     assert made.notes[1].startswith(f"schedule {made.schedule} chosen"), made.notes
 
 
-def test_shorter_samples_are_offered_where_memory_is_short(run):
-    """Cause: --sequence was offered nowhere, and is what most often helps."""
-    ran = run("plan", "gpt2", "-d", "2x24MiB", "--estimate-for", "L4", "--sequence", "64")
+def test_shorter_samples_are_offered_where_they_fit(run):
+    """Cause: --sequence was offered nowhere, then also where it could not help."""
+    asked = ("plan", "gpt2", "--estimate-for", "L4", "--recompute", "never", "-m", "1")
+    ran = run(*asked, "-d", "1x4GB")
     assert ran.code == 3
-    assert "need less memory: --sequence below 64" in ran.stderr
-    assert "1x64 int64 (change it with --microbatch)\n" in ran.stderr
+    said = re.search(r", or --sequence (\d+)$", ran.stderr, re.MULTILINE)
+    assert said, ran.stderr
+    assert run(*asked, "-d", "1x4GB", "--sequence", said[1]).code == 0
+    ran = run(*asked, "-d", "1x2GB", "--sequence", "64")  # 124 M parameters at 18 bytes
+    assert ran.code == 3
+    assert "it would fit with" in ran.stderr
+    assert "or --sequence" not in ran.stderr
+
+
+WEIGHTS_TOO_LARGE = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 32000,
+    "max_position_embeddings": 512, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+"""0.51 billion parameters: 8.5 GiB of weights and states before any activation."""
+
+
+def test_weights_that_do_not_fit_are_told_of_precision_and_not_of_length(run, tmp_path):
+    """Cause: a shorter sequence was advised where weights and optimizer alone did not fit."""
+    (tmp_path / "config.json").write_text(json.dumps(WEIGHTS_TOO_LARGE))
+    asked = ("plan", tmp_path, "--estimate-for", "L4", "--sequence", "16", "-m", "1")
+    ran = run(*asked, "-d", "1x8GB")
+    assert ran.code == 3
+    assert "or --sequence" not in ran.stderr
+    assert "--precision bf16:" in ran.stderr
+    assert "2 devices" in ran.stderr
+    assert run(*asked, "-d", "1x8GB", "--precision", "bf16").code == 0
 
 
 def test_too_little_memory_is_infeasible_with_ways_out(run):

@@ -21,6 +21,7 @@ from stagewright.core.models.families import (
     UNetSpec,
 )
 from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.plan.table import describe_error
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.default_samples import default_sample
 from stagewright.planner.plan import plan
@@ -71,7 +72,7 @@ def test_labelled_with_a_measured_error():
     assert found.notes[0].startswith("ESTIMATED for NVIDIA H100 SXM at bfloat16")
     made = plan([found], Cluster.parse("2x80GB"), PlanOptions(num_microbatches=4))
     assert (made.estimated, made.error_band) == (True, found.provenance.error_band)
-    assert f"ESTIMATED profile, expected error {made.error_band:.0%}" in str(made)
+    assert f"ESTIMATED profile, {describe_error(made)}" in str(made)
 
 
 def test_backward_is_its_two_parts():
