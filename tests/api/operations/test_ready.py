@@ -11,6 +11,7 @@ from multiprocessing import active_children
 import httpx2
 import pytest
 
+from stagewright.api import services
 from stagewright.api.app import create_app
 from stagewright.api.http.problems import RETRY_AFTER_S
 from stagewright.api.middleware.graceful_shutdown import GracefulShutdown
@@ -71,6 +72,7 @@ def test_another_releases_tables_are_not_ready(make_client):
 
 
 def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkeypatch, make_client):
+    monkeypatch.setattr(services, "Solver", Solver)  # not with processes of other tests
     client = make_client(plan_processes=1)
     solver = Solver(1)
     try:
