@@ -80,9 +80,10 @@ def list_visible(gpus: Sequence[Gpu]) -> Iterator[str]:
 
 def read_visible(text: str, setting: str) -> Visible:
     """Return the GPUs that comments of `list_visible`, or else a setting, make visible."""
+    listed: list[tuple[int | None, str]]
     listed = [(int(node), numbers) for node, numbers in _OF_NODE.findall(text)]
-    given = listed or [(None, setting)] * bool(setting)
-    return tuple((node, tuple(map(int, re.findall(r"\d+", numbers)))) for node, numbers in given)
+    listed = listed or [(None, setting)] * bool(setting)
+    return tuple((node, tuple(map(int, re.findall(r"\d+", numbers)))) for node, numbers in listed)
 
 
 def find_devices(visible: Visible, cluster: Cluster) -> list[int]:
