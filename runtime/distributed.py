@@ -162,11 +162,10 @@ class DistributedPipeline(PipelineRank):
             check_world(plan.num_stages, self.grid.size, group)
             check_weights(model, weights)
             self.device = choose_device(model, group, device)
-            shards = self._find_shard()
             # Captured under autocast, so that messages have the dtypes that training will give.
             with autocast_to(self.device if is_on_meta(model) else default_device(model), autocast):
                 pieces = cut_for_plan(
-                    model, plan, sample, direct=True, device=self.device, shards=shards,
+                    model, plan, sample, direct=True, device=self.device, shards=self._find_shard(),
                     blocks=[at for at, asked in chosen.items() if asked == "fully_shard"],
                 )  # fmt: skip
             self.graph, self.split = pieces.captured.graph, pieces.split

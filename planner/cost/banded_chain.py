@@ -206,7 +206,9 @@ def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Intege
         tied=tied_parameters(profile),
         positions=tuple(int(edge) for edge in edges),
         **held,
-        **largest_columns(profile, edges, band.find_largest),
+        **largest_columns(
+            profile, lambda each: band.find_largest(np.maximum.reduceat(each, edges[:-1]))
+        ),
         **crossing_columns(profile, edges),
     )
 

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,7 +267,7 @@ def chain_costs(profile: Profile, positions: Sequence[int]) -> ChainCosts:
         forward_s=_sums(forward, loss.forward.median_s if loss else 0.0),
         backward_s=_sums(backward, loss.backward.median_s if loss else 0.0),
         recompute_s=_sums(forward, 0.0),
-        **largest_columns(profile, edges, _largest),
+        **largest_columns(profile, lambda each: _largest(np.maximum.reduceat(each, edges[:-1]))),
         tied=tied_parameters(profile),
         **held,
         **crossing_columns(profile, edges),
@@ -344,12 +344,12 @@ def list_largest(profile: Profile) -> LargestFields:
     }
 
 
-def largest_columns(
-    profile: Profile, edges: Positions, of_stages: Callable[[Bytes], Bytes]
-) -> LargestFields:
-    """Return the columns of what is largest in a stage, from the largest of each atom."""
-    begins, layers = edges[:-1], list_largest(profile)
-    return {name: of_stages(np.maximum.reduceat(each, begins)) for name, each in layers.items()}
+def largest_columns(profile: Profile, of_stages: Callable[[Bytes], Bytes]) -> LargestFields:
+    """Return the columns of what is largest in a stage, from the figures of each layer."""
+    layers: Any = list_largest(profile)
+    columns: Any = {name: of_stages(each) for name, each in layers.items()}
+    found: LargestFields = columns
+    return found
 
 
 def crossing_columns(profile: Profile, edges: Positions) -> CrossingFields:

@@ -21,7 +21,7 @@ from ..cost.chain import (
     Seconds,
     is_learned,
     is_shareable,
-    list_largest,
+    largest_columns,
     saved_items,
     tied_parameters,
 )
@@ -61,7 +61,6 @@ class SetCosts:
         layers = profile.layers
         self.forward_s = np.array([entry.forward.median_s for entry in layers])
         self.backward_s = np.array([entry.backward.median_s for entry in layers])
-        self.largest = list_largest(profile)
         self.alone, self.shared = _items(profile)
         self.tied = tied_parameters(profile)
         names = list(uses.tensors)
@@ -121,10 +120,7 @@ class SetCosts:
             shareable_bytes=alone[SHAREABLE],
             shareable_gradients_bytes=alone[GRADIENTS],
             saved_bytes=saved,
-            **{
-                name: _find_largest(each, members, first, last)
-                for name, each in self.largest.items()
-            },
+            **largest_columns(self.profile, lambda each: _find_largest(each, members, first, last)),
             arriving_bytes=arriving,
             returning_bytes=returning,
             input_bytes=inputs,
@@ -162,7 +158,7 @@ class SetCosts:
         members = (place[None, :] < np.array(cuts)[:, None]).astype(np.uint8)
         size = len(cuts)
         first, last = np.triu_indices(size, k=1)
-        costs = self.costs(members, first.astype(np.int64), last.astype(np.int64))
+        costs: Any = self.costs(members, first.astype(np.int64), last.astype(np.int64))
 
         def fill_table(values: NDArray[Any]) -> NDArray[Any]:
             table = np.zeros((size, size), dtype=values.dtype)

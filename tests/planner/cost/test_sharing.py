@@ -1,23 +1,34 @@
 """Memory of replicas that share an optimizer's state, by hand."""
 
+import random
+
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible
+from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import MemoryUse, PlanOptions
 from stagewright.core.profile.profile import Provenance
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
-from tests.builders import chain_profile
+from tests.builders import chain_profile, random_profile
 
 WEIGHTS, ELEMENTS = 4000, 1000
 """Of each of two layers, in float32."""
 
 
-def made(strategies, devices=3, optimizer="adam", memory_bytes=None, autocast=None, **asked):
+def made(
+    strategies,
+    devices=3,
+    optimizer="adam",
+    memory_bytes=None,
+    autocast=None,
+    bandwidth=1e12,
+    **asked,
+):
     profile = chain_profile([1.0, 1.0], parameter_bytes=WEIGHTS)
     profile = profile.model_copy(update={"provenance": Provenance(autocast=autocast)})
-    cluster = Cluster.uniform(devices, memory_bytes=memory_bytes, bandwidth_bytes_per_s=1e12)
+    cluster = Cluster.uniform(devices, memory_bytes=memory_bytes, bandwidth_bytes_per_s=bandwidth)
     options = PlanOptions(
         num_stages=1, max_replicas=None, strategies=strategies, optimizer=optimizer, **asked
     )
@@ -36,11 +47,75 @@ def test_zero1_divides_the_optimizers_state_but_for_the_largest_weight():
     )
 
 
-def test_fully_shard_holds_its_part_of_the_weights_beside_the_gathered_ones():
+def test_fully_shard_holds_its_part_of_everything_and_one_layer_whole():
+    """Whole weights and gradients were counted: 7B did not fit eight devices of 40 GB."""
     stage = made(("fully_shard",))
     assert stage.strategy == "fully_shard"
-    assert stage.memory.weights_bytes == 2 * WEIGHTS + 2667
-    assert stage.memory.total_bytes == 4 * WEIGHTS + 8000  # (8,000 + 16,000) / 3
+    assert stage.memory == MemoryUse(
+        weights_bytes=2667,  # 8,000 of weights, as many of gradients and 16,000 of moments
+        gradients_bytes=2667,
+        optimizer_bytes=5333,  # rounded once, for the sum
+        workspace_bytes=3 * WEIGHTS,  # a layer's weights, its gradient and that as it is summed
+    )
+
+
+def test_fully_shard_sends_weights_for_every_pass_and_gradients_for_every_backward():
+    """A gathering is half of an all-reduce; by 6 micro-batches each of three replicas has two."""
+    plain = made(("replicate",), num_microbatches=6, bandwidth=1e5).sync_time_s
+    for recompute, passes in (("never", 2), ("always", 3)):
+        stage = made(("fully_shard",), num_microbatches=6, recompute=recompute, bandwidth=1e5)
+        sent = 2 * (passes * 2 * WEIGHTS + 2 * WEIGHTS) / 2
+        assert stage.sync_time_s == pytest.approx(plain * sent / (2 * WEIGHTS), rel=1e-3)
+
+
+def test_backwards_in_two_parts_hold_all_layers_whole():
+    stage = made(("fully_shard",), devices=8, num_microbatches=8, schedule="zero_bubble")
+    assert stage.memory.workspace_bytes == 4 * WEIGHTS + WEIGHTS  # both layers, one gradient twice
+
+
+def test_frozen_weights_are_divided_and_those_of_several_layers_are_not():
+    """A model with few trained weights needs hardly more than its share of the frozen ones."""
+    profile = chain_profile([1.0] * 8, parameter_bytes=WEIGHTS)
+    own = [
+        Parameter(
+            names=(f"w{at}",), size_bytes=WEIGHTS, numel=ELEMENTS, layers=(at,), trainable=at == 0
+        )
+        for at in range(8)
+    ]
+    tied = Parameter(names=("tied",), size_bytes=800, numel=200, layers=(1, 7))
+    profile = profile.model_copy(update={"parameters": (*own, tied)})
+    options = PlanOptions(
+        num_stages=1, max_replicas=None, strategies=("fully_shard",), optimizer="adam"
+    )
+    cluster = Cluster.uniform(4, bandwidth_bytes_per_s=1e12)
+    found = plan(profile, cluster, options)
+    validate(found, profile, cluster)
+    assert found.stages[0].memory == MemoryUse(
+        weights_bytes=2 * WEIGHTS + 800,
+        gradients_bytes=WEIGHTS // 4 + 800,
+        optimizer_bytes=2 * WEIGHTS // 4 + 1600,
+        workspace_bytes=3 * WEIGHTS,
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_plan_of_sharded_stages_is_what_is_counted_anew(seed):
+    draw = random.Random(seed)
+    profile = random_profile(seed, draw.choice([4, 7, 9]))
+    options = PlanOptions(
+        num_microbatches=draw.choice([4, 6, 7]),
+        max_replicas=None,
+        strategies=("fully_shard",),
+        optimizer=draw.choice(["adam", "adamw_8bit", "sgd"]),
+        precision="fp32",
+        recompute=draw.choice(["never", "auto", "always"]),
+        schedule=draw.choice(["1f1b", "gpipe", "zero_bubble", "interleaved_1f1b"]),
+        objective=draw.choice(["step_time", "step_time", "memory"]),
+    )
+    options = options if options.schedule in ("1f1b", "gpipe") else options.model_copy(
+        update={"objective": "step_time"})  # fmt: skip
+    cluster = Cluster.uniform(4)
+    validate(plan(profile, cluster, options), profile, cluster)
 
 
 def test_zero1_is_taken_where_both_are_allowed():
@@ -48,7 +123,7 @@ def test_zero1_is_taken_where_both_are_allowed():
 
 
 def test_replicas_do_not_share_where_that_would_hold_more():
-    """There is no state to share, and a part of the weights would come on top."""
+    """There is no state to share; a layer of two that is whole, and its gradient, are too much."""
     for strategies in (("zero1",), ("fully_shard",)):
         stage = made(strategies, optimizer="sgd")
         assert stage.strategy == "replicate"

@@ -17,6 +17,7 @@ from stagewright.capture.capture import trace
 from stagewright.capture.program.segment import get_segments
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.schedule import BACKWARDS, Schedule, Work
+from stagewright.runtime.engine.keyed_dropout import keyed_dropout
 from stagewright.runtime.replicas.deadlock_check import (
     Round,
     are_equal,
@@ -298,6 +299,22 @@ def test_whatever_layers_do_with_weights_gradients_are_those_of_the_model(alone,
         assert (found is None) == (parameter.grad is None), name
         if found is not None:
             torch.testing.assert_close(found, parameter.grad)
+
+
+def test_keyed_dropout_gathers_blocks_as_well(alone):
+    """Keyed random numbers are drawn by code of its own, split in the same blocks."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+    wanted = trace(copy.deepcopy(model), torch.randn(2, 4))
+    whole = wanted.segment(0, len(wanted.layers))
+    stage, strategy = shard(model, alone, ONE_ROUND)
+    batch, cpu = torch.randn(2, 4), torch.device("cpu")
+    with keyed_dropout(stage, seed=3, step=1, microbatch=0, device=cpu):
+        run_step(stage, strategy, ONE_ROUND, batch)
+    with keyed_dropout(whole, seed=3, step=1, microbatch=0, device=cpu):
+        whole(batch)[0].square().sum().backward()
+    for name, parameter in whole.named_parameters():
+        found = stage.get_parameter(name).grad.full_tensor()
+        torch.testing.assert_close(found, parameter.grad)
 
 
 def test_an_interrupted_step_leaves_no_whole_weights_or_gradients(alone):
