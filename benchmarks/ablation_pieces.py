@@ -203,6 +203,8 @@ PIECES = (
     Piece("local search", "extra depth of all stages", ((warmup_depth, "_deepen_all", _nothing),),
           (warmup_depth._deepen_all,)),
     # --- schedules without a closed form ---
+    Piece("local search", "extra depth trimmed", ((warmup_depth, "_trim", _second),),
+          (warmup_depth._trim,)),
     Piece("other schedules", "cuts fitted to speed and memory",
           ((simulated_search, "fit_cuts", _none),)),
     Piece("other schedules", "layouts of several kinds",

@@ -123,18 +123,18 @@ def choose_options(
         return ChosenOptions(usual)
     names = _list_schedules(schedules) if "schedule" in options.auto else (usual.schedule,)
     study = _Study(profile, cluster, usual, table_of, _variants(names, options, usual), deadline)
-    counts = [usual.num_microbatches]
     is_count_open = "num_microbatches" in options.auto and usual.batch_size is None
+    counts = list(list_counts(len(cluster.devices)))
     if usual.batch_size is not None:
         counts = [study.count_for_batch()]
-    elif is_count_open:
-        counts = list(list_counts(len(cluster.devices)))
+    elif not is_count_open:
+        counts = [usual.num_microbatches]
     trial = study.choose(counts)
     if trial is None:  # nothing fits by the quick splits; planning finds a plan or says why not
         update = {"num_microbatches": counts[0]} if is_count_open else {}
         return ChosenOptions(PlanOptions.model_validate(fixed | update))
     chosen: dict[str, object] = {}
-    reasons = []
+    reasons = [CUT_SHORT] * study.is_late
     if is_count_open:
         chosen["num_microbatches"] = trial.num_microbatches
         reasons.append(_why_count(trial))
@@ -144,7 +144,6 @@ def choose_options(
     if trial.best.schedule in CHUNKED and "chunks" in options.auto:
         chosen["chunks"] = trial.best.chunks
         reasons.append(f"{trial.best.chunks} chunks chosen with it")
-    reasons += [CUT_SHORT] * study.is_late
     return ChosenOptions(PlanOptions.model_validate(fixed | chosen), tuple(reasons))
 
 

@@ -57,7 +57,8 @@ def _constraint_error(request: PlanningRequest) -> Infeasible:
     named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
     what = f"{describe_pins(named)} cannot all be kept" if named else "no plan keeps the options"
     return Infeasible(
-        f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory",
+        f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
+        "relax pins, together, no_cut_after or the number of stages",
         constraint="constraints",
         required=sum(kinds.values()) + 1,
         available=sum(kinds.values()),

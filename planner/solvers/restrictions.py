@@ -7,7 +7,7 @@ and the fastest plan of all is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
@@ -45,7 +45,7 @@ def solve_with_restrictions(
     return decision
 
 
-def list_restrictions(request: PlanningRequest, num_stages: int) -> Iterator[dict[str, object]]:
+def list_restrictions(request: PlanningRequest, num_stages: int) -> Iterator[Mapping[str, object]]:
     """Yield changes of the options that allow fewer plans, near a plan of so many stages."""
     options, total = request.options, len(request.cluster.devices)
     if options.skips == "direct" and request.cost_model.knows_readers:

@@ -16,6 +16,7 @@ from ..heuristics.candidates import (
 )
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
+from .all_plans import list_all_plans
 from .equal_pipelines import MOST_GROUPS, list_equal_pipelines
 from .feasibility import infeasible_error
 from .simulated_search import add_scheduled_plans, search_by_simulation
@@ -94,6 +95,11 @@ def _compete(
     if may_extend:
         # Coarsely first: which plans are varied below depends on their step.
         extend_warmup(tournament, rounds=0)
+        most = min(len(request.cluster.devices), request.costs.num_atoms)
+        every = list_all_plans(request, [(count, 1) for count in range(1, most + 1)], 1)
+        own = Tournament(request, group_of=lambda entry: (entry.classes, entry.recompute))
+        own.add(deepen_each(request, every or ()))
+        tournament.add(own.leaders(MAX_SIMULATED))
     bound_s = search_steps(request, tournament)
     _vary_leaders(request, tournament, bound_s)
     best = tournament.best

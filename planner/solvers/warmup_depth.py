@@ -10,8 +10,9 @@ from itertools import product
 from ...core.errors import InvalidInput
 from ...schedules.action_order import default_depths
 from ..cost.assignment import Assignment
-from ..cost.plan_cost import CostModel
+from ..cost.plan_cost import CostedPlan, CostModel
 from ..problem.problem import PlanningRequest
+from ..search.branch_and_bound import ROUNDING
 from .tournament import Tournament
 
 MAX_STARTS = 2
@@ -31,7 +32,8 @@ def extend_warmup(tournament: Tournament, rounds: int = MAX_ROUNDS) -> None:
     """Add the tournament's fastest 1F1B plans with the best extra warm-up that options allow.
 
     First all stages get as much extra depth as allowed and as memory has room for; then the depth
-    of one stage, or of all up to one, is changed while that helps.
+    of one stage, or of all up to one, is changed while that helps. Last, extra depth that does not
+    help is removed.
     """
     for start in tournament.leaders(MAX_STARTS, NEAR):
         # A tournament per start: a second start may gain more than it is behind now.
@@ -47,7 +49,28 @@ def extend_warmup(tournament: Tournament, rounds: int = MAX_ROUNDS) -> None:
             if own.best is before:
                 break
         if own.best is not None:
-            tournament.add_simulated(own.best)
+            tournament.add_simulated(_trim(own, own.best))
+
+
+def _trim(tournament: Tournament, best: CostedPlan) -> CostedPlan:
+    """Remove extra depth stage by stage as long as the step stays the same but for rounding."""
+    cost_model, limit_s = tournament.cost_model, best.step_time_s * (1 + ROUNDING)
+    before: CostedPlan | None = None
+    while before is not best:
+        before = best
+        for stage in range(best.assignment.num_stages):
+            extra = _extra(best.assignment)
+            held = extra[stage]
+            # Ascending, so the least depth that keeps the step is taken.
+            for less in sorted({0, held // 2, held - 1} if held else ()):
+                if tournament.request.is_over:
+                    return best
+                wanted = [*extra[:stage], less, *extra[stage + 1 :]]
+                found = cost_model.evaluate_if_feasible(_with(cost_model, best.assignment, wanted))
+                if found is not None and found.step_time_s <= limit_s:
+                    best = found
+                    break
+    return best
 
 
 def _extra(assignment: Assignment) -> list[int]:
