@@ -105,8 +105,8 @@ def command(
     elif name is None:
         plan, explain = _plan_files(profiles, estimate, cluster, make, ("-d", devices), output)
     else:
-        asked = (name, estimate, cluster, make, options, devices, output)
-        plan, explain = _plan_name(*asked, quiet=as_json)
+        asked = (name, estimate, cluster, make, options, devices)
+        plan, explain = _plan_name(*asked, output, quiet=as_json)
     _finish(context, plan, output, explain)
 
 
