@@ -155,7 +155,7 @@ class Infeasible(StagewrightError):
         constraint: Short name of the binding constraint, e.g. ``"memory"``.
         required: Requirement of the best attempt, in the constraint's unit.
         available: The limit, in the same unit.
-        remedies: `core.plan.plan.Remedy` objects, least step time per sample first.
+        remedies: `core.plan.plan.Remedy` objects, those on the same devices first.
         summary: The message without the remedies; all of it by default.
     """
 
@@ -182,6 +182,17 @@ class Infeasible(StagewrightError):
         self.required = required
         self.available = available
         self.remedies = remedies
+
+    def with_advice(self, advice: str, remedies: tuple[Any, ...]) -> Infeasible:
+        """Return the error with these remedies, and with the advice behind its summary."""
+        return Infeasible(
+            f"{self.summary}; {advice}",
+            constraint=self.constraint,
+            required=self.required,
+            available=self.available,
+            remedies=remedies,
+            summary=self.summary,
+        )
 
 
 class CaptureError(StagewrightError):

@@ -100,7 +100,7 @@ def add_remedies(
     began = time.monotonic()
     deadline = min(deadline, began + BUDGET_S)
     search = _Search(profile, attempt, began + OPTIONS_SHARE * (deadline - began))
-    kinds = list(list_kinds(profile, cluster, options))
+    kinds = list_kinds(profile, cluster, options)
     make = partial(_change, cluster, options)
     found = []
     for kind in kinds:
@@ -120,15 +120,10 @@ def add_remedies(
         if both is not None:
             fitting = [replace(both, text=f"recompute='auto' and {both.text}")]
     timed = sorted(search.time_plans(fitting), key=lambda one: (one[0], _cost(one[1], options)))
-    remedies = [remedy for _, remedy in timed]
-    return Infeasible(
-        f"{error}; {_advice(remedies, options, error.constraint, cut_short=search.is_over)}",
-        constraint=error.constraint,
-        required=error.required,
-        available=error.available,
-        remedies=tuple(remedies),
-        summary=error.summary,
-    )
+    remedies = tuple(remedy for _, remedy in timed)
+    tried = "of the changes" + (" checked in the time allowed" if search.is_over else " tried")
+    advice = _advice(remedies, options, error.constraint, tried)
+    return error.with_advice(advice, remedies)
 
 
 def keep_remedies(
@@ -141,17 +136,8 @@ def keep_remedies(
     kept = tuple(filter(is_allowed, error.remedies))
     if error.summary == str(error):
         return error
-    advice = "no change that is allowed was found to help"
-    if kept:
-        advice = _advice(kept, options, error.constraint, cut_short=False)
-    return Infeasible(
-        f"{error.summary}; {advice}",
-        constraint=error.constraint,
-        required=error.required,
-        available=error.available,
-        remedies=kept,
-        summary=error.summary,
-    )
+    tried = "of the changes tried and allowed"
+    return error.with_advice(_advice(kept, options, error.constraint, tried), kept)
 
 
 def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cluster:
@@ -329,58 +315,58 @@ class _Search:
         return self._tables[positions]
 
 
-def list_kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[Kind]:
-    """Yield the kinds of changes that keep the devices, in the order in which they are tried."""
-    several = len(cluster.devices) > 1
-    trains, has_count = options.objective != "latency", options.batch_size is None
+def list_kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Kind]:
+    """List the kinds of changes that keep the devices, in the order in which they are tried."""
     shape = profile.inputs[0].shape if profile.inputs else ()
     samples = options.num_microbatches * shape[0] if shape else 0
+    counts = _fewer_microbatches(options.num_microbatches)
     # Without the options that only the original schedule has.
     usual = {"chunks": PlanOptions().chunks, "max_extra_in_flight": 0}
-    schedules = [name for name in get_args(TrainingSchedule) if name in CLOSED_FORM]
-    lighter: list[Update] = [{"optimizer": name} for name in LIGHTER.get(options.optimizer, ())]
-    recipes: list[Update] = [{"precision": name} for name in list_lighter(profile, options)]
-    counts: list[Update] = [
-        {"num_microbatches": count} for count in _fewer_microbatches(options.num_microbatches)
+    schedules: list[Update] = [
+        {"schedule": name, **usual}
+        for name in get_args(TrainingSchedule)
+        if name in CLOSED_FORM and name != options.schedule
     ]
-    sharing: list[Update] = [
-        {"strategies": (name,), "max_replicas": None} for name in ("zero1", "fully_shard")
+    kinds = [
+        Kind(SAME, [{"recompute": "auto"}], saves=True),
+        Kind(SAME, [{"recompute": "layers"}] * may_checkpoint(options), saves=True),
     ]
-    is_whole = options.strategies == ("replicate",)
-    for is_possible, kind in (
-        (options.recompute != "auto", Kind(SAME, [{"recompute": "auto"}], saves=True)),
-        (may_checkpoint(options), Kind(SAME, [{"recompute": "layers"}], saves=True)),
-        (has_count and shape and shape[0] > 1, Kind(SAME, [{"batch_size": samples}], saves=True)),
-        (trains and lighter, Kind(OTHER_TRAINING, lighter, saves=True)),
-        (trains and recipes, Kind(OTHER_TRAINING, recipes, saves=True)),
-        # A stage has no more replicas than micro-batches, so fewer of them may not help.
-        (
-            has_count and trains,
-            Kind(OTHER_TRAINING, counts, last_is_least=options.max_replicas == 1),
-        ),
-        *(
-            (trains and name != options.schedule, Kind(SAME, [{"schedule": name, **usual}]))
-            for name in schedules
-        ),
-        *((is_changed, Kind(SAME, [update])) for is_changed, update in _list_freedoms(options)),
-        (several and is_whole, Kind(SAME, sharing, saves=True, last_is_least=False)),
-        (several and profile.splits and options.tensor == 1, Kind(SAME, [{"tensor": "auto"}])),
-    ):
-        if is_possible:
-            yield kind
+    if options.objective != "latency":
+        lighter, recipes = LIGHTER.get(options.optimizer, ()), list_lighter(profile, options)
+        kinds += [
+            Kind(OTHER_TRAINING, [{"optimizer": name} for name in lighter], saves=True),
+            Kind(OTHER_TRAINING, [{"precision": name} for name in recipes], saves=True),
+            *(Kind(SAME, [update]) for update in schedules),
+        ]
+        if options.batch_size is None:
+            smaller: list[Update] = [{"batch_size": samples}] * (samples > options.num_microbatches)
+            fewer: list[Update] = [{"num_microbatches": count} for count in counts]
+            # A stage has no more replicas than micro-batches, so fewer of them may not help.
+            is_least = options.max_replicas == 1
+            kinds += [Kind(SAME, smaller, saves=True), Kind(OTHER_TRAINING, fewer, False, is_least)]
+    kinds += [Kind(SAME, [{name: value}]) for name, value in FREEDOMS.items()]
+    if options.objective.startswith(("balance", "pipedream")):
+        kinds.append(Kind(SAME, [{"objective": "step_time"}]))
+    if len(cluster.devices) > 1 and options.strategies == ("replicate",):
+        kinds.append(Kind(SAME, SHARING, saves=True, last_is_least=False))
+    if len(cluster.devices) > 1 and profile.splits and options.tensor == 1:
+        kinds.append(Kind(SAME, [{"tensor": "auto"}]))
+    return [kind for kind in kinds if any(_differs(options, update) for update in kind.updates)]
 
 
-def _list_freedoms(options: PlanOptions) -> Iterator[tuple[bool, Update]]:
-    """Yield updates that lift a constraint, each with whether the options have it."""
-    yield options.max_replicas is not None, {"max_replicas": None}
-    yield options.memory_fraction < 1, {"memory_fraction": 1.0}
-    yield options.num_stages is not None, {"num_stages": None}
-    yield options.max_stages is not None and options.num_stages is None, {"max_stages": None}
-    yield options.objective.startswith(("balance", "pipedream")), {"objective": "step_time"}
-    yield options.tied == "together", {"tied": "priced"}
-    for name in ("pins", "together", "no_cut_after"):
-        yield bool(getattr(options, name)), {name: ()}
+def _differs(options: PlanOptions, update: Update) -> bool:
+    return any(getattr(options, name) != value for name, value in update.items())
 
+
+FREEDOMS: Update = {
+    "max_replicas": None, "memory_fraction": 1.0, "num_stages": None, "max_stages": None,
+    "tied": "priced", "pins": (), "together": (), "no_cut_after": (),
+}  # fmt: skip
+"""Options that constrain plans, with the values that do not."""
+
+SHARING: list[Update] = [
+    {"strategies": (name,), "max_replicas": None} for name in ("zero1", "fully_shard")
+]
 
 LIGHTER: dict[Optimizer, tuple[Optimizer, ...]] = {
     "adam": ("adamw_8bit", "sgd"),
@@ -453,14 +439,10 @@ def _cost(remedy: Remedy, asked: PlanOptions) -> float:
     return remedy.step_time_s * asked.num_microbatches / remedy.options.num_microbatches
 
 
-def _advice(
-    remedies: Sequence[Remedy], asked: PlanOptions, constraint: str, *, cut_short: bool
-) -> str:
-    if not remedies:
-        in_time = " that could be checked in the time allowed" if cut_short else " tried"
-        helps = "; use devices with more memory" if constraint == "memory" else ""
-        return f"none of the changes{in_time} helps{helps}"
-    return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in remedies)}"
+def _advice(remedies: Sequence[Remedy], asked: PlanOptions, constraint: str, tried: str) -> str:
+    if remedies:
+        return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in remedies)}"
+    return f"none {tried} helps" + "; use devices with more memory" * (constraint == "memory")
 
 
 def _in_words(remedy: Remedy, asked: PlanOptions) -> str:

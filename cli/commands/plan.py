@@ -100,13 +100,12 @@ def command(
     estimate, explain = EstimateFlags.of(context.params), ""
     make = partial(_make_plan, given=context.params, options=options)
     if server is not None:
-        sent = (server, token, profiles, name, estimate, cluster, options, deadline)
-        plan = plan_on_service(*sent, quiet=as_json)
+        asked = (server, token, profiles, name, estimate, cluster, options, deadline)
+        plan = plan_on_service(*asked, quiet=as_json)
     elif name is None:
         plan, explain = _plan_files(profiles, estimate, cluster, make, ("-d", devices), output)
     else:
-        asked = (name, estimate, cluster, make, options, devices, output)
-        plan, explain = _plan_name(*asked, quiet=as_json)
+        plan, explain = _plan_name(name, estimate, cluster, make, options, context.params)
     _finish(context, plan, output, explain)
 
 
@@ -183,10 +182,7 @@ def _plan_name(
     cluster: Cluster,
     make: MakePlan,
     options: PlanOptions,
-    devices: str,
-    output: Path | None,
-    *,
-    quiet: bool,
+    given: Mapping[str, Any],
 ) -> tuple[Plan, str]:
     """Plan a published model; return the plan and the command that explains it.
 
@@ -194,8 +190,9 @@ def _plan_name(
     """
     from ...core.errors import Infeasible
 
+    devices, output = given["devices"], given["output"]
     estimated = estimate.estimate(name, cluster, devices)
-    say(describe_estimate(name, estimated, estimate), quiet=quiet)
+    say(describe_estimate(name, estimated, estimate), quiet=given["as_json"])
     try:
         plan = make([estimated.profile], estimated.cluster)
     except Infeasible as error:

@@ -471,14 +471,9 @@ def suggest_shorter_samples(
     for sequence in filter(may_fit, filter(None, (tokens >> halvings for halvings in range(1, 8)))):
         found = estimate(sequence)
         if Planner(found.profile).may_plan(found.cluster, options, within_s=TRIAL_S):
-            words = f"{error}, or" if error.remedies else f"{error.summary}; it would fit with"
-            return Infeasible(
-                f"{words} --sequence {sequence}",
-                constraint=error.constraint,
-                required=error.required,
-                available=error.available,
-                remedies=error.remedies,
-            )
+            offered = str(error).removeprefix(f"{error.summary}; ")
+            words = f"{offered}, or" if error.remedies else "it would fit with"
+            return error.with_advice(f"{words} --sequence {sequence}", error.remedies)
     return error
 
 

@@ -78,6 +78,6 @@ def test_pins_to_more_devices_of_a_kind_than_there_are_are_named():
     said = str(caught.value)
     assert "pins[0] ('layer.0' on a 'a') and pins[1] " in said
     assert "cannot all be kept on the cluster's 2 devices (1 'a' and 1 'b')" in said
-    assert "with 3 devices, the new ones 'a'" in said
+    assert "or 3 devices, the new ones 'a'" in said
     with pytest.raises(Infeasible, match=r"^pins\[1\] .* and pins\[2\] .* and pins\[3\] "):
         plan(chain_profile([1] * 4), one_of_each, PlanOptions(pins=(*pins,)))
