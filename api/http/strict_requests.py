@@ -10,13 +10,13 @@ Python objects, which strict mode refuses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from email.message import Message
 from itertools import islice
 from typing import Any, Literal, get_args, get_origin
 
 from fastapi import Request, Response
-from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -81,7 +81,9 @@ class StrictRoute(APIRoute):
         # Other types, which another route of the path reads; this one documents them.
         others = ((self.openapi_extra or {}).get("requestBody") or {}).get("content", {})
         other = "".join(f", or as {kind}" for kind in [*others][:1])  # one of them is enough
-        headers = {header.alias for header in get_flat_dependant(self.dependant).header_params}
+        headers = {
+            header.alias for each in _flatten(self.dependant) for header in each.header_params
+        }
 
         async def handle_strictly(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
@@ -92,7 +94,7 @@ class StrictRoute(APIRoute):
                     f"{other}.",
                     headers={"Accept": ", ".join(("application/json", *others))},
                 )
-            if "if-match" not in headers:
+            if not has_tag:
                 check_match(request.headers, None)
             checked = StrictRequest(request.scope, request.receive)
             checked.adapter = adapter
@@ -166,7 +168,8 @@ async def check_parameters(request: Request) -> None:
     # From the route's own declaration, so that no second list can fall behind.
     known = {
         parameter.alias: _takes_several(parameter.field_info.annotation)
-        for parameter in get_flat_dependant(request.scope["route"].dependant).query_params
+        for each in _flatten(request.scope["route"].dependant)
+        for parameter in each.query_params
     }
     wrong: dict[str, str] = {}
     for name, count in Counter(key for key, _ in request.query_params.multi_items()).items():
@@ -181,6 +184,13 @@ async def check_parameters(request: Request) -> None:
         ]
         detail = f"{errors[0].parameter}: {errors[0].detail}"
         raise Problem(422, "invalid-input", detail, errors=errors)
+
+
+def _flatten(dependant: Dependant) -> Iterator[Dependant]:
+    """Yield what a route and its dependencies declare."""
+    yield dependant
+    for inner in dependant.dependencies:
+        yield from _flatten(inner)
 
 
 def _takes_several(kind: Any) -> bool:

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.errors import InvalidInput
+from ...core.errors import InvalidInput, StagewrightError
 from ..errors import SolverEnded
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
@@ -95,6 +98,7 @@ class Solver:
         project: str = "",
         is_patient: bool = False,
         progress: SearchProgress | None = None,
+        read_kept: Callable[[bytes], R] | None = None,
     ) -> R:
         """Run a function that is given the seconds it may take; projects take turns.
 
@@ -104,6 +108,8 @@ class Solver:
             project: Whose turn it takes.
             is_patient: Whether waiting for a place takes none of the time.
             progress: Shows what the search has found, from its beginning on.
+            read_kept: Reads the best answer that the search has left by `report_best`, which is
+                returned if it is killed or fails.
 
         Raises:
             DeadlineExceeded: Nothing was found in time, or no place was free.
@@ -111,9 +117,18 @@ class Solver:
         """
         until_s = math.inf if is_patient else time.monotonic() + deadline_s
         attempts_s: list[float] = []
+        kept = Path(gettempdir(), f"stagewright-{token_hex(16)}.json")
         try:
-            return await self._search(work, until_s, deadline_s, project, attempts_s, progress)
+            return await self._search(
+                work, until_s, deadline_s, project, attempts_s, progress, kept
+            )
+        except StagewrightError:
+            if read_kept is None or not kept.exists():
+                raise
+            return await run_in_threadpool(lambda: read_kept(kept.read_bytes()))
         finally:
+            for file in (kept, kept.with_suffix(".partial")):
+                file.unlink(missing_ok=True)
             if attempts_s:
                 self._observe(name_of(work), sum(attempts_s))
 
@@ -125,6 +140,7 @@ class Solver:
         project: str,
         attempts_s: list[float],
         progress: SearchProgress | None,
+        kept: Path,
     ) -> R:
         """Search in a short place, and then in a long one; ``until_s`` is a time on the clock."""
         async with AsyncExitStack() as short:
@@ -135,7 +151,8 @@ class Solver:
             if process is None:
                 return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
             self._warm_up_spares(work)
-            call = await process.begin(work, until_s, deadline_s)
+            process.best[:] = [math.inf, 0.0]
+            call = await process.begin(work, until_s, deadline_s, kept=kept)
             if progress is not None:  # the memory stays the same in a long place
                 progress.best = process.best
             if await self._wait_in_short_place(process, call):
@@ -154,7 +171,7 @@ class Solver:
                 await long.enter_async_context(self._long.place(project, until_s))
                 long.enter_context(self._running(work, attempts_s))
                 if not is_begun:
-                    call = await moved.begin(work, until_s, deadline_s)
+                    call = await moved.begin(work, until_s, deadline_s, kept=kept)
                 moved.lower_priority()
                 if await moved.wait(call, call.left_s + GRACE_S):
                     return moved.take(call)
