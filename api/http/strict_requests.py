@@ -81,9 +81,7 @@ class StrictRoute(APIRoute):
         # Other types, which another route of the path reads; this one documents them.
         others = ((self.openapi_extra or {}).get("requestBody") or {}).get("content", {})
         other = "".join(f", or as {kind}" for kind in [*others][:1])  # one of them is enough
-        headers = {
-            header.alias for each in _flatten(self.dependant) for header in each.header_params
-        }
+        declared = [one.alias for each in _flatten(self.dependant) for one in each.header_params]
 
         async def handle_strictly(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
@@ -94,7 +92,7 @@ class StrictRoute(APIRoute):
                     f"{other}.",
                     headers={"Accept": ", ".join(("application/json", *others))},
                 )
-            if not has_tag:
+            if "if-match" not in declared:
                 check_match(request.headers, None)
             checked = StrictRequest(request.scope, request.receive)
             checked.adapter = adapter
