@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import InvalidInput, StagewrightError
-from ..errors import SolverEnded
+from ..errors import SolverEnded, TooManyWaiting
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
@@ -38,6 +39,9 @@ wait for its turn."""
 
 MAX_IN_THREADS = 2
 """Calls at a time without processes; more threads would only slow each other down."""
+
+MAX_WAITING = 16
+"""Calls of one project that wait for a turn at work that is no search; each holds its document."""
 
 CHECKED_S = 0.1
 """Interval at which a search beyond `SHORT_S` looks whether it has to make room."""
@@ -82,7 +86,8 @@ class Solver:
         self._calls = FairTurns(num_calls)
         self._short = FairTurns(num_calls - 1)
         self._long = FairTurns(processes or num_calls - 1)
-        self._other = FairTurns(num_calls - 1)
+        self._other = FairTurns(num_calls - 1, max(1, num_calls - 2))
+        self._begun: set[asyncio.Task[Any]] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -197,7 +202,8 @@ class Solver:
     async def run(self, work: Callable[[], R], *, project: str = "") -> R:
         """Run a function in a solver process; function, arguments and result are pickled.
 
-        Projects take turns. Cancelling the call kills its process.
+        Projects take turns, and leave one place to the others. A call that is cancelled gives up
+        its turn; one that runs goes on, as another process would have to start in its place.
 
         Args:
             work: A function of a module, or a `functools.partial` of one.
@@ -208,7 +214,20 @@ class Solver:
             DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed, or waited as long.
             SolverEnded: The process ended, and so did the fresh one that was asked again; other
                 calls are unaffected.
+            TooManyWaiting: The project has `MAX_WAITING` calls waiting.
         """
+        if self._other.num_waiting_of(project) >= MAX_WAITING:
+            raise TooManyWaiting(MAX_WAITING)
+        call = asyncio.create_task(self._run(work, project))
+        call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if call not in self._begun:
+                call.cancel()
+            raise
+
+    async def _run(self, work: Callable[[], R], project: str) -> R:
         until_s = time.monotonic() + MAX_WORK_S
         attempts_s: list[float] = []
         try:
@@ -217,6 +236,8 @@ class Solver:
                 await stack.enter_async_context(self._other.place(project, until_s))
                 process = await stack.enter_async_context(self._process(work, project, until_s))
                 stack.enter_context(self._running(work, attempts_s))
+                self._begun.add(task := _this_task())
+                stack.callback(self._begun.discard, task)
                 if process is None:
                     return await run_in_threadpool(work)
                 try:
@@ -298,6 +319,12 @@ class Solver:
         if self._compiler is None:
             self._compiler = KernelCompiler()
         return start_executor(self._compiler.done, best)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    return task
 
 
 async def _run_in(process: SolverProcess, work: Callable[[], R]) -> R:

@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from ... import __version__
 from ..auth.access import CurrentPrincipal, Principal
 from ..auth.authenticate import Authenticator
+from ..http.disconnect import while_connected
 from ..http.field_errors import FieldError
 from ..http.preconditions import IfMatch, IfNoneMatch, check_match, has_current
 from ..http.problems import PROBLEM_RESPONSE, Problem
@@ -234,7 +235,8 @@ class Reading:
                 "Content-Security-Policy": "default-src 'none'; sandbox",
                 "Content-Disposition": f'attachment; filename="{filename}"',
             }
-        content = "" if has_current(self.request.headers, tag) else await make()
+        is_known = has_current(self.request.headers, tag)
+        content = "" if is_known else await while_connected(self.request.receive, make())
         return self.respond(tag, content, media_type, headers)
 
 

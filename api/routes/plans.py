@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Mapping
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated
 
-from anyio import CancelScope
 from fastapi import Body, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive
 
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
@@ -21,6 +18,7 @@ from ...core.plan.timeline import Timeline
 from ...core.service.documents import LabelRequest, PlanList, PlanSummary, StoredPlan
 from ...formats.runtimes.registry import find_target
 from ..auth.access import CurrentPrincipal
+from ..http.disconnect import while_connected
 from ..http.examples import (
     COMPARISON_EXAMPLES,
     LABEL_EXAMPLES,
@@ -29,7 +27,7 @@ from ..http.examples import (
 )
 from ..http.pagination import Cursor, Limit, Search, blame_parameter
 from ..http.preconditions import CHANGED, Precondition
-from ..http.problems import Problem, rebuild_problem
+from ..http.problems import rebuild_problem
 from ..jobs.outcome import read_problem
 from ..planning.exports import MEDIA_TYPES, PlanFormat, TraceFile, plan_text, runtime_text
 from ..planning.requests import PlanRequest
@@ -279,31 +277,6 @@ def delete_plan(
 ) -> None:
     """Delete a plan; its profile stays."""
     store.documents.delete("plan", principal.project_id, plan_id, check_tag)
-
-
-R = TypeVar("R")
-
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for the log; the client is no longer there to see it."""
-
-
-async def while_connected(receive: Receive, work: Awaitable[R]) -> R:
-    """Return the result of some work, or cancel it when its client disconnects: `Problem` 499."""
-    # anyio's scope and not task.cancel(): it lets threads that the work waits for finish, so that
-    # what they began to store is stored.
-    with CancelScope() as scope:
-        watch = asyncio.create_task(_cancel_on_disconnect(receive, scope))
-        try:
-            return await work
-        finally:
-            watch.cancel()
-    raise Problem(CLIENT_CLOSED_REQUEST, "client-left", "The client disconnected.")
-
-
-async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
 
 
 @what_if.post("/simulations", response_model=Simulation)

@@ -13,9 +13,9 @@ from multiprocessing import active_children
 import pytest
 
 from stagewright.api.errors import SolverEnded
+from stagewright.api.http.disconnect import while_connected
 from stagewright.api.http.problems import Problem
 from stagewright.api.planning.solver_pool import NUM_SPARES, Solver
-from stagewright.api.routes.plans import while_connected
 from tests.api.late_search import DURATION_S, late, ready
 
 pytestmark = pytest.mark.timeout(60)
