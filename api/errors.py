@@ -118,12 +118,12 @@ class SolverEnded(StagewrightError):
 
 
 class TooManyWaiting(StagewrightError):
-    """A project has as many requests waiting for a solver process as it may."""
+    """A project has asked for as much at once as it may."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"{limit} requests of this project wait for drawings, exports or simulations already, "
-            "which is the limit; ask again later"
+            f"{limit} drawings, exports and simulations of this project are under way, which is "
+            "the limit; ask again later"
         )
 
 

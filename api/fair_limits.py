@@ -26,18 +26,9 @@ class FairTurns:
     def __init__(self, limit: int, for_project: int | None = None) -> None:
         self._limit, self._for_project = limit, for_project
         self._held: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
+        self.num_waiting = 0
         # In the order of their turns; a project is listed while anything of it waits.
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the number of those that wait, of all projects."""
-        return self._waiting.total()
-
-    def num_waiting_of(self, project: str) -> int:
-        """Return the number of those that wait, of one project."""
-        return self._waiting[project]
 
     @property
     def has_room(self) -> bool:
@@ -57,12 +48,12 @@ class FairTurns:
         """
         turn = asyncio.get_running_loop().create_future()
         self._queues.setdefault(project, deque()).append(turn)
-        self._waiting[project] += 1
+        self.num_waiting += 1
         self._hand_out()
         try:
             await self._wait(project, turn, until_s - time.monotonic())
         finally:
-            self._waiting -= Counter([project])  # without those of which none waits
+            self.num_waiting -= 1
         try:
             yield
         finally:
@@ -90,7 +81,7 @@ class FairTurns:
         self._hand_out()
 
     def _give_back(self, project: str) -> None:
-        self._held -= Counter([project])
+        self._held -= Counter([project])  # without those that hold none
         self._hand_out()
 
     def _hand_out(self) -> None:

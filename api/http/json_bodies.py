@@ -80,8 +80,10 @@ def _check_size(here: dict[str, Any] | list[Any], kind: Any, body: Any, link: Li
         link, name = link
         place.insert(0, name)
     forms = [{}] if kind is None else forms_at(kind, body, [str(name) for name in place])
+    accepted = (None, "array" if isinstance(here, list) else "object")
+    forms = [form for form in forms if form.get("type") in accepted]
     if isinstance(here, list):
-        limits = [form.get("maxItems", MAX_NODES) for form in forms if "properties" not in form]
+        limits = [form.get("maxItems", MAX_NODES) for form in forms]
         told = "items"
     else:
         known = {name for form in forms for name in form.get("properties", ())}

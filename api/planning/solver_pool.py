@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -40,8 +41,8 @@ wait for its turn."""
 MAX_IN_THREADS = 2
 """Calls at a time without processes; more threads would only slow each other down."""
 
-MAX_WAITING = 16
-"""Calls of one project that wait for a turn at work that is no search; each holds its document."""
+MAX_ASKED = 18
+"""Calls of one project for work that is no search, waiting or running; each holds its document."""
 
 CHECKED_S = 0.1
 """Interval at which a search beyond `SHORT_S` looks whether it has to make room."""
@@ -88,6 +89,7 @@ class Solver:
         self._long = FairTurns(processes or num_calls - 1)
         self._other = FairTurns(num_calls - 1, max(1, num_calls - 2))
         self._begun: set[asyncio.Task[Any]] = set()
+        self._asked: Counter[str] = Counter()
 
     @property
     def num_waiting(self) -> int:
@@ -214,12 +216,18 @@ class Solver:
             DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed, or waited as long.
             SolverEnded: The process ended, and so did the fresh one that was asked again; other
                 calls are unaffected.
-            TooManyWaiting: The project has `MAX_WAITING` calls waiting.
+            TooManyWaiting: The project has `MAX_ASKED` calls waiting or running.
         """
-        if self._other.num_waiting_of(project) >= MAX_WAITING:
-            raise TooManyWaiting(MAX_WAITING)
+        if self._asked[project] >= MAX_ASKED:
+            raise TooManyWaiting(MAX_ASKED)
+        self._asked[project] += 1
         call = asyncio.create_task(self._run(work, project))
-        call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+        def forget(ended: asyncio.Task[R]) -> None:
+            self._asked -= Counter([project])
+            ended.cancelled() or ended.exception()  # nobody may be there to retrieve it
+
+        call.add_done_callback(forget)
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
