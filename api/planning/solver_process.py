@@ -48,9 +48,6 @@ numpy and numba map several more that they never touch."""
 
 COMPILED_CHECKED_S = 0.5
 
-START_S = 20.0
-"""Longest wait for a process to start and import what it runs, which takes the first one 2 s."""
-
 JOINED_S = 1.0
 """Longest wait for the exit code of a process that has ended, which takes a few milliseconds."""
 
@@ -156,19 +153,16 @@ class SolverProcess:
             kept: File for the best answer so far, by `report_best`.
 
         Raises:
-            DeadlineExceeded: The process took `START_S` to start; it goes on starting.
+            DeadlineExceeded: The process took all of the time to start; it goes on starting.
             SolverEnded: It ended.
         """
         function: Any = work.func if isinstance(work, partial) else work
         imported = self.warm_up(function)
         if not self.is_warm(function):
-            # A server's first processes take seconds, which are none of the search.
-            began_s = time.monotonic()
             warming = Call(asyncio.wrap_future(imported), until_s)
-            if not await self.wait(warming, None if until_s == math.inf else START_S):
+            if not await self.wait(warming, None if until_s == math.inf else warming.left_s):
                 raise too_late(deadline_s)
             self.take(warming)
-            until_s += time.monotonic() - began_s
         now_s = time.monotonic()
         ends_s = min(until_s, now_s + deadline_s)
         given = [max(0.0, ends_s - now_s)] if is_timed else []
