@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from ...core.cluster.shorthand import format_devices
-from ...core.document import DIGEST_DIGITS, EARLIER_DIGITS, Record
+from ...core.document import DIGEST_DIGITS, Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
@@ -67,8 +67,6 @@ MAX_INTEGER = 2**63 - 1
 
 _SEPARATORS = re.compile(r"[\x00-\x1f\x7f]+")
 """No tag has one of these now."""
-
-_HEXADECIMAL = re.compile("[0-9a-f]+")
 
 MAX_SEARCH_WORDS = 8
 """Every word is looked for in every searched column."""
@@ -268,7 +266,6 @@ class DocumentStore:
                 profile = connection.execute(wanted.with_for_update(read=True)).first()
                 if profile is None:
                     raise RecordNotFound("profile", document.profile_id)
-                values["profile_id"] = profile.id  # it may have an id of an earlier release
         names = PLAN_HEAD if table is PLANS else STORED_HEAD
         stored: Select[Any] = select(*(table.c[name] for name in names))
         stored = stored.where(_is_row(table, project_id, values["id"]))
@@ -349,16 +346,7 @@ def _plan_columns(record: PlanRecord) -> dict[str, Any]:
 
 
 def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[bool]:
-    """Select the document of an id, whether that or the row's is of an earlier release."""
-    digest = identifier.rpartition("_")[2]
-    # Routes repeat the id in headers, so where it may differ from the row's it has digits only.
-    digits = len(digest) if _HEXADECIMAL.fullmatch(digest) else None
-    same = [table.c.id == identifier]
-    if digits == DIGEST_DIGITS:
-        same.append(table.c.id == identifier[: EARLIER_DIGITS - DIGEST_DIGITS])
-    elif digits == EARLIER_DIGITS:  # a range, which the index finds: "g" follows the last digit
-        same.append((table.c.id > identifier) & (table.c.id < identifier + "g"))
-    return and_(table.c.project_id == project_id, or_(*same))
+    return and_(table.c.project_id == project_id, table.c.id == identifier)
 
 
 def _plan_head(row: Row[Any]) -> dict[str, Any]:
