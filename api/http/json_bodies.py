@@ -98,10 +98,11 @@ def _check_size(here: dict[str, Any] | list[Any], kind: Any, body: Any, link: Li
 
 
 def _most_members(form: Schema) -> int:
+    most: int = form.get("maxProperties", MAX_MEMBERS)
     further = form.get("additionalProperties", form.get("type") != "object")
     if further is False:
         return MANY + len(form.get("properties", ()))
-    return form.get("maxProperties", MAX_MEMBERS if further is True else 10 * MANY)
+    return most if further is True else min(most, 10 * MANY)
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -192,4 +192,4 @@ def _flatten(dependant: Dependant) -> Iterator[Dependant]:
 
 
 def _takes_several(kind: Any) -> bool:
-    return list in map(get_origin, (kind, *get_args(kind)))
+    return any(get_origin(each) is list for each in (kind, *get_args(kind)))

@@ -38,8 +38,10 @@ def decide(
 
     def tell(progress: Progress) -> None:
         build = progress.plan
-        answer = build and (lambda: _record(build(), cluster, options).model_dump_json())
-        report_best(progress, answer)
+        if build is None:
+            report_best(progress)
+        else:
+            report_best(progress, lambda: _record(build(), cluster, options).model_dump_json())
 
     try:
         found = plan(profiles, cluster, options, deadline_s=deadline_s, progress=tell)
