@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from .. import __version__
 from .auth.middleware import AuthMiddleware
 from .http.problems import SCHEMA_REF, ProblemDocument, documented_paths, install_problems
-from .http.strict_requests import refuse_unknown_parameters
+from .http.strict_requests import check_parameters
 from .http.threads import FOR_DATABASE
 from .jobs.workers import WorkerBackend
 from .middleware.access_log import AccessLog
@@ -31,7 +31,6 @@ from .routes import (
     documents,
     jobs,
     keys,
-    moved,
     operations,
     plans,
     projects,
@@ -53,7 +52,6 @@ ROUTERS = (
     documents.graphs,
     plans.what_if,
     catalogue.router,
-    moved.router,
     plan_views.router,
     routes_sign_in.router,
     routes_pages.router,
@@ -89,7 +87,7 @@ def create_app(
         docs_url=None,  # FastAPI's documentation pages load scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(refuse_unknown_parameters)],
+        dependencies=[Depends(check_parameters)],
         middleware=build_middleware(services),
         # Names of functions in generated clients: `create_plan`, not `create_plan_v1_plans_post`.
         generate_unique_id_function=lambda route: route.name,

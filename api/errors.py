@@ -14,6 +14,7 @@
     ├── NoPlan
     ├── RequestDeadlineExceeded (a core.errors.DeadlineExceeded)
     ├── SolverEnded
+    ├── TooManyWaiting
     ├── WorkerGaveOut
     └── WorkersUnavailable
 """
@@ -114,6 +115,16 @@ class WorkerGaveOut(StagewrightError):
 
 class SolverEnded(StagewrightError):
     """A planning process ended before its work did; the message says how."""
+
+
+class TooManyWaiting(StagewrightError):
+    """A project has asked for as much at once as it may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} drawings, exports and simulations of this project are under way, which is "
+            "the limit; ask again later"
+        )
 
 
 class WorkersUnavailable(StagewrightError):

@@ -17,11 +17,15 @@ class FairTurns:
 
     Places are handed out round robin: a project that got one goes to the end of the line, and
     inside a project the first to ask is the first served.
+
+    Args:
+        limit: Places of all projects.
+        for_project: Places of one project: where that is fewer, others find one at once.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._num_held = 0
+    def __init__(self, limit: int, for_project: int | None = None) -> None:
+        self._limit, self._for_project = limit, for_project
+        self._held: Counter[str] = Counter()
         self.num_waiting = 0
         # In the order of their turns; a project is listed while anything of it waits.
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -29,7 +33,7 @@ class FairTurns:
     @property
     def has_room(self) -> bool:
         """Return True if a place would be had without waiting."""
-        return self._num_held < self._limit
+        return self._held.total() < self._limit
 
     @asynccontextmanager
     async def place(self, project: str, until_s: float = math.inf) -> AsyncIterator[None]:
@@ -47,15 +51,15 @@ class FairTurns:
         self.num_waiting += 1
         self._hand_out()
         try:
-            await self._wait(turn, until_s - time.monotonic())
+            await self._wait(project, turn, until_s - time.monotonic())
         finally:
             self.num_waiting -= 1
         try:
             yield
         finally:
-            self._give_back()
+            self._give_back(project)
 
-    async def _wait(self, turn: asyncio.Future[None], timeout_s: float) -> None:
+    async def _wait(self, project: str, turn: asyncio.Future[None], timeout_s: float) -> None:
         try:
             async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
                 try:
@@ -63,7 +67,7 @@ class FairTurns:
                 except asyncio.CancelledError:
                     # Cancelled after the place was handed over, but before this task ran again.
                     if turn.done() and not turn.cancelled():
-                        self._give_back()
+                        self._give_back(project)
                     raise
         except TimeoutError:
             raise DeadlineExceeded(
@@ -76,18 +80,22 @@ class FairTurns:
         self._limit = limit
         self._hand_out()
 
-    def _give_back(self) -> None:
-        self._num_held -= 1
+    def _give_back(self, project: str) -> None:
+        self._held -= Counter([project])  # without those that hold none
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._num_held < self._limit and self._queues:
-            project, queue = self._queues.popitem(last=False)
+        most = self._limit if self._for_project is None else self._for_project
+        while self.has_room:
+            project = next((name for name in self._queues if self._held[name] < most), None)
+            if project is None:
+                return
+            queue = self._queues.pop(project)
             turn = queue.popleft()
             if queue:
                 self._queues[project] = queue
             if not turn.cancelled():
-                self._num_held += 1
+                self._held[project] += 1
                 turn.set_result(None)
 
 

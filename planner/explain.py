@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..core.cluster.cluster import Cluster
-from ..core.document import is_same_id
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, PlanMismatch
 from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan.plan import Plan, PlanOptions
@@ -76,7 +75,7 @@ def explain(
 def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     """Check that a plan is of this profile and cluster."""
     profile_id = profile.content_id()
-    if not is_same_id(plan.profile_id, profile_id):
+    if plan.profile_id != profile_id:
         raise InvalidInput(
             f"the plan was made from the profile {plan.profile_id or '(not named)'} of "
             f"{plan.model!r}, not from {profile_id} of {profile.model!r}; give the plan's own "

@@ -118,17 +118,26 @@ Schema = Mapping[str, Any]
 
 def suggest_field(request: Request, pointer: str, body: object) -> str:
     """Return a suggestion for an unknown field, as the end of a sentence."""
-    whole = _schema(request.scope["route"].body_field.field_info.annotation)
-    schemas = whole.get("$defs", {})
+    kind = request.scope["route"].body_field.field_info.annotation
     *parents, name = [_unescaped(part) for part in pointer.split("/")[1:]] or [""]
-    found = list(_forms(whole, body, schemas))
+    known = {
+        field for form in forms_at(kind, body, parents) for field in form.get("properties", {})
+    }
     # Earlier releases could run a "code" beside their models; its sender needs the way out.
-    if pointer == "/code" and "factory" in whole.get("properties", {}):
+    if pointer == "/code" and "factory" in known:
         return CODE_IS_NOT_RUN
-    for parent in parents:
-        body = _part(body, parent)
-        found = [form for schema in found for form in _below(schema, parent, body, schemas)]
-    return suggest_name(name, {field for schema in found for field in schema.get("properties", {})})
+    return suggest_name(name, known)
+
+
+def forms_at(kind: Any, body: object, place: Sequence[str]) -> list[Schema]:
+    """Return the alternative schemas of a part of a body of a type, references resolved."""
+    whole = _schema(kind)
+    schemas = whole.get("$defs", {})
+    found = list(_forms(whole, body, schemas))
+    for name in place:
+        body = _part(body, name)
+        found = [form for schema in found for form in _below(schema, name, body, schemas)]
+    return found
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

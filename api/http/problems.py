@@ -63,6 +63,7 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (stored.KeyReused, 422, "idempotency-key-reused"),
     (stored.AnswerPending, 409, "answer-pending"),
     (stored.TooManyJobs, 429, "too-many-jobs"),
+    (own.TooManyWaiting, 429, "too-many-waiting"),
     (stored.StorageFull, 409, "storage-full"),
     (stored.ProfileInUse, 409, "profile-in-use"),
     (InvalidInput, 422, "invalid-input"),
@@ -190,7 +191,8 @@ def problem_of_error(error: StagewrightError) -> Problem:
         if isinstance(error, error_class):
             field = getattr(error, "field", None)
             errors = () if field is None else (FieldError(pointer=field, detail=clip(str(error))),)
-            headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+            is_passing = status == 503 or isinstance(error, own.TooManyWaiting)
+            headers = {"Retry-After": str(RETRY_AFTER_S)} if is_passing else {}
             headers |= _headers(error)
             problem = Problem(status, kind, _detail(error), errors=errors, headers=headers)
             record = error.to_record()

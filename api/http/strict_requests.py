@@ -1,28 +1,30 @@
-"""Strict requests: JSON bodies exactly as in RFC 8259, and no unknown query parameters.
+"""Strict requests: JSON bodies exactly as in RFC 8259, and no unknown or repeated parameters.
 
 A misspelt query parameter would otherwise be ignored silently.
 
-Python's own parser accepts NaN, lone surrogates and any depth up to its recursion limit, which
-fail later in unexpected places. And pydantic accepts ``true`` and ``"1"`` as the number 1, which
+pydantic accepts ``true`` and ``"1"`` as the number 1, which
 the documented schema does not. Its strict mode is no alternative: the documents' validators return
 Python objects, which strict mode refuses.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from email.message import Message
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, get_args, get_origin
 
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from .field_errors import MAX_ERRORS, FieldError, clip, suggest_name
+from .json_bodies import parse_json
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
+from .preconditions import check_match
 from .problems import Problem, problem_of_validation
 from .threads import in_busy_thread
 
@@ -45,7 +47,7 @@ class StrictRequest(Request):
         body = await self.body()
         if len(body) >= LARGE_BYTES:
             return await in_busy_thread(self._large, body)
-        found = _parse(body)
+        found = parse_json(body, self.adapter and self.adapter._type)
         if self.adapter is None:
             return found
         try:
@@ -55,7 +57,7 @@ class StrictRequest(Request):
 
     def _large(self, body: bytes) -> Any:
         """Parse and validate in a thread, refusals included, which are slow for large bodies."""
-        found = _parse(body)
+        found = parse_json(body, self.adapter and self.adapter._type)
         if self.adapter is None:
             return found
         try:
@@ -79,6 +81,7 @@ class StrictRoute(APIRoute):
         # Other types, which another route of the path reads; this one documents them.
         others = ((self.openapi_extra or {}).get("requestBody") or {}).get("content", {})
         other = "".join(f", or as {kind}" for kind in [*others][:1])  # one of them is enough
+        declared = [one.alias for each in _flatten(self.dependant) for one in each.header_params]
 
         async def handle_strictly(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
@@ -89,19 +92,13 @@ class StrictRoute(APIRoute):
                     f"{other}.",
                     headers={"Accept": ", ".join(("application/json", *others))},
                 )
+            if "if-match" not in declared:
+                check_match(request.headers, None)
             checked = StrictRequest(request.scope, request.receive)
             checked.adapter = adapter
             return await handle(checked)
 
         return handle_strictly
-
-
-def _parse(body: bytes) -> Any:
-    # pydantic's parser limits the depth and refuses lone surrogates; NaN has to be forbidden.
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise Problem(400, "malformed-json", f"The body is not valid JSON: {error}") from None
 
 
 def _checked(adapter: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any:
@@ -162,26 +159,37 @@ def _pairs(value: Any, found: Any) -> list[tuple[str | int, Any, Any]]:
     return []
 
 
-async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that a route of the API does not document, all of them at once."""
-    if not request.scope["query_string"] or not request.url.path.startswith(API):
+async def check_parameters(request: Request) -> None:
+    """Refuse query parameters that are repeated, or that a route of the API does not document."""
+    if not request.scope["query_string"]:
         return
     # From the route's own declaration, so that no second list can fall behind.
-    known = set(_parameter_names(request.scope["route"].dependant))
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
+    known = {
+        parameter.alias: _takes_several(parameter.field_info.annotation)
+        for each in _flatten(request.scope["route"].dependant)
+        for parameter in each.query_params
+    }
+    wrong: dict[str, str] = {}
+    for name, count in Counter(key for key, _ in request.query_params.multi_items()).items():
+        if name not in known and request.url.path.startswith(API):
+            wrong[name] = "unknown parameter; " + suggest_name(name, known)
+        elif count > 1 and not known.get(name, True):
+            wrong[name] = f"given {count} times; give it once"
+    if wrong:
         errors = [
-            FieldError(
-                parameter=clip(name), detail="unknown parameter; " + suggest_name(name, known)
-            )
-            for name in unknown[:MAX_ERRORS]
+            FieldError(parameter=clip(name), detail=told)
+            for name, told in islice(wrong.items(), MAX_ERRORS)
         ]
         detail = f"{errors[0].parameter}: {errors[0].detail}"
         raise Problem(422, "invalid-input", detail, errors=errors)
 
 
-def _parameter_names(dependant: Dependant) -> Iterator[str]:
-    """Yield the query parameters of a route and of its dependencies."""
-    yield from (parameter.alias for parameter in dependant.query_params)
+def _flatten(dependant: Dependant) -> Iterator[Dependant]:
+    """Yield what a route and its dependencies declare."""
+    yield dependant
     for inner in dependant.dependencies:
-        yield from _parameter_names(inner)
+        yield from _flatten(inner)
+
+
+def _takes_several(kind: Any) -> bool:
+    return any(get_origin(each) is list for each in (kind, *get_args(kind)))

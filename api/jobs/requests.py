@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ...core.cluster.accelerators import get_accelerator
 from ...core.cluster.cluster import Cluster
@@ -80,14 +80,6 @@ class JobSpec(Record):
     plan: PlanRequest | None = None
     plan_digest: str | None = None
     plan_deadline_s: float = 20.0
-
-    @field_validator("measure", "plan", mode="before")
-    @classmethod
-    def _without_code(cls, given: Any) -> Any:
-        # Rows of releases that could measure code have a null there.
-        if isinstance(given, dict) and given.get("code", ...) is None:
-            return {name: value for name, value in given.items() if name != "code"}
-        return given
 
 
 def read_job_spec(request_json: str) -> JobSpec:

@@ -27,7 +27,8 @@ from .measure import SandboxChoice, choose_sandbox, invalid_answer
 if TYPE_CHECKING:
     from ..settings.settings import ServerSettings
 
-MAX_CONCURRENT = 2
+MAX_CONCURRENT, MAX_OF_PROJECT = 3, 2
+"""Estimates at a time: one place is left for the others of each project."""
 
 DEADLINE_S = 120.0
 """Time limit of an estimate, including the wait for earlier ones."""
@@ -61,7 +62,7 @@ class Estimator:
         self._limits = _limits(memory_bytes, deadline_s + 1.0)  # the timeout here comes first
         self._sandbox = sandbox
         self._elsewhere = elsewhere
-        self._turns = FairTurns(MAX_CONCURRENT)
+        self._turns = FairTurns(MAX_CONCURRENT, MAX_OF_PROJECT)
 
     async def estimate(
         self, request: EstimateRequest, project: str = "", deadline_s: float | None = None

@@ -24,7 +24,7 @@ from ..sandbox.limits import ChildLimits
 from .measure import SandboxChoice, choose_sandbox, invalid_answer
 
 COMMAND = (sys.executable, "-P", "-m", "stagewright.api.model_sources.pt2_child")
-MAX_CONCURRENT = 2
+MAX_CONCURRENT, MAX_OF_PROJECT = 3, 2
 LIMITS = ChildLimits(memory_bytes=2**31, deadline_s=60.0, output_bytes=16 * 2**20)
 """A graph has at most as many bytes as one in a request."""
 
@@ -40,7 +40,7 @@ class ProgramReader:
         self._limits = replace(
             LIMITS, memory_bytes=min(memory_bytes or LIMITS.memory_bytes, LIMITS.memory_bytes)
         )
-        self._turns = FairTurns(MAX_CONCURRENT)
+        self._turns = FairTurns(MAX_CONCURRENT, MAX_OF_PROJECT)
 
     async def read(self, archive: bytes, project: str = "") -> Graph:
         """Return the graph of what ``torch.export.save`` wrote.

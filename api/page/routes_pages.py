@@ -18,6 +18,7 @@ from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
 from ..auth.access import CurrentPrincipal, Principal
 from ..http.pagination import Cursor, Search, blame_parameter
+from ..http.preconditions import has_current
 from ..middleware.browser_responses import SECURITY
 from ..planning.what_if import ComparisonRequest
 from ..routes.dependencies import ThePlanning, TheStore
@@ -53,7 +54,7 @@ def static_file(name: str, request: Request) -> Response:
     if found is None:
         raise RecordNotFound("file", name)
     headers = {**SECURITY, "ETag": f'"{found.tag}"', "Cache-Control": "no-cache"}
-    if request.headers.get("if-none-match", "").removeprefix("W/") == headers["ETag"]:
+    if has_current(request.headers, found.tag):
         return Response(None, 304, headers)
     return Response(found.content, 200, headers, found.media_type)
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from ...core.cluster.cluster import Cluster
 from ...core.errors import Infeasible, InvalidInput
-from ...core.plan.plan import PlanOptions
+from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ...core.service.documents import PlanRecord, to_infeasible_answer
 from ...core.units import format_bytes
 from ...planner.assemble import was_cut_short
 from ...planner.plan import plan
+from ...planner.problem.problem import Progress
 from .solver_process import report_best
 
 MAX_RECORD_BYTES = 4 * 2**20
@@ -31,10 +32,19 @@ def decide(
 ) -> PlanRecord:
     """Plan, and return infeasibility as a result.
 
-    The result names the profile that was chosen; if nothing fits, the first.
+    The result names the profile that was chosen; if nothing fits, the first. Each better plan
+    on the way is reported as a result of its own.
     """
+
+    def tell(progress: Progress) -> None:
+        build = progress.plan
+        if build is None:
+            report_best(progress)
+        else:
+            report_best(progress, lambda: _record(build(), cluster, options).model_dump_json())
+
     try:
-        found = plan(profiles, cluster, options, deadline_s=deadline_s, progress=report_best)
+        found = plan(profiles, cluster, options, deadline_s=deadline_s, progress=tell)
     except Infeasible as error:
         record = PlanRecord(
             status="infeasible",
@@ -44,14 +54,7 @@ def decide(
             infeasible=to_infeasible_answer(error),
         )
     else:
-        record = PlanRecord(
-            status="planned",
-            profile_id=found.profile_id,
-            cluster=cluster,
-            # What was left to the planner is stored as chosen, for all that is asked about it.
-            options=found.options if options.auto else options,
-            plan=found,
-        )
+        record = _record(found, cluster, options)
     # A plan repeats the devices and the profile's notes and modules: a hundred bytes that name a
     # stored profile would otherwise add all of its 16 MiB to the database, each time.
     size = len(record.model_dump_json())
@@ -62,3 +65,14 @@ def decide(
             "for fewer devices, shorten the profile's notes, or plan with the library"
         )
     return record
+
+
+def _record(found: Plan, cluster: Cluster, options: PlanOptions) -> PlanRecord:
+    return PlanRecord(
+        status="planned",
+        profile_id=found.profile_id,
+        cluster=cluster,
+        # What was left to the planner is stored as chosen, for all that is asked about it.
+        options=found.options if options.auto else options,
+        plan=found,
+    )

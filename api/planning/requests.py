@@ -97,17 +97,17 @@ class PlanRequest(Record):
         profiles: Profiles of one model at several micro-batch sizes, with a ``batch_size`` among
             the options: the plan chooses the size, too.
         profile_id: A profile stored in this service.
-        model: A family and its configuration, to be estimated or measured by the service; or the
-            name of a published model such as ``gpt2-xl``, or a Hugging Face ``config.json``, which
-            are estimated unless there is ``profiling``.
+        model: A family and its configuration, the name of a published model such as ``gpt2-xl``,
+            or a Hugging Face ``config.json``; estimated unless there is ``profiling``.
         graph: A captured model, as ``stagewright capture`` writes it: operations and shapes,
             without weights or code. It is estimated, or with ``profiling`` measured with random
             weights.
         graph_id: A graph stored in this service.
         factory: A model that the server registers by name; it is measured.
-        sample: The inputs of one micro-batch; estimates of a ``model`` have a default.
-        estimate: Estimate costs from the device catalogue; the default for a graph.
-        profiling: How to measure; a ``model`` is measured unless ``estimate`` is given.
+        sample: The inputs of one micro-batch; a ``model`` has a default.
+        estimate: How to estimate costs from the device catalogue: the default for all but a
+            ``factory``.
+        profiling: Measure the model, in this way.
         cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``, ``8xH200``,
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
@@ -132,10 +132,7 @@ class PlanRequest(Record):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        found = expand_model(data)
-        if found is data or found.get("estimate") is not None or found.get("profiling") is not None:
-            return found
-        return {**found, "estimate": {}}
+        return expand_model(data)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -170,19 +167,13 @@ class PlanRequest(Record):
             raise InvalidInput(why, field=f"/{name}")
         if self.estimate is not None and self.profiling is not None:
             raise InvalidInput("a model is estimated or measured, not both", field="/profiling")
-        if source in ("model", "factory") and self.is_measured and self.sample is None:
-            way_out = ", or 'estimate' it" if source == "model" else ""
-            raise InvalidInput(
-                f"a model is measured with a sample; give one{way_out}", field="/sample"
-            )
+        if source == "factory" and self.sample is None:
+            raise InvalidInput("a factory's model is measured with a sample", field="/sample")
 
     @property
     def is_measured(self) -> bool:
         """Return True if something has to be measured before planning."""
-        if self.graph is not None or self.graph_id is not None:
-            return self.profiling is not None
-        has_model = self.model is not None or self.factory is not None
-        return self.estimate is None and has_model
+        return self.profiling is not None or self.factory is not None
 
     def measure_request(self, graph: Graph | None = None) -> MeasureRequest | None:
         """Return the measurement to be made before planning; `None` if there is none.
@@ -292,6 +283,8 @@ def _limit(options: PlanOptions) -> tuple[int, str]:
 def digest_plan_request(request: PlanRequest, deadline_s: float) -> str:
     """Return the digest of a planning request with this much time to search."""
     asked = request.model_dump(mode="json", exclude={"deadline_s", "profile", "graph"})
+    if not request.is_measured:
+        asked["estimate"] = (request.estimate or EstimateOptions()).model_dump(mode="json")
     for name in ("profile", "graph"):
         asked[name] = None
         document = getattr(request, name)

@@ -229,6 +229,7 @@ class Planning:
                 project=project,
                 is_patient=is_patient,
                 progress=progress,
+                read_kept=PlanRecord.model_validate_json,
             )
 
     async def create(self, project_id: str, document: Profile | Graph) -> Stored:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.errors import InvalidInput
-from ..errors import SolverEnded
+from ...core.errors import InvalidInput, StagewrightError
+from ..errors import SolverEnded, TooManyWaiting
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
 from .kernel_compiler import KernelCompiler
@@ -35,6 +40,9 @@ wait for its turn."""
 
 MAX_IN_THREADS = 2
 """Calls at a time without processes; more threads would only slow each other down."""
+
+MAX_ASKED = 18
+"""Calls of one project for work that is no search, waiting or running; each holds its document."""
 
 CHECKED_S = 0.1
 """Interval at which a search beyond `SHORT_S` looks whether it has to make room."""
@@ -79,7 +87,9 @@ class Solver:
         self._calls = FairTurns(num_calls)
         self._short = FairTurns(num_calls - 1)
         self._long = FairTurns(processes or num_calls - 1)
-        self._other = FairTurns(num_calls - 1)
+        self._other = FairTurns(num_calls - 1, max(1, num_calls - 2))
+        self._begun: set[asyncio.Task[Any]] = set()
+        self._asked: Counter[str] = Counter()
 
     @property
     def num_waiting(self) -> int:
@@ -95,6 +105,7 @@ class Solver:
         project: str = "",
         is_patient: bool = False,
         progress: SearchProgress | None = None,
+        read_kept: Callable[[bytes], R] | None = None,
     ) -> R:
         """Run a function that is given the seconds it may take; projects take turns.
 
@@ -104,6 +115,8 @@ class Solver:
             project: Whose turn it takes.
             is_patient: Whether waiting for a place takes none of the time.
             progress: Shows what the search has found, from its beginning on.
+            read_kept: Reads the best answer that the search has left by `report_best`, which is
+                returned if it is killed or fails.
 
         Raises:
             DeadlineExceeded: Nothing was found in time, or no place was free.
@@ -111,9 +124,18 @@ class Solver:
         """
         until_s = math.inf if is_patient else time.monotonic() + deadline_s
         attempts_s: list[float] = []
+        kept = Path(gettempdir(), f"stagewright-{token_hex(16)}.json")
         try:
-            return await self._search(work, until_s, deadline_s, project, attempts_s, progress)
+            return await self._search(
+                work, until_s, deadline_s, project, attempts_s, progress, kept
+            )
+        except StagewrightError:
+            if read_kept is None or not kept.exists():
+                raise
+            return await run_in_threadpool(lambda: read_kept(kept.read_bytes()))
         finally:
+            for file in (kept, kept.with_suffix(".partial")):
+                file.unlink(missing_ok=True)
             if attempts_s:
                 self._observe(name_of(work), sum(attempts_s))
 
@@ -125,6 +147,7 @@ class Solver:
         project: str,
         attempts_s: list[float],
         progress: SearchProgress | None,
+        kept: Path,
     ) -> R:
         """Search in a short place, and then in a long one; ``until_s`` is a time on the clock."""
         async with AsyncExitStack() as short:
@@ -135,7 +158,8 @@ class Solver:
             if process is None:
                 return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
             self._warm_up_spares(work)
-            call = await process.begin(work, until_s, deadline_s)
+            process.best[:] = [math.inf, 0.0]
+            call = await process.begin(work, until_s, deadline_s, kept=kept)
             if progress is not None:  # the memory stays the same in a long place
                 progress.best = process.best
             if await self._wait_in_short_place(process, call):
@@ -154,7 +178,7 @@ class Solver:
                 await long.enter_async_context(self._long.place(project, until_s))
                 long.enter_context(self._running(work, attempts_s))
                 if not is_begun:
-                    call = await moved.begin(work, until_s, deadline_s)
+                    call = await moved.begin(work, until_s, deadline_s, kept=kept)
                 moved.lower_priority()
                 if await moved.wait(call, call.left_s + GRACE_S):
                     return moved.take(call)
@@ -180,7 +204,8 @@ class Solver:
     async def run(self, work: Callable[[], R], *, project: str = "") -> R:
         """Run a function in a solver process; function, arguments and result are pickled.
 
-        Projects take turns. Cancelling the call kills its process.
+        Projects take turns, and leave one place to the others. A call that is cancelled gives up
+        its turn; one that runs goes on, as another process would have to start in its place.
 
         Args:
             work: A function of a module, or a `functools.partial` of one.
@@ -191,7 +216,26 @@ class Solver:
             DeadlineExceeded: It took longer than `MAX_WORK_S`, and was killed, or waited as long.
             SolverEnded: The process ended, and so did the fresh one that was asked again; other
                 calls are unaffected.
+            TooManyWaiting: The project has `MAX_ASKED` calls waiting or running.
         """
+        if self._asked[project] >= MAX_ASKED:
+            raise TooManyWaiting(MAX_ASKED)
+        self._asked[project] += 1
+        call = asyncio.create_task(self._run(work, project))
+
+        def forget(ended: asyncio.Task[R]) -> None:
+            self._asked -= Counter([project])
+            ended.cancelled() or ended.exception()  # nobody may be there to retrieve it
+
+        call.add_done_callback(forget)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if call not in self._begun:
+                call.cancel()
+            raise
+
+    async def _run(self, work: Callable[[], R], project: str) -> R:
         until_s = time.monotonic() + MAX_WORK_S
         attempts_s: list[float] = []
         try:
@@ -200,6 +244,8 @@ class Solver:
                 await stack.enter_async_context(self._other.place(project, until_s))
                 process = await stack.enter_async_context(self._process(work, project, until_s))
                 stack.enter_context(self._running(work, attempts_s))
+                self._begun.add(task := _this_task())
+                stack.callback(self._begun.discard, task)
                 if process is None:
                     return await run_in_threadpool(work)
                 try:
@@ -281,6 +327,12 @@ class Solver:
         if self._compiler is None:
             self._compiler = KernelCompiler()
         return start_executor(self._compiler.done, best)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    return task
 
 
 async def _run_in(process: SolverProcess, work: Callable[[], R]) -> R:

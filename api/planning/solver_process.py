@@ -22,6 +22,7 @@ from functools import cache, lru_cache, partial
 from importlib.util import resolve_name
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...core.errors import DeadlineExceeded, ForeignError, StagewrightError
@@ -134,7 +135,13 @@ class SolverProcess:
         return imported
 
     async def begin(
-        self, work: Callable[..., R], until_s: float, deadline_s: float, *, is_timed: bool = True
+        self,
+        work: Callable[..., R],
+        until_s: float,
+        deadline_s: float,
+        *,
+        is_timed: bool = True,
+        kept: Path | None = None,
     ) -> Call[R]:
         """Begin a function, once the process has started and has imported it.
 
@@ -143,6 +150,7 @@ class SolverProcess:
             until_s: When its time is over, on the monotonic clock.
             deadline_s: The longest time it may take, from its beginning.
             is_timed: Whether the function is given the seconds that it may take.
+            kept: File for the best answer so far, by `report_best`.
 
         Raises:
             DeadlineExceeded: The process took all of the time to start; it goes on starting.
@@ -155,11 +163,11 @@ class SolverProcess:
             if not await self.wait(warming, None if until_s == math.inf else warming.left_s):
                 raise too_late(deadline_s)
             self.take(warming)
-        self.best[:] = [math.inf, 0.0]
         now_s = time.monotonic()
         ends_s = min(until_s, now_s + deadline_s)
         given = [max(0.0, ends_s - now_s)] if is_timed else []
-        return Call(asyncio.wrap_future(self.prepare().submit(carry_out, work, *given)), ends_s)
+        running = self.prepare().submit(carry_out, work, kept, *given)
+        return Call(asyncio.wrap_future(running), ends_s)
 
     async def wait(self, call: Call[R], timeout_s: float | None) -> bool:
         """Return whether a call has ended after a timeout; cancelling this kills the process."""
@@ -237,11 +245,13 @@ def start_executor(compiled: ctypes.c_byte, best: BestPlan) -> ProcessPoolExecut
     return ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(compiled, best))
 
 
-def carry_out(work: Callable[..., R], *given: float) -> R:
+def carry_out(work: Callable[..., R], kept: Path | None, *given: float) -> R:
     """Call a function in a solver process; whatever it raises arrives at the server.
 
-    An exception that the server cannot unpickle would end the process.
+    An exception that the server cannot unpickle would end the process. The file ``kept`` is for the
+    best answer so far.
     """
+    _shared().kept = kept
     try:
         return work(*given)
     except (StagewrightError, MemoryError):
@@ -278,7 +288,7 @@ def _prepare(compiled: ctypes.c_byte, best: BestPlan) -> None:
     os.nice(NICENESS)
     gc.freeze()  # a collection would look through, and so copy, what the processes share
     gc.set_threshold(GARBAGE_AFTER)
-    _shared_best().append(best)
+    _shared().best = best
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which drains first
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
@@ -306,16 +316,33 @@ def _prepare(compiled: ctypes.c_byte, best: BestPlan) -> None:
         threading.Thread(target=load, daemon=True).start()
 
 
+@dataclass
+class _Shared:
+    """What this process shares with the server; nothing in the server itself."""
+
+    best: BestPlan | None = None
+    kept: Path | None = None
+
+
 @cache
-def _shared_best() -> list[BestPlan]:
-    """Hold the memory that this process shares with the server; nothing in the server itself."""
-    return []
+def _shared() -> _Shared:
+    return _Shared()
 
 
-def report_best(found: Progress) -> None:
-    """Tell the server the best plan so far, if this is a solver process."""
-    for best in _shared_best():
-        best[:] = [found.value, found.lower_bound]
+def report_best(found: Progress, answer: Callable[[], str] | None = None) -> None:
+    """Tell the server the best plan so far, if this is a solver process.
+
+    The ``answer`` with that plan is left in a file, whole at any moment: the process may be killed.
+    """
+    best, kept = _shared().best, _shared().kept
+    if best is None:
+        return
+    if kept is not None and answer is not None and found.value < best[0]:
+        partial_file = kept.with_suffix(".partial")
+        partial_file.touch(0o600)
+        partial_file.write_text(answer(), encoding="utf-8")
+        partial_file.replace(kept)
+    best[:] = [min(found.value, best[0]), max(found.lower_bound, best[1])]
 
 
 def too_late(deadline_s: float) -> DeadlineExceeded:

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ...core.cluster.cluster import Cluster
-from ...core.document import Record, is_same_id
+from ...core.document import Record
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
@@ -166,7 +166,7 @@ def compare(records: tuple[StoredPlan, ...]) -> Comparison:
             for record in records
         ),
         fastest=min(times_s, key=lambda name: times_s[name], default=None),
-        same_profile=all(is_same_id(records[0].profile_id, one.profile_id) for one in records),
+        same_profile=all(records[0].profile_id == one.profile_id for one in records),
     )
 
 

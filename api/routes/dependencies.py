@@ -20,7 +20,9 @@ from starlette.concurrency import run_in_threadpool
 from ... import __version__
 from ..auth.access import CurrentPrincipal, Principal
 from ..auth.authenticate import Authenticator
+from ..http.disconnect import while_connected
 from ..http.field_errors import FieldError
+from ..http.preconditions import IfMatch, IfNoneMatch, check_match, has_current
 from ..http.problems import PROBLEM_RESPONSE, Problem
 from ..http.strict_requests import StrictRoute
 from ..jobs.service import JobService
@@ -79,11 +81,6 @@ IdempotencyKey = Annotated[
         max_length=255,
     ),
 ]
-IfNoneMatch = Annotated[
-    str | None,
-    Header(description="Entity tags the client has; if one still matches, the response is 304."),
-]
-
 TAGGED: dict[int | str, dict[str, object]] = {
     304: {"description": "The client's copy is current (If-None-Match)"}
 }
@@ -199,9 +196,9 @@ class Reading:
     principal: Principal
     store: Store
 
-    def document(self, kind: Kind, identifier: str) -> str:
-        """Return the JSON of a stored document. Raises: RecordNotFound."""
-        return self.store.documents.json(kind, self.principal.project_id, identifier)
+    def document(self, kind: Kind, identifier: str) -> tuple[str, str]:
+        """Return the entity tag and the JSON of a stored document. Raises: RecordNotFound."""
+        return self.store.documents.tagged_json(kind, self.principal.project_id, identifier)
 
     def respond(
         self,
@@ -212,7 +209,8 @@ class Reading:
     ) -> Response:
         """Return a document, or 304 if the client has it. Tags differ wherever contents do."""
         always = {"ETag": f'"{tag}"', "Cache-Control": REVALIDATED}
-        if self._has_current(tag):
+        check_match(self.request.headers, tag)
+        if has_current(self.request.headers, tag):
             return Response(None, 304, always)
         return Response(content, 200, {**always, **(headers or {})}, media_type)
 
@@ -237,19 +235,16 @@ class Reading:
                 "Content-Security-Policy": "default-src 'none'; sandbox",
                 "Content-Disposition": f'attachment; filename="{filename}"',
             }
-        content = "" if self._has_current(tag) else await make()
+        is_known = has_current(self.request.headers, tag)
+        content = "" if is_known else await while_connected(self.request.receive, make())
         return self.respond(tag, content, media_type, headers)
-
-    def _has_current(self, tag: str) -> bool:
-        # Weak tags match too (RFC 9110, section 13.1.2): proxies that compress make tags weak.
-        sent = ",".join(self.request.headers.getlist("if-none-match")).split(",")
-        return bool({f'"{tag}"', "*"} & {entry.strip().removeprefix("W/") for entry in sent})
 
 
 async def _reading(
     request: Request,
     principal: CurrentPrincipal,
     store: TheStore,
+    if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Reading:
     return Reading(request, principal, store)

@@ -17,6 +17,7 @@ from ...core.service.documents import GraphList, ProfileList, StoredGraph, Store
 from ..auth.access import CurrentPrincipal
 from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
 from ..http.pagination import Cursor, Limit, blame_parameter
+from ..http.preconditions import CHANGED, Precondition
 from ..http.strict_requests import ARCHIVES
 from ..model_sources.pt2_upload import ProgramReader
 from ..planning.exports import ProfileFormat, profile_text
@@ -87,9 +88,9 @@ async def get_profile(
     planning: ThePlanning, profile_id: str, reading: TheReading, format: ProfileFormat | None = None
 ) -> Response:
     """Return a profile, or a file of it: for the command line, or CSV with one row per layer."""
-    stored = await run_in_threadpool(reading.document, "profile", profile_id)
+    tag, stored = await run_in_threadpool(reading.document, "profile", profile_id)
     if format is None:
-        return reading.respond(profile_id, stored)
+        return reading.respond(tag, stored)
     media_type, ending = ("text/csv", "csv") if format == "csv" else ("application/json", "json")
     return await reading.respond_derived(
         f"{profile_id}.{format}",
@@ -99,10 +100,12 @@ async def get_profile(
     )
 
 
-@profiles.delete("/{profile_id}", status_code=204)
-def delete_profile(store: TheStore, profile_id: str, principal: CurrentPrincipal) -> None:
+@profiles.delete("/{profile_id}", status_code=204, responses=CHANGED)
+def delete_profile(
+    store: TheStore, profile_id: str, principal: CurrentPrincipal, check_tag: Precondition
+) -> None:
     """Delete a profile that no plan names; 409 if one does."""
-    store.documents.delete("profile", principal.project_id, profile_id)
+    store.documents.delete("profile", principal.project_id, profile_id, check_tag)
 
 
 class ArchiveRoute(APIRoute):
@@ -161,10 +164,12 @@ def list_graphs(
 @graphs.get("/{graph_id}", response_model=StoredGraph, responses=TAGGED)
 def get_graph(graph_id: str, reading: TheReading) -> Response:
     """Return a graph."""
-    return reading.respond(graph_id, reading.document("graph", graph_id))
+    return reading.respond(*reading.document("graph", graph_id))
 
 
-@graphs.delete("/{graph_id}", status_code=204)
-def delete_graph(store: TheStore, graph_id: str, principal: CurrentPrincipal) -> None:
+@graphs.delete("/{graph_id}", status_code=204, responses=CHANGED)
+def delete_graph(
+    store: TheStore, graph_id: str, principal: CurrentPrincipal, check_tag: Precondition
+) -> None:
     """Delete a graph; profiles and plans made from it stay."""
-    store.documents.delete("graph", principal.project_id, graph_id)
+    store.documents.delete("graph", principal.project_id, graph_id, check_tag)

@@ -37,7 +37,7 @@ MAX_CHECKS = 4
 """Threads for database checks; one whose check hangs is lost to the others."""
 
 CAUSES = {
-    "database": "the database does not answer, or belongs to another release",
+    "database": "the database does not answer, takes no writes, or belongs to another release",
     "solver": "no solver process starts",
     "draining": "this server is shutting down",
 }
@@ -117,7 +117,7 @@ async def healthz() -> Health:
 async def readyz(check: Annotated[ReadinessCheck, from_state("readiness")]) -> Readiness:
     """Return 200 if requests may be sent to this server; a 503 names what is not ready.
 
-    The database has to answer and be of this release, solver processes have to start, and the
+    The database has to be of this release and take a write, solver processes have to start, and the
     server must not be shutting down.
     """
     causes = await check.failing()

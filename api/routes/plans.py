@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Mapping
-from hashlib import sha256
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated
 
-from anyio import CancelScope
 from fastapi import Body, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive
 
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
@@ -22,6 +18,7 @@ from ...core.plan.timeline import Timeline
 from ...core.service.documents import LabelRequest, PlanList, PlanSummary, StoredPlan
 from ...formats.runtimes.registry import find_target
 from ..auth.access import CurrentPrincipal
+from ..http.disconnect import while_connected
 from ..http.examples import (
     COMPARISON_EXAMPLES,
     LABEL_EXAMPLES,
@@ -29,7 +26,8 @@ from ..http.examples import (
     SIMULATION_EXAMPLES,
 )
 from ..http.pagination import Cursor, Limit, Search, blame_parameter
-from ..http.problems import Problem, rebuild_problem
+from ..http.preconditions import CHANGED, Precondition
+from ..http.problems import rebuild_problem
 from ..jobs.outcome import read_problem
 from ..planning.exports import MEDIA_TYPES, PlanFormat, TraceFile, plan_text, runtime_text
 from ..planning.requests import PlanRequest
@@ -219,10 +217,9 @@ async def get_plan(
     command line), ``svg`` and ``chrome_trace`` are files.
     """
     # Read first, even for a client that has the document: it may have lost the right to see it.
-    record = await run_in_threadpool(reading.document, "plan", plan_id)
+    tag, record = await run_in_threadpool(reading.document, "plan", plan_id)
     if format is None:
-        # By content and not by id: labels change.
-        return reading.respond(f"{plan_id}.{sha256(record.encode()).hexdigest()[:16]}", record)
+        return reading.respond(tag, record)
     media_type, ending = MEDIA_TYPES[format]
     return await reading.respond_derived(
         f"{plan_id}.{format}",
@@ -251,7 +248,7 @@ async def export_plan(
     What the runtime cannot express is refused (422), each with the option that avoids it. ``file``
     asks for one of the further files that some forms read, such as ``schedule.csv``.
     """
-    record = await run_in_threadpool(reading.document, "plan", plan_id)
+    _, record = await run_in_threadpool(reading.document, "plan", plan_id)
     name = file or find_target(target).file_name
     return await reading.respond_derived(
         f"{plan_id}.{target}.{name}",
@@ -261,47 +258,25 @@ async def export_plan(
     )
 
 
-@router.patch("/{plan_id}")
+@router.patch("/{plan_id}", responses=CHANGED)
 def label_plan(
     store: TheStore,
     plan_id: str,
     labels: Annotated[LabelRequest, Body(openapi_examples=LABEL_EXAMPLES)],
     principal: CurrentPrincipal,
+    check_tag: Precondition,
 ) -> PlanSummary:
     """Name a plan, tag it or note something about it; labels not given stay as they are."""
     changes = labels.model_dump(include=labels.model_fields_set)
-    return store.documents.label_plan(principal.project_id, plan_id, changes)
+    return store.documents.label_plan(principal.project_id, plan_id, changes, check_tag)
 
 
-@router.delete("/{plan_id}", status_code=204)
-def delete_plan(store: TheStore, plan_id: str, principal: CurrentPrincipal) -> None:
+@router.delete("/{plan_id}", status_code=204, responses=CHANGED)
+def delete_plan(
+    store: TheStore, plan_id: str, principal: CurrentPrincipal, check_tag: Precondition
+) -> None:
     """Delete a plan; its profile stays."""
-    store.documents.delete("plan", principal.project_id, plan_id)
-
-
-R = TypeVar("R")
-
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for the log; the client is no longer there to see it."""
-
-
-async def while_connected(receive: Receive, work: Awaitable[R]) -> R:
-    """Return the result of some work, or cancel it when its client disconnects: `Problem` 499."""
-    # anyio's scope and not task.cancel(): it lets threads that the work waits for finish, so that
-    # what they began to store is stored.
-    with CancelScope() as scope:
-        watch = asyncio.create_task(_cancel_on_disconnect(receive, scope))
-        try:
-            return await work
-        finally:
-            watch.cancel()
-    raise Problem(CLIENT_CLOSED_REQUEST, "client-left", "The client disconnected.")
-
-
-async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+    store.documents.delete("plan", principal.project_id, plan_id, check_tag)
 
 
 @what_if.post("/simulations", response_model=Simulation)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from threading import Lock
 from typing import Any, Literal, TypeVar
 
@@ -22,7 +23,7 @@ from sqlalchemy import (
 )
 
 from ...core.cluster.shorthand import format_devices
-from ...core.document import DIGEST_DIGITS, EARLIER_DIGITS, Record
+from ...core.document import DIGEST_DIGITS, Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
@@ -51,7 +52,12 @@ class PlanHead(PlanLabels, Stored):
     """Header of a `StoredPlan`: all of it but the record, which follows."""
 
 
-PLAN_HEAD = tuple(PlanHead.model_fields)
+CheckTag = Callable[[str], object]
+"""Raises if a document with this entity tag may not be changed."""
+
+PLAN_HEAD, STORED_HEAD = tuple(PlanHead.model_fields), tuple(Stored.model_fields)
+HEADS = {"profile": STORED_HEAD, "graph": STORED_HEAD, "plan": PLAN_HEAD}
+"""Columns in front of each kind's document."""
 
 CACHED_CHARACTERS = 16 * 2**20
 """JSON length of the profiles kept parsed; in memory they take several times as much."""
@@ -61,8 +67,6 @@ MAX_INTEGER = 2**63 - 1
 
 _SEPARATORS = re.compile(r"[\x00-\x1f\x7f]+")
 """No tag has one of these now."""
-
-_HEXADECIMAL = re.compile("[0-9a-f]+")
 
 MAX_SEARCH_WORDS = 8
 """Every word is looked for in every searched column."""
@@ -139,19 +143,20 @@ class DocumentStore:
         return StoredPlan(**_plan_head(row), **dict(record))
 
     def json(self, kind: Kind, project_id: str, identifier: str) -> str:
-        """Return the JSON of `profile`, `graph` or `plan` as it was stored. Raises: RecordNotFound.
+        """Return a document as it was stored, as JSON. Raises: RecordNotFound."""
+        return self.tagged_json(kind, project_id, identifier)[1]
+
+    def tagged_json(self, kind: Kind, project_id: str, identifier: str) -> tuple[str, str]:
+        """Return a document's entity tag and its JSON. Raises: RecordNotFound.
 
         Stored text is joined instead of parsed and dumped, which takes seconds for a large
         document. A `Stored` document begins with its id and time, a plan also with its labels;
         then follows the rest.
         """
-        if kind == "plan":
-            row = self._row(PLANS, project_id, identifier, *PLAN_HEAD, "document")
-            head, rest = PlanHead(**_plan_head(row)).model_dump_json(), row.document[1:]
-        else:
-            row = self._row(TABLES[kind], project_id, identifier)
-            head, rest = _stored(row).model_dump_json(), f'"{kind}":{row.document}}}'
-        return f"{head[:-1]},{rest}"
+        row = self._row(TABLES[kind], project_id, identifier, *HEADS[kind], "document")
+        head = _head_json(kind, row)
+        rest = row.document[1:] if kind == "plan" else f'"{kind}":{row.document}}}'
+        return _entity_tag(head), f"{head[:-1]},{rest}"
 
     def profile_summary(self, project_id: str, profile_id: str) -> ProfileSummary:
         """Return a profile's line in lists. Raises: RecordNotFound."""
@@ -167,19 +172,27 @@ class DocumentStore:
             raise RecordNotFound("plan", plan_id)
         return _plan_summary(row)
 
-    def label_plan(self, project_id: str, plan_id: str, changes: Mapping[str, Any]) -> PlanSummary:
+    def label_plan(
+        self,
+        project_id: str,
+        plan_id: str,
+        changes: Mapping[str, Any],
+        check_tag: CheckTag = str,
+    ) -> PlanSummary:
         """Change the given `PlanLabels` of a plan, by name. Raises: RecordNotFound."""
         values = {**changes}
         if "tags" in values:
             values["tags"] = " ".join(values["tags"])
-        if values:
-            with self._database.write() as connection:
-                connection.execute(
-                    update(PLANS).where(_is_row(PLANS, project_id, plan_id)).values(**values)
-                )
+        this = _is_row(PLANS, project_id, plan_id)
+        with self._database.write() as connection:
+            _lock(connection, "plan", this, plan_id, check_tag)
+            if values:
+                connection.execute(update(PLANS).where(this).values(**values))
         return self.plan_summary(project_id, plan_id)
 
-    def delete(self, kind: Kind, project_id: str, identifier: str) -> None:
+    def delete(
+        self, kind: Kind, project_id: str, identifier: str, check_tag: CheckTag = str
+    ) -> None:
         """Delete a document.
 
         Raises:
@@ -192,9 +205,7 @@ class DocumentStore:
             lock_projects(connection, PROJECTS.c.id == project_id)
             # The lock comes before the plans are counted: whoever stores one locks its profile,
             # too (see `insert`), and has ended or not begun once this transaction has the row.
-            row = connection.execute(select(table.c.id).where(this).with_for_update()).first()
-            if row is None:
-                raise RecordNotFound(kind, identifier)
+            row = _lock(connection, kind, this, identifier, check_tag)
             if table is PROFILES:
                 named = (PLANS.c.project_id == project_id) & (PLANS.c.profile_id == row.id)
                 plans = select(func.count(), func.max(PLANS.c.id)).where(named)
@@ -255,8 +266,7 @@ class DocumentStore:
                 profile = connection.execute(wanted.with_for_update(read=True)).first()
                 if profile is None:
                     raise RecordNotFound("profile", document.profile_id)
-                values["profile_id"] = profile.id  # it may have an id of an earlier release
-        names = PLAN_HEAD if table is PLANS else ("id", "created_at")
+        names = PLAN_HEAD if table is PLANS else STORED_HEAD
         stored: Select[Any] = select(*(table.c[name] for name in names))
         stored = stored.where(_is_row(table, project_id, values["id"]))
         known = connection.execute(stored).first()
@@ -271,7 +281,7 @@ class DocumentStore:
         return connection.execute(stored).one()
 
     def _row(self, table: Table, project_id: str, identifier: str, *columns: str) -> Row[Any]:
-        names = columns or ("id", "created_at", "document")
+        names = columns or (*STORED_HEAD, "document")
         wanted = select(*(table.c[name] for name in names))
         with self._database.read() as connection:
             row = connection.execute(wanted.where(_is_row(table, project_id, identifier))).first()
@@ -336,16 +346,7 @@ def _plan_columns(record: PlanRecord) -> dict[str, Any]:
 
 
 def _is_row(table: Table, project_id: str, identifier: str) -> ColumnElement[bool]:
-    """Select the document of an id, whether that or the row's is of an earlier release."""
-    digest = identifier.rpartition("_")[2]
-    # Routes repeat the id in headers, so where it may differ from the row's it has digits only.
-    digits = len(digest) if _HEXADECIMAL.fullmatch(digest) else None
-    same = [table.c.id == identifier]
-    if digits == DIGEST_DIGITS:
-        same.append(table.c.id == identifier[: EARLIER_DIGITS - DIGEST_DIGITS])
-    elif digits == EARLIER_DIGITS:  # a range, which the index finds: "g" follows the last digit
-        same.append((table.c.id > identifier) & (table.c.id < identifier + "g"))
-    return and_(table.c.project_id == project_id, or_(*same))
+    return and_(table.c.project_id == project_id, table.c.id == identifier)
 
 
 def _plan_head(row: Row[Any]) -> dict[str, Any]:
@@ -356,6 +357,32 @@ def _plan_head(row: Row[Any]) -> dict[str, Any]:
 def _read_tags(joined: str | None) -> tuple[str, ...]:
     # Earlier releases let control characters into tags, which may make them more than allowed.
     return tuple(_SEPARATORS.sub(" ", joined or "").split()[:MAX_TAGS])
+
+
+def _lock(
+    connection: Connection,
+    kind: Kind,
+    this: ColumnElement[bool],
+    identifier: str,
+    check_tag: CheckTag,
+) -> Row[Any]:
+    """Lock a document, and have its entity tag checked. Raises: RecordNotFound."""
+    wanted = select(*(TABLES[kind].c[name] for name in HEADS[kind])).where(this)
+    row = connection.execute(wanted.with_for_update()).first()
+    if row is None:
+        raise RecordNotFound(kind, identifier)
+    check_tag(_entity_tag(_head_json(kind, row)))
+    return row
+
+
+def _head_json(kind: Kind, row: Row[Any]) -> str:
+    head = PlanHead(**_plan_head(row)) if kind == "plan" else _stored(row)
+    return head.model_dump_json()
+
+
+def _entity_tag(head: str) -> str:
+    """Return the tag of the document with this head: the rest of it never changes."""
+    return sha256(head.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
 def _stored(row: Row[Any]) -> Stored:

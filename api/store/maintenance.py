@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from ...core.document import is_same_id, json_digest
+from ...core.document import json_digest
 from .database import Database
 from .migrate import check_revision
 from .projects import COUNTED, delete_rows, lock_projects
@@ -111,7 +111,7 @@ def _changed_documents(connection: Connection, table: Table) -> Iterator[str]:
             digest = json_digest(json.loads(row.document))
         except ValueError:
             digest = ""
-        if not is_same_id(digest, row.id.rpartition("_")[2]):
+        if digest != row.id.rpartition("_")[2]:
             yield f"{row.id} of {row.project_id} has been altered since it was stored"
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from sqlalchemy import text
+
 from .database import Database, utc_now
 from .documents import DocumentStore
 from .idempotency import IdempotencyStore, ReuseStore
 from .jobs import JobStore
 from .maintenance import expire
-from .migrate import check_revision, upgrade
+from .migrate import VERSION_TABLE, check_revision, upgrade
 from .projects import AuditLog, KeyStore, ProjectStore
 from .records import Retention
 
@@ -75,8 +77,10 @@ class Store:
         return expire(self._database, retention)
 
     def check(self) -> None:
-        """Raise an exception unless the database answers and has this release's tables."""
+        """Raise an exception unless the database has this release's tables and takes a write."""
         check_revision(self._database)
+        with self._database.write() as connection:  # a full disk refuses no less than a row
+            connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
     def close(self) -> None:
         """Release files and connections; closing twice is allowed, any other call is not."""

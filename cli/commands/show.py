@@ -216,13 +216,12 @@ def _read_costs(
     plan: Plan, profile_file: Path | None, server: str | None, token: str | None
 ) -> Profile | None:
     """Read the profile a plan was made from: from the file given, or from the plan's service."""
-    from ...core.document import is_same_id
     from ...core.profile.forward_only import match_profile
     from ...core.profile.profile import Profile
 
     if profile_file is not None:
         profile = match_profile(read_document(profile_file, Profile), plan.profile_id)
-        if not is_same_id(profile.content_id(), plan.profile_id):
+        if profile.content_id() != plan.profile_id:
             raise InvalidInput(
                 f"{profile_file} is {profile.content_id()}, but the plan was made from "
                 f"{plan.profile_id or 'an unnamed profile'}"

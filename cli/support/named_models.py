@@ -309,7 +309,6 @@ def recall_source(plan: Plan) -> PlanSource | None:
 
     Of clusters that differ in their links alone it is the one by which the plan's figures come out.
     """
-    from ...core.document import is_same_id
     from ...core.profile.forward_only import match_profile
     from ...planner.validation.validate import validate
 
@@ -325,7 +324,7 @@ def recall_source(plan: Plan) -> PlanSource | None:
         names = {device.name for device in found.cluster.devices}
         used = {name for stage in plan.stages for name in stage.devices}
         if (
-            is_same_id(profile.content_id(), plan.profile_id)
+            profile.content_id() == plan.profile_id
             and len(names) == plan.cluster_devices
             and used <= names
         ):

@@ -70,8 +70,6 @@ def plan(
     source = yield from model_fields(model, sample)
     if isinstance(estimate, str):
         estimate = EstimateOptions(device=estimate)
-    if "model" in source and estimate is None and profiling is None:
-        estimate = EstimateOptions()
     fields = {
         **source,
         **drop_none(cluster=cluster, options=options, estimate=estimate, profiling=profiling),

@@ -166,6 +166,6 @@ class StateTensor(Record):
     dtype: DType
     kind: Literal["parameter", "buffer", "constant"] = "parameter"
     requires_grad: bool = False
-    strides: tuple[Dimension, ...] | None = None
+    strides: Annotated[tuple[Dimension, ...], Field(max_length=16)] | None = None
     persistent: bool = True
     fill: Fill | None = None

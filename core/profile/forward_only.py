@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..cluster.accelerators import find_by_driver_name
-from ..document import is_same_id
 from ..graph.graph import Boundary
 from .profile import LayerProfile, Profile, Provenance, TensorSplit, Timing, list_parameters
 
@@ -126,4 +125,4 @@ def match_profile(profile: Profile, profile_id: str) -> Profile:
         for_serving(profile, last_position=True),
         for_serving(profile, last_position=False),
     )
-    return next((each for each in reduced if is_same_id(each.content_id(), profile_id)), profile)
+    return next((each for each in reduced if each.content_id() == profile_id), profile)

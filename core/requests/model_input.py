@@ -54,20 +54,19 @@ Face ``config.json``."""
 
 
 def expand_model(request: Any) -> Any:
-    """Return a request as parsed, with what a model in shorthand stands for.
+    """Return a request as parsed, with the family that its model stands for and a sample of it.
 
-    It gets the usual sample, that of a published model with as many tokens as in its training.
-    What is no shorthand, or wrong, is left for validation.
+    Without a sample it gets the family's usual one, that of a published model with as many tokens
+    as in its training. A model that is wrong is left for validation.
     """
-    if not isinstance(request, dict) or not is_shorthand(request.get("model")):
+    model = request.get("model") if isinstance(request, dict) else None
+    if model is None:
         return request
-    model = request["model"]
     try:
-        spec: Any = read_model(model)
-    except InvalidInput:
-        return request
-    expanded = {**request, "model": spec}
-    if request.get("sample") is None:
+        spec = _SPEC.validate_python(read_model(model))
         length = find_preset(model).sequence_length if isinstance(model, str) else None
-        expanded["sample"] = default_sample(spec, 1, length)
-    return expanded
+        usual = default_sample(spec, 1, length)
+    except (InvalidInput, ValidationError):
+        return request
+    sample = request.get("sample")
+    return {**request, "model": spec, "sample": usual if sample is None else sample}

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import chain
 
 from ...core.cluster.cluster import Cluster
-from ...core.document import is_same_id
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Baseline, DirectSend, Plan, Stage
 from ...core.profile.module_chain import find_chain_break
@@ -106,7 +105,7 @@ def to_reference_split(plan: Plan, profile: Profile, cluster: Cluster) -> Refere
 
 
 def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[str]:
-    if not is_same_id(plan.profile_id, profile_id):
+    if plan.profile_id != profile_id:
         source = plan.profile_id or "a profile it does not name"
         yield f"it was planned from {source}, this profile is {profile_id}"
     options = plan.options

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import archives, bodies, history, holding, wire
+from . import archives, bodies, floods, history, holding, wire
 from .attack import Attack
 
-PARTS = (bodies, archives, wire, history, holding)
+PARTS = (bodies, floods, archives, wire, history, holding)
 
 
 def corpus() -> Iterator[Attack]:

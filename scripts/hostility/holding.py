@@ -51,6 +51,7 @@ def attacks() -> Iterator[Attack]:
     yield Attack(
         "upload", "a body that stops coming", _stops_coming, frozenset({408}), "arrive", False, True
     )
+    yield Attack("read", "60 drawings of one read key", _drawings, refused, "under way")
     yield Attack(
         "deadline", "a second for a search without end", _hurried, frozenset({201, 422}), "", False,
         True,
@@ -100,6 +101,44 @@ def _never_reading(target: Target) -> Reply:
             line.sendall(head * 50)
         time.sleep(1.0)
         return _others_wait(target) or _answer(lines[0])
+
+
+def _drawings(target: Target) -> Reply:
+    """Ask for large drawings and exports with a key that only reads, and leave half of them."""
+    options = {"num_microbatches": 800, "num_stages": 16}
+    made = target.post(
+        "/v1/plans",
+        {
+            "profile": uneven_profile(64, 0).model_dump(mode="json"),
+            "cluster": "16x24GB",
+            "options": options,
+        },
+    )
+    small = {"profile": example_profile(), "cluster": "2x24GB"}
+    others = target.post("/v1/plans", small, token=target.other_token)
+    if (made.status, others.status) != (201, 201):
+        return _wrong(f"there are no plans to draw: {made.says()[:100]}")
+    key = _key(target, target.token, "read")
+    path = f"/v1/plans/{made.json()['id']}"
+    forms = ("?format=svg", "?format=chrome_trace", "/exports/vllm", "/exports/torch")
+    with ExitStack() as stack:
+        lines = [stack.enter_context(_line(target)) for _ in range(60)]
+        for number, line in enumerate(lines):
+            line.sendall(_head(target, "GET", path + forms[number % len(forms)], key))
+        for line in lines[::2]:
+            line.close()
+        begin = time.monotonic()
+        drawn = target.ask(
+            "GET", f"/v1/plans/{others.json()['id']}?format=svg", token=target.other_token
+        )
+        took_s = time.monotonic() - begin
+        if drawn.status != 200 or took_s > ANSWERED_WITHIN_S:
+            return _wrong(f"another project waits {took_s:.1f} s for a {drawn.status}")
+        replies = [_answer(line, within_s=0.5) for line in lines[1::2]]
+    found = {reply.status for reply in replies}
+    if not found <= {0, 200, 422, 429}:  # 0: it is still drawn
+        return _wrong(f"answered {sorted(found)}")
+    return next((reply for reply in replies if reply.status == 429), replies[0])
 
 
 def _sign_ins(target: Target) -> Reply:
@@ -267,8 +306,8 @@ def _others_wait(target: Target) -> Reply | None:
     return _wrong(f"others wait {took_s:.1f} s for a {other.status}")
 
 
-def _key(target: Target, token: str) -> str:
-    wanted = {"name": "one of many", "scopes": ["read", "plan"]}
+def _key(target: Target, token: str, *scopes: str) -> str:
+    wanted = {"name": "one of many", "scopes": scopes or ("read", "plan")}
     return str(target.post("/v1/api-keys", wanted, token=token).json()["secret"])
 
 

@@ -108,3 +108,18 @@ def test_waiting_ends_in_time_and_leaves_no_place_taken():
         assert turns.has_room
 
     asyncio.run(main())
+
+
+def test_a_project_leaves_the_last_place_to_the_others():
+    async def main():
+        visitors = Visitors(FairTurns(3, 2))
+        await visitors.come("a1", "a2", "a3", "b1", "c1")
+        assert visitors.came == ["a1", "a2", "b1"], "one for whoever comes next"
+        await visitors.go("b1", "a1", "c1", "a2", "a3")
+        assert visitors.came == ["a1", "a2", "b1", "c1", "a3"]
+        await visitors.come("a4", "a5", "a6")
+        assert visitors.came[-2:] == ["a4", "a5"]
+        await visitors.go("a4", "a5", "a6")
+        assert visitors.turns.num_waiting == 0
+
+    asyncio.run(main())

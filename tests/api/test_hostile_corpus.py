@@ -25,7 +25,7 @@ from scripts.hostility.wire import exchange
 GROUPS = (
     "json", "number", "graph", "text", "kind", "code", "pickle", "bomb", "name", "archive",
     "operator", "program", "bounds", "host", "framing", "line", "header", "project", "again",
-    "stream", "upload",
+    "stream", "upload", "flood", "read",
 )  # fmt: skip
 ATTACKS_OF_A_GROUP = 8
 """`make hostile` sends all."""

@@ -123,7 +123,7 @@ function source() {
   const model = { family: find("family").value };
   const chosen = config();
   if (Object.keys(chosen).length) model.config = chosen;
-  if (!isEstimated()) return { model, sample: sample() };
+  if (!isEstimated()) return { model, sample: sample(), profiling: {} };
   return { model, ...(isUsualSample() ? {} : { sample: sample() }), estimate: estimate() };
 }
 
@@ -262,7 +262,7 @@ find("new").addEventListener("submit", async (event) => {
       mark(lacks);
       return;
     }
-    const headers = sent.model && !sent.estimate ? { Prefer: "respond-async" } : {}; // measured: watch the job
+    const headers = sent.profiling ? { Prefer: "respond-async" } : {}; // measured: watch the job
     const [, response] = await askForPlan({ body: sent, headers, signal });
     location.assign(placeOf(response));
   } catch (error) {

@@ -10,7 +10,6 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from stagewright.api.auth.access import OPEN_PATHS, is_open, is_page
-from stagewright.api.routes.moved import MOVED
 from tests.api.app_routes import routes
 
 HIDDEN = {
@@ -18,7 +17,6 @@ HIDDEN = {
     ("GET", "/metrics"),
     ("GET", "/v1/plans/{plan_id}/view"),
     ("POST", "/v1/views"),
-    *((method, old) for old, (method, _) in MOVED.items()),
 }
 """What the application answers and its OpenAPI document does not list."""
 

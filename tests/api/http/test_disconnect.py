@@ -13,10 +13,10 @@ from multiprocessing import active_children
 import pytest
 
 from stagewright.api.errors import SolverEnded
+from stagewright.api.http.disconnect import while_connected
 from stagewright.api.http.problems import Problem
 from stagewright.api.planning.solver_pool import NUM_SPARES, Solver
-from stagewright.api.routes.plans import while_connected
-from tests.api.late_search import DURATION_S, late, ready
+from tests.api.late_search import DURATION_S, late, ready, sleep_through
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,7 +28,7 @@ async def until(is_so):
         await asyncio.sleep(0.02)
 
 
-def test_a_call_that_is_cancelled_ends_its_process_and_no_other():
+def test_a_search_that_is_cancelled_ends_its_process_and_no_other():
     before = set(active_children())
 
     def new():
@@ -41,14 +41,17 @@ def test_a_call_that_is_cancelled_ends_its_process_and_no_other():
         loop.set_exception_handler(lambda _, context: complaints.append(context))
         try:
             stays, leaves = (
-                asyncio.create_task(solver.run(partial(time.sleep, 1.5))) for _ in range(2)
+                asyncio.create_task(solver.search(partial(sleep_through, 1.5), 30.0))
+                for _ in range(2)
             )
-            await until(lambda: len(new()) == 2)
+            await until(lambda: solver.num_running == 2)
+            num_before = len(new())
             leaves.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaves
-            await until(lambda: len(new()) == 1)
-            assert await asyncio.gather(solver.run(ready), solver.run(ready), stays) == [7, 7, None]
+            await until(lambda: len(new()) == num_before - 1)
+            assert await asyncio.gather(solver.run(ready), solver.run(ready)) == [7, 7]
+            assert await stays > 0
             assert solver.num_running == solver.num_waiting == 0
             with pytest.raises(SolverEnded):
                 await solver.run(partial(os._exit, 1))

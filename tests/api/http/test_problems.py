@@ -59,7 +59,6 @@ FIELDS = [
     ("sample.inputs", {"a/b~c": {"shape": [0]}}, "/sample/inputs/a~1b~0c/shape/0", "greater"),
     ("sample.inputs", {"family": {"shape": [0]}}, "/sample/inputs/family/shape/0", "greater"),
     ("sample.inputs", {}, "/sample/inputs", "at least 1"),
-    ("sample", ..., "/sample", "give one"),
     ("model.family", "mpl", "/model/family", "'mpl'; known are 'mlp', 'resnet', 'unet', 'gpt2'"),
     ("model.family", ..., "/model/family", "family"),
     ("model.family", None, "/model/family", "family"),

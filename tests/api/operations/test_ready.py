@@ -225,3 +225,12 @@ def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, mon
         assert client.get("/healthz").status_code == 200
     finally:
         hanging.set()
+
+
+def test_a_database_that_takes_no_write_is_not_ready(make_client):
+    store = Store(IN_MEMORY)
+    client = make_client(store=store, authorized=False)
+    with store._database.read() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["not_ready"]) == (503, ["database"])

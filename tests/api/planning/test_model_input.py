@@ -129,3 +129,61 @@ def test_shorthand_is_measured_where_profiling_is_asked_for(client):
     assert job.status_code == 202, job.text
     for made in (with_job, job):
         client.post(f"/v1/jobs/{made.json()['id']}/cancel")
+
+
+FAMILY = {"family": "mlp"}
+SAMPLE = {"inputs": {"input": {"shape": [2, 64]}}}
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        {},
+        {"sample": SAMPLE},
+        {"sample": None, "estimate": None, "profiling": None},
+        {"estimate": {}},
+        {"estimate": {"device": "H100"}, "sample": SAMPLE},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [FAMILY, {**FAMILY, "config": {}}, "gpt2", CONFIG], ids=str)
+def test_a_model_in_any_spelling_is_a_complete_request(estimating, model, further):
+    """A family without ``estimate`` was refused, and with a sample measured, unlike a name."""
+    sample = {} if model in ("gpt2", CONFIG) else further
+    body = {"model": model, "cluster": "2xH100", **{**further, **sample}}
+    if model in ("gpt2", CONFIG):
+        body.pop("sample", None)
+    answer = estimating.post("/v1/plans", json=body)
+    assert answer.status_code == 201, answer.text
+
+
+def test_spellings_of_one_model_are_one_request(estimating):
+    first = estimating.post("/v1/plans", json={"model": "gpt2", "cluster": "2xH100"})
+    for body in (
+        describe_model("gpt2"),
+        {"model": describe_model("gpt2")["model"], "sample": describe_model("gpt2")["sample"]},
+        {"model": "gpt2", "estimate": {}},
+        {"model": "gpt2", "sample": None, "estimate": None},
+    ):
+        again = estimating.post("/v1/plans", json={**body, "cluster": "2xH100"})
+        assert again.headers["Stagewright-Reused"] == "plan", body
+        assert again.json()["id"] == first.json()["id"]
+
+
+@pytest.mark.parametrize("model", [FAMILY, {**FAMILY, "config": {"num_layers": 2}}], ids=str)
+def test_a_family_is_measured_with_its_usual_sample(client, model):
+    body = {"model": model, "profiling": {"device": "cpu"}}
+    plan = client.post(
+        "/v1/plans", json={**body, "cluster": "2xcpu"}, headers={"Prefer": "respond-async"}
+    )
+    for made in (plan, client.post("/v1/profile-jobs", json=body)):
+        assert made.status_code in (200, 202), made.text
+        client.post(f"/v1/jobs/{made.json()['id']}/cancel")
+
+
+@pytest.mark.parametrize("sample", [{}, [], 0, "", False])
+def test_a_sample_that_is_none_is_not_replaced(client, sample):
+    body = {"model": FAMILY, "sample": sample, "cluster": "2xH100"}
+    answer = client.post("/v1/plans", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith("/sample")

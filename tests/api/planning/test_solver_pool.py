@@ -182,7 +182,8 @@ def test_other_work_takes_turns_and_leaves_a_process_for_searches(play):
 
 def test_other_work_does_not_wait_for_ever(play, monkeypatch):
     async def main(solver):
-        asleep = [asyncio.create_task(solver.run(partial(time.sleep, 1.5))) for _ in range(2)]
+        work = partial(time.sleep, 1.5)
+        asleep = [asyncio.create_task(solver.run(work, project=name)) for name in "ab"]
         await asyncio.sleep(0.2)
         monkeypatch.setattr(solver_pool, "MAX_WORK_S", 0.3)
         with pytest.raises(DeadlineExceeded, match="before it was this"):
