@@ -1,4 +1,4 @@
-"""How a child process ended, in words."""
+"""How a child process ended, in words; lack of memory only where the system says so."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ def count_memory_kills() -> int:
 
 def describe_exit(code: int, kills_before: int) -> str:
     """Return how a process ended, to follow its name: ``was ended by SIGKILL (signal 9)``.
-
-    Lack of memory is named only where the system says so.
 
     Args:
         code: Its exit code: the negative number of a signal, or by a shell's convention 128 more.
