@@ -12,7 +12,7 @@ from stagewright.planner.explain import explain
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import to_reference_split, validate
 from tests.builders import chain_profile
-from tests.planner.instances import Instance, instance, plan_alone, wide_instance
+from tests.planner.instances import Instance, instance, search_alone, wide_instance
 from tests.planner.oracle import usable_plans
 from tests.planner.test_exact import prices_ties_roughly
 
@@ -68,18 +68,19 @@ def check_best(problem, rule, keeps):
         values.append(split.objective())
         steps.extend([split.step_time_s()] if of_step else [])
     try:
-        made = plan_alone(problem.asked(**rule))
+        found = search_alone(problem.asked(**rule))
     except (Infeasible, InvalidInput):
         assert not values
         return False
     assert values
+    made = found.plan
     validate(made, problem.profile, problem.cluster)
     assert keeps(to_reference_split(made, problem.profile, problem.cluster))
     least, proof = min(values), made.proof
-    assert proof.lower_bound <= least * (1 + ROUNDING)
+    assert found.lower_bound <= least * (1 + ROUNDING)
     if not prices_ties_roughly(problem):
-        assert proof.lower_bound == pytest.approx(least, rel=ROUNDING)
-    assert proof.value >= least * (1 - ROUNDING)
+        assert found.lower_bound == pytest.approx(least, rel=ROUNDING)
+    assert found.best_value >= least * (1 - ROUNDING)
     if of_step:
         assert made.step_time_s >= min(steps) * (1 - ROUNDING)
         assert proof.simulated_lower_bound_s <= min(steps) * (1 + ROUNDING)
