@@ -396,9 +396,11 @@ def _change(cluster: Cluster, options: PlanOptions, price: int, update: Update) 
         "pins": "no pins",
         "together": "no layers kept together",
         "no_cut_after": "no forbidden cuts",
-        "strategies": f"strategies={''.join(map(str, update.get('strategies', ())))!r}",
     }
-    texts = [words.get(name, f"{name}={value!r}") for name, value in update.items()]
+    texts = [
+        words.get(name) or f"{name}={(value[0] if isinstance(value, tuple) else value)!r}"
+        for name, value in update.items()
+    ]
     if "schedule" in update:
         texts = texts[:1]
     return Change(" and ".join(texts), cluster, _with(options, **update), price)

@@ -248,9 +248,10 @@ def test_two_options_are_offered_before_more_devices():
 
 @pytest.mark.usefixtures("ample")
 def test_sharding_is_offered_where_layers_cannot_be_cut():
-    """One large layer: stages cannot divide its state, replicas can."""
-    profile = chain_profile([1], parameter_bytes=40_000, saved_bytes=10)
-    options = PlanOptions(num_microbatches=4)
+    """Layers that stay together: stages cannot divide their state, replicas can."""
+    profile = chain_profile([1] * 4, parameter_bytes=10_000, saved_bytes=10)
+    names = [entry.layer.name for entry in profile.layers]
+    options = PlanOptions(num_microbatches=4, together=((names[0], names[-1]),))
     error = refusal(profile, Cluster.uniform(4, memory_bytes=125_000), options)
     named = [text for text in texts(error) if text.startswith("strategies=")]
     assert named
