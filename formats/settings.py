@@ -162,11 +162,10 @@ class Settings:
             ):
                 words[row.name], written[row.name] = value, shown
             elif row.kind == "switches":
-                counts[row.name] = int(value.lower() not in ("false", "0"))
-                written[row.name] = name
+                is_on = value.lower() not in ("false", "0")
+                counts[row.name], written[row.name] = int(is_on), name
             elif row.kind not in ("unread", "words") and re.fullmatch(r"-?\d{1,7}", value):
-                sizes.get(row.kind, counts)[row.name] = int(value)
-                written[row.name] = shown
+                sizes.get(row.kind, counts)[row.name], written[row.name] = int(value), shown
             elif value.lower() in (*OFF, *(row.values if row.kind == "unread" else ())):
                 continue
             elif row.kind in ("unread", "words") or not value or "$" in value or is_code:
