@@ -248,7 +248,7 @@ def hold(profile: Profile, share: float) -> Profile:
 
 def judge(cut: PublishedCut) -> CutReport:
     """Price a cut and the best plan."""
-    devices = f"{cut.ranks}xH100"
+    devices = f"1x{cut.ranks}xH100"
     cluster = Cluster.parse(devices)
     if cut.model == "deepseek-v3":
         profile = estimate_deepseek()
