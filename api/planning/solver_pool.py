@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.errors import InvalidInput, StagewrightError
+from ...core.errors import DeadlineExceeded, InvalidInput
 from ..errors import SolverEnded, TooManyWaiting
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
@@ -116,7 +116,7 @@ class Solver:
             is_patient: Whether waiting for a place takes none of the time.
             progress: Shows what the search has found, from its beginning on.
             read_kept: Reads the best answer that the search has left by `report_best`, which is
-                returned if it is killed or fails.
+                returned if it is killed.
 
         Raises:
             DeadlineExceeded: Nothing was found in time, or no place was free.
@@ -129,7 +129,7 @@ class Solver:
             return await self._search(
                 work, until_s, deadline_s, project, attempts_s, progress, kept
             )
-        except StagewrightError:
+        except (DeadlineExceeded, SolverEnded):
             if read_kept is None or not kept.exists():
                 raise
             return await run_in_threadpool(lambda: read_kept(kept.read_bytes()))
