@@ -157,7 +157,7 @@ class Solver:
             short.enter_context(self._running(work, attempts_s))
             if process is None:
                 return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
-            self._warm_up_spares(work)
+            self.warm_up(work)
             process.best[:] = [math.inf, 0.0]
             call = await process.begin(work, until_s, deadline_s, kept=kept)
             if progress is not None:  # the memory stays the same in a long place
@@ -169,7 +169,7 @@ class Solver:
                 raise too_late(deadline_s)
             moved = process.detach()
             self._started.add(moved)
-            self._warm_up_spares(work)
+            self.warm_up(work)
         try:
             is_begun = self._long.has_room
             if not is_begun:
@@ -276,8 +276,8 @@ class Solver:
             finally:
                 self._idle.append(process)
 
-    def _warm_up_spares(self, work: Callable[..., Any]) -> None:
-        """Start processes beside a search, for the next ones."""
+    def warm_up(self, work: Callable[..., Any]) -> None:
+        """Start idle processes and import what they will run, for the next calls."""
         for spare in self._idle[-NUM_SPARES:]:
             with suppress(OSError, SolverEnded):  # the next call will say so
                 spare.warm_up(function_of(work))
