@@ -89,7 +89,7 @@ def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkey
         raise OSError("no more processes")
 
     monkeypatch.setattr("stagewright.api.planning.solver_process.ProcessPoolExecutor", fails)
-    assert client.get("/readyz").json()["not_ready"] == ["solver"]
+    assert make_client(plan_processes=1).get("/readyz").json()["not_ready"] == ["solver"]
 
 
 def test_a_server_ends_in_order(now):
