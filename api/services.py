@@ -20,6 +20,7 @@ from .model_sources.estimator import Estimator
 from .model_sources.factories import Factories, read_factories
 from .model_sources.pt2_upload import ProgramReader
 from .page.plan_views import Views
+from .planning.decision import decide
 from .planning.service import Planning
 from .planning.solver_pool import Solver
 from .routes.operations import ReadinessCheck, watch
@@ -51,7 +52,8 @@ class Services:
     views: Views
 
     async def start(self) -> None:
-        """Begin to run jobs."""
+        """Begin to run jobs, with processes ready for the first searches."""
+        self.solver.warm_up(decide)
         await self.runner.start()
 
     async def stop(self) -> None:

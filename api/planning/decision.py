@@ -41,7 +41,7 @@ def decide(
         if build is None:
             report_best(progress)
         else:
-            report_best(progress, lambda: _record(build(), cluster, options).model_dump_json())
+            report_best(progress, lambda: _text(_record(build(), cluster, options)))
 
     try:
         found = plan(profiles, cluster, options, deadline_s=deadline_s, progress=tell)
@@ -55,16 +55,23 @@ def decide(
         )
     else:
         record = _record(found, cluster, options)
+    _text(record)
+    return record
+
+
+def _text(record: PlanRecord) -> str:
+    """Return a record as JSON. Raises: InvalidInput, if that is too large to be stored."""
     # A plan repeats the devices and the profile's notes and modules: a hundred bytes that name a
     # stored profile would otherwise add all of its 16 MiB to the database, each time.
-    size = len(record.model_dump_json())
+    text = record.model_dump_json()
+    size = len(text)
     if size > MAX_RECORD_BYTES:
         raise InvalidInput(
             f"the plan, with its devices and the profile's notes and modules, takes "
             f"{format_bytes(size)}, and at most {format_bytes(MAX_RECORD_BYTES)} are stored; plan "
             "for fewer devices, shorten the profile's notes, or plan with the library"
         )
-    return record
+    return text
 
 
 def _record(found: Plan, cluster: Cluster, options: PlanOptions) -> PlanRecord:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.errors import InvalidInput, StagewrightError
+from ...core.errors import DeadlineExceeded, InvalidInput
 from ..errors import SolverEnded, TooManyWaiting
 from ..fair_limits import FairTurns
 from ..telemetry.tracing import span
@@ -116,7 +116,7 @@ class Solver:
             is_patient: Whether waiting for a place takes none of the time.
             progress: Shows what the search has found, from its beginning on.
             read_kept: Reads the best answer that the search has left by `report_best`, which is
-                returned if it is killed or fails.
+                returned if it is killed.
 
         Raises:
             DeadlineExceeded: Nothing was found in time, or no place was free.
@@ -129,7 +129,7 @@ class Solver:
             return await self._search(
                 work, until_s, deadline_s, project, attempts_s, progress, kept
             )
-        except StagewrightError:
+        except (DeadlineExceeded, SolverEnded):
             if read_kept is None or not kept.exists():
                 raise
             return await run_in_threadpool(lambda: read_kept(kept.read_bytes()))
@@ -157,7 +157,7 @@ class Solver:
             short.enter_context(self._running(work, attempts_s))
             if process is None:
                 return await run_in_threadpool(work, min(deadline_s, until_s - time.monotonic()))
-            self._warm_up_spares(work)
+            self.warm_up(work)
             process.best[:] = [math.inf, 0.0]
             call = await process.begin(work, until_s, deadline_s, kept=kept)
             if progress is not None:  # the memory stays the same in a long place
@@ -169,7 +169,7 @@ class Solver:
                 raise too_late(deadline_s)
             moved = process.detach()
             self._started.add(moved)
-            self._warm_up_spares(work)
+            self.warm_up(work)
         try:
             is_begun = self._long.has_room
             if not is_begun:
@@ -276,8 +276,8 @@ class Solver:
             finally:
                 self._idle.append(process)
 
-    def _warm_up_spares(self, work: Callable[..., Any]) -> None:
-        """Start processes beside a search, for the next ones."""
+    def warm_up(self, work: Callable[..., Any]) -> None:
+        """Start idle processes and import what they will run, for the next calls."""
         for spare in self._idle[-NUM_SPARES:]:
             with suppress(OSError, SolverEnded):  # the next call will say so
                 spare.warm_up(function_of(work))

@@ -301,7 +301,6 @@ def test_a_device_nobody_has_is_waited_for_with_the_command_that_would_serve_it(
     ("change", "pointer"),
     [
         ({"model": None, "sample": None}, "/model"),
-        ({"sample": None}, "/sample"),
         ({"graph_id": "graph_1"}, "/graph_id"),
         ({"device_kind": "H200"}, "/profiling/device"),
     ],

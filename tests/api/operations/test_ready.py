@@ -89,7 +89,7 @@ def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkey
         raise OSError("no more processes")
 
     monkeypatch.setattr("stagewright.api.planning.solver_process.ProcessPoolExecutor", fails)
-    assert client.get("/readyz").json()["not_ready"] == ["solver"]
+    assert make_client(plan_processes=1).get("/readyz").json()["not_ready"] == ["solver"]
 
 
 def test_a_server_ends_in_order(now):
@@ -227,10 +227,19 @@ def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, mon
         hanging.set()
 
 
-def test_a_database_that_takes_no_write_is_not_ready(make_client):
+READ_ONLY = "PRAGMA query_only = ON"
+FULL = (
+    "CREATE TRIGGER full BEFORE UPDATE ON alembic_version "
+    "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+)
+
+
+@pytest.mark.parametrize("statement", [READ_ONLY, FULL], ids=["read-only", "full"])
+def test_a_database_that_takes_no_write_is_not_ready(make_client, statement):
+    """On a full disk a transaction begins, and a write in it fails."""
     store = Store(IN_MEMORY)
     client = make_client(store=store, authorized=False)
-    with store._database.read() as connection:
-        connection.exec_driver_sql("PRAGMA query_only = ON")
+    with store._database.write() as connection:
+        connection.exec_driver_sql(statement)
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["not_ready"]) == (503, ["database"])

@@ -123,7 +123,7 @@ def test_options_have_bounds(client, profile, place, value, says):
 @pytest.mark.parametrize(
     ("levels", "says"),
     [
-        ([{"group_size": 2**power} for power in range(1, 5000)], "1073741824"),
+        ([{"group_size": 2**power} for power in range(1, 5000)], "at most 32"),
         ([{"group_size": 2}] * 33, "at most 32"),
         ([{"group_size": 10**30}], "1073741824"),
     ],
