@@ -104,7 +104,7 @@ def test_merged_estimates_keep_their_own_error(samples):
     merged = merge(estimates, samples=samples)
     assert merged.provenance.error_band == pytest.approx(expected)
     made = plan([merged], Cluster.parse("2x80GB"), PlanOptions(num_microbatches=4))
-    assert "ESTIMATED profile, expected error 45%" in str(made)
+    assert "unsplit steps within 45%" in str(made)
 
 
 def test_errors_of_estimates_and_of_lines_add_up():
