@@ -47,15 +47,14 @@ def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | N
 
     Computing the profile's id takes longer than evaluating a small plan: give it if it is known.
     """
-    order, given = decision.costed.assignment.order, request.profile
+    costed, given = decision.costed, request.profile
     notes = [*_notes(request, decision), *list_assumptions(request.profile, request.cluster)]
-    if (band := given.provenance.error_band) is not None and len(decision.costed.stages) > 1:
+    if (band := given.provenance.error_band) is not None and len(costed.stages) > 1:
         notes.append(note_pipelines(band))
-    if order:
+    if order := costed.assignment.order:
         request = request.reorder_profile(order)
-        assignment = replace(decision.costed.assignment, order=())
-        decision = replace(decision, costed=request.cost_model.evaluate(assignment))
-    costed, profile, options = decision.costed, request.profile, request.options
+        costed = request.cost_model.evaluate(replace(costed.assignment, order=()))
+    profile, options = request.profile, request.options
     cost_model, cuts = request.cost_model, costed.assignment.cuts
     made = Plan(
         model=profile.model,
