@@ -118,7 +118,7 @@ def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[
         ("inputs", plan.inputs, profile.inputs),
         ("input_structure", plan.input_structure, profile.input_structure),
         ("fixed_mode", plan.fixed_mode, profile.fixed_mode),
-        ("chain_break", plan.chain_break, find_chain_break(profile)),
+        ("chain_break", plan.chain_break, plan.chain_break and find_chain_break(profile)),
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
         ("error_band", plan.error_band, profile.provenance.error_band),
         ("schedule", plan.schedule, schedule),

@@ -33,7 +33,7 @@ def table_of(share: float, **changes) -> CalibrationTable:
         "efficiency": dict.fromkeys(OPERATION_CLASSES, share),
         "traffic": share,
         "overhead_s": 0.0,
-        "operations": (TimedOperation(name="one", measured_s=1, fitted_s=1),),
+        "operations": (TimedOperation(name="one", kind="matmul", measured_s=1, fitted_s=1),),
     }
     return CalibrationTable(**{**fields, **changes})
 
