@@ -19,7 +19,7 @@ from ..core.graph.tensors import Sample
 from ..core.models.families import ModelSpec
 from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
-from ..core.requests.model_input import is_shorthand, read_model
+from ..core.requests.model_input import is_shorthand
 from ..core.requests.presets import find_preset
 from ..core.requests.requests import FactoryCall
 from ..core.service.documents import Stored, StoredGraph, StoredProfile
@@ -48,7 +48,7 @@ ModelLike: TypeAlias = (
 )
 """Every form in which a model can be given; `Client.plan` describes them."""
 
-STORED_ID = re.compile(r"(profile|graph)_(?:[0-9a-f]{24}|[0-9a-f]{32})")
+STORED_ID = re.compile(r"(profile|graph)_[0-9a-f]{32}")
 
 FORMS = (
     "an nn.Module with its sample, a Graph, a Profile or several, a family such as "
@@ -82,11 +82,7 @@ def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upl
             return found
         return {**found, "sample": found["sample"] if sample is None else _sample(sample)}
     if isinstance(model, Mapping):
-        if is_shorthand(dict(model)):  # read here: services of earlier releases know families only
-            spec: Any = read_model(dict(model))
-            sample = default_sample(spec) if sample is None else sample
-            return {"model": to_json_value(spec), "sample": _sample(sample)}
-        if "family" not in model:
+        if "family" not in model and not is_shorthand(dict(model)):
             raise InvalidInput(f"the mapping has no 'family'; give {FORMS}", field="/model")
         return drop_none(model=dict(model), sample=_sample(sample))
     if isinstance(model, BaseModel) and hasattr(model, "family"):

@@ -220,7 +220,7 @@ def explain_chain_break(chain_break: str | None, title: str) -> Rejection:
         return Rejection(
             "chain of modules not known",
             f"{title} calls a list of modules, each with what the one before returned, and the "
-            "profile does not say whether the model is one, as those of earlier releases",
+            "profile does not say whether the model is one",
             "profile the model again and plan from that, or use --for torch",
             is_of_model=True,
         )

@@ -63,7 +63,7 @@ def build(
         autocast: The dtype to autocast stages and loss to; weights and gradients keep theirs.
         precision: Recipe of precision, by default the plan's: the model is converted to its type of
             weights in place, gradients are summed in its type, and `Training.optimizer` keeps
-            master weights. `None` leaves the model as it is; so do plans of earlier releases.
+            master weights. `None` leaves the model as it is; so do plans without one.
         keyed_dropout: See `DistributedPipeline`.
         batch_statistics: See `DistributedPipeline`.
         aux_losses: See `DistributedPipeline`.

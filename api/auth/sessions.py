@@ -45,7 +45,7 @@ class Session(Record):
         id: Random, so that this session can be ended and no other.
         ends_at_s: Unix time.
         key_id: The API key that signed in.
-        key_project_id: The project of that key; `None` in cookies of earlier releases, too.
+        key_project_id: The project of that key.
         token_mac: Keyed hash of the server's own token, if that signed in.
         principal: The holder of an identity provider's token, if that signed in.
     """
@@ -128,7 +128,7 @@ class Sessions:
         value = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers), "")
         try:
             session = Session.model_validate(self._serializer.loads(value))
-        except (BadData, ValidationError):  # tampered with, of another key, or of another release
+        except (BadData, ValidationError):  # tampered with, or of another key
             return None
         is_over = session.ends_at_s <= self._now() or self._ended.has(session)
         return None if is_over else session

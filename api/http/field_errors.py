@@ -108,11 +108,6 @@ def _cause(item: Mapping[str, Any]) -> Exception | None:
 
 REF = "#/$defs/"
 
-CODE_IS_NOT_RUN = (
-    "this service runs no code that it is sent: capture the model where its code is ('stagewright "
-    "capture', or the Python client), and send the graph, or its .pt2 file to /v1/graphs"
-)
-
 Schema = Mapping[str, Any]
 
 
@@ -123,9 +118,6 @@ def suggest_field(request: Request, pointer: str, body: object) -> str:
     known = {
         field for form in forms_at(kind, body, parents) for field in form.get("properties", {})
     }
-    # Earlier releases could run a "code" beside their models; its sender needs the way out.
-    if pointer == "/code" and "factory" in known:
-        return CODE_IS_NOT_RUN
     return suggest_name(name, known)
 
 

@@ -24,8 +24,7 @@ def read_problem(outcome_json: str | None) -> ProblemDocument | None:
     """Return the problem document stored in a job's row, if any."""
     if outcome_json is None:
         return None
-    # Another release may have written it, with other members.
-    return ProblemDocument.model_validate_json(outcome_json, extra="ignore")
+    return ProblemDocument.model_validate_json(outcome_json)
 
 
 def event_data(**values: object) -> str:

@@ -82,11 +82,6 @@ class JobSpec(Record):
     plan_deadline_s: float = 20.0
 
 
-def read_job_spec(request_json: str) -> JobSpec:
-    """Parse the request that a job's row holds."""
-    return JobSpec.model_validate_json(request_json)
-
-
 def required_resource(request: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
     """Return the resource that a worker must offer for a measurement.
 

@@ -29,7 +29,7 @@ from .attempt import (
     retry_until_available,
 )
 from .outcome import problem_json
-from .requests import JobSpec, read_job_spec
+from .requests import JobSpec
 
 SWEEP_S = 5.0
 """Interval at which the table is searched for jobs that no server runs."""
@@ -176,7 +176,7 @@ class JobRunner:
         """Return a job's request; end the job and return `None` if it cannot be read."""
         request_json = await retry_until_available(self._store.jobs.request_json, job.id)
         try:
-            return await run_in_threadpool(read_job_spec, request_json)
+            return await run_in_threadpool(JobSpec.model_validate_json, request_json)
         except ValidationError as error:
             kinds = sorted({item["type"] for item in error.errors(include_input=False)})
             _log.error("job %s cannot be read: %s", job.id, ", ".join(kinds))

@@ -15,7 +15,7 @@ from ...core.service.documents import PlanSummary, ProfileSummary
 from ...core.units import count
 from ...view.html import STATIC, environment
 from ...view.profile_view import changes_of
-from ..jobs.requests import read_job_spec
+from ..jobs.requests import JobSpec
 from .plan_names import name_summary
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
@@ -41,7 +41,7 @@ def job_words(kind: str, request_json: str) -> str:
     if not request_json:  # a long one, dropped when the job ended
         return _measure("a model", is_planned=kind == "plan")
     try:
-        work = read_job_spec(request_json)
+        work = JobSpec.model_validate_json(request_json)
     except ValidationError:  # another release wrote the job
         return "A job"
     measure = work.measure

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
-from ...core.service.documents import LabelRequest, PlanList, PlanSummary, StoredPlan
+from ...core.service.documents import PlanLabels, PlanList, PlanSummary, StoredPlan
 from ...formats.runtimes.registry import find_target
 from ..auth.access import CurrentPrincipal
 from ..http.disconnect import while_connected
@@ -262,7 +262,7 @@ async def export_plan(
 def label_plan(
     store: TheStore,
     plan_id: str,
-    labels: Annotated[LabelRequest, Body(openapi_examples=LABEL_EXAMPLES)],
+    labels: Annotated[PlanLabels, Body(openapi_examples=LABEL_EXAMPLES)],
     principal: CurrentPrincipal,
     check_tag: Precondition,
 ) -> PlanSummary:

@@ -155,8 +155,6 @@ def _check_names(
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
-    if name.removeprefix(PREFIX).lower() == "allow_code":
-        return f"{name} is gone: this server runs no clients' code. Remove the setting."
     return f"{name} is not a setting; {suggest_setting(name, names)}"
 
 

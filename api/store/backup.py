@@ -21,14 +21,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import Connection, DateTime, MetaData, Table, delete, func, insert, select
+from sqlalchemy import Connection, Table, delete, func, insert, select
 
 from ...core.errors import InvalidInput
-from .database import Database
+from .database import Database, Instant
 from .errors import StoreUnavailable
-from .migrate import VERSION_TABLE, check_revision, upgrade
+from .migrate import check_revision, upgrade
 from .records import DEFAULT_PROJECT
-from .tables import REVISION
+from .tables import METADATA, PROJECTS, REVISION
 
 FORMAT = "stagewright.backup/1"
 ROWS_AT_ONCE = 50
@@ -46,15 +46,14 @@ def backup(database: Database, path: Path) -> dict[str, int]:
     check_revision(database)
     written: Counter[str] = Counter()
     with database.snapshot() as connection, _new_file(path) as file:
-        tables = _tables(connection)
         header = {
             "format": FORMAT,
             "revision": REVISION,
             "made_at": database.now().isoformat(),
-            "tables": [table.name for table in tables],
+            "tables": [table.name for table in METADATA.sorted_tables],
         }
         _write_line(file, header)
-        for table in tables:
+        for table in METADATA.sorted_tables:  # parents first
             for row in _rows(connection, table):
                 _write_line(file, {"table": table.name, "row": row})
                 written[table.name] += 1
@@ -63,31 +62,22 @@ def backup(database: Database, path: Path) -> dict[str, int]:
 
 
 def restore(database: Database, path: Path) -> dict[str, int]:
-    """Fill an empty database and migrate it to this release; return the rows by table.
+    """Fill an empty database; return the rows by table.
 
     Raises:
-        InvalidInput: The file is no backup, is truncated or from a newer release, or the database
-            is not empty.
+        InvalidInput: The file is no backup, is truncated or from another release, or the
+            database is not empty.
         StoreUnavailable: The database does not answer.
     """
     lines = _lines(path)
-    # First to the backup's own revision, whose columns its rows have; then forward.
-    upgrade(database, _header(path, lines))
-    with database.write() as connection:
-        tables = {table.name: table for table in _tables(connection)}
-        _clear(connection, tables)
-        read = _read_rows(connection, path, lines, tables)
-        if database.is_postgresql:
-            _continue_sequences(connection, tables)
+    _check_header(path, lines)
     upgrade(database)
+    with database.write() as connection:
+        _clear(connection)
+        read = _read_rows(connection, path, lines)
+        if database.is_postgresql:
+            _continue_sequences(connection)
     return read
-
-
-def _tables(connection: Connection) -> list[Table]:
-    """Return the tables present, of whatever revision, parents first."""
-    found = MetaData()
-    found.reflect(connection)
-    return [table for table in found.sorted_tables if table.name != VERSION_TABLE]
 
 
 def _rows(connection: Connection, table: Table) -> Iterator[dict[str, Any]]:
@@ -100,7 +90,7 @@ def _rows(connection: Connection, table: Table) -> Iterator[dict[str, Any]]:
 
 
 def _read_rows(
-    connection: Connection, path: Path, lines: Iterator[dict[str, Any]], tables: dict[str, Table]
+    connection: Connection, path: Path, lines: Iterator[dict[str, Any]]
 ) -> dict[str, int]:
     read: Counter[str] = Counter()
     for line in lines:
@@ -110,7 +100,7 @@ def _read_rows(
                     f"{path} is incomplete: it announces {line['rows']} rows and has {dict(read)}"
                 )
             return dict(read)
-        table = tables.get(line.get("table", ""))
+        table = METADATA.tables.get(line.get("table", ""))
         if table is None or not set(line.get("row", {})) <= set(table.columns.keys()):
             raise InvalidInput(f"{path} has a row that fits no table of its revision")
         connection.execute(insert(table).values(**_values(table, line["row"])))
@@ -121,29 +111,29 @@ def _read_rows(
 def _values(table: Table, row: dict[str, Any]) -> dict[str, Any]:
     return {
         name: datetime.fromisoformat(value)
-        if value is not None and isinstance(table.c[name].type, DateTime)
+        if value is not None and isinstance(table.c[name].type, Instant)
         else value
         for name, value in row.items()
     }
 
 
-def _clear(connection: Connection, tables: dict[str, Table]) -> None:
+def _clear(connection: Connection) -> None:
     """Reject a database that is not empty, and remove the default project of a new one."""
-    for name, table in tables.items():
+    for table in METADATA.sorted_tables:
         rows = select(func.count()).select_from(table)
-        if name == "projects":
-            rows = rows.where(table.c.id != DEFAULT_PROJECT)
+        if table is PROJECTS:
+            rows = rows.where(PROJECTS.c.id != DEFAULT_PROJECT)
         if num_rows := connection.execute(rows).scalar_one():
             raise InvalidInput(
-                f"the database already holds {num_rows} rows of {name}; restore into an empty one"
+                f"the database already holds {num_rows} rows of {table.name}; restore into an "
+                "empty one"
             )
-    if "projects" in tables:
-        connection.execute(delete(tables["projects"]))
+    connection.execute(delete(PROJECTS))
 
 
-def _continue_sequences(connection: Connection, tables: dict[str, Table]) -> None:
+def _continue_sequences(connection: Connection) -> None:
     """Make PostgreSQL number new rows after the restored ones; SQLite does so by itself."""
-    for table in tables.values():
+    for table in METADATA.sorted_tables:
         if "position" in table.columns:
             last = connection.execute(select(func.max(table.c.position))).scalar()
             if last is not None:
@@ -151,18 +141,16 @@ def _continue_sequences(connection: Connection, tables: dict[str, Table]) -> Non
                 connection.execute(select(func.setval(sequence, last)))
 
 
-def _header(path: Path, lines: Iterator[dict[str, Any]]) -> str:
-    """Check the first line of a backup and return its revision."""
+def _check_header(path: Path, lines: Iterator[dict[str, Any]]) -> None:
+    """Check the first line of a backup. Raises: InvalidInput."""
     header = next(lines, {})
     if header.get("format") != FORMAT:
         raise InvalidInput(f"{path} is not a Stagewright backup ({FORMAT})")
-    revision = str(header.get("revision"))
-    if revision > REVISION:
+    if header.get("revision") != REVISION:
         raise InvalidInput(
-            f"{path} is of revision {revision}, and this release knows revisions up to {REVISION}; "
-            "restore it with the release that wrote it"
+            f"{path} is of revision {header.get('revision')}, and this release reads {REVISION} "
+            "only; restore it with the release that wrote it"
         )
-    return revision
 
 
 @contextmanager

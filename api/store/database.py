@@ -173,22 +173,6 @@ class Database:
             raise
         return connection
 
-    @contextmanager
-    def unchecked_write(self, timeout_ms: int) -> Iterator[Connection]:
-        """Yield an SQLite write transaction with its own timeout and without foreign key checks."""
-        with self._unavailable(), self.engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None, "an open connection has a driver connection"
-            # Both pragmas are ignored inside a transaction, so they are set before it begins.
-            driver.execute(f"PRAGMA busy_timeout = {timeout_ms}")
-            driver.execute("PRAGMA foreign_keys = OFF")
-            try:
-                with connection.execution_options(write=True).begin():
-                    yield connection
-            finally:
-                driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-                driver.execute("PRAGMA foreign_keys = ON")
-
     def close(self) -> None:
         self.engine.dispose()
 
@@ -342,7 +326,7 @@ NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
-"""Names of constraints and indexes, in the tables and in every migration."""
+"""Names of the constraints and indexes of all tables."""
 
 
 class Instant(TypeDecorator[datetime]):

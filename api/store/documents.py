@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -27,7 +26,6 @@ from ...core.document import DIGEST_DIGITS, Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import (
-    MAX_TAGS,
     GraphSummary,
     PlanLabels,
     PlanRecord,
@@ -64,9 +62,6 @@ CACHED_CHARACTERS = 16 * 2**20
 
 MAX_INTEGER = 2**63 - 1
 """Largest value of a BIGINT column."""
-
-_SEPARATORS = re.compile(r"[\x00-\x1f\x7f]+")
-"""No tag has one of these now."""
 
 MAX_SEARCH_WORDS = 8
 """Every word is looked for in every searched column."""
@@ -355,8 +350,7 @@ def _plan_head(row: Row[Any]) -> dict[str, Any]:
 
 
 def _read_tags(joined: str | None) -> tuple[str, ...]:
-    # Earlier releases let control characters into tags, which may make them more than allowed.
-    return tuple(_SEPARATORS.sub(" ", joined or "").split()[:MAX_TAGS])
+    return tuple((joined or "").split())
 
 
 def _lock(

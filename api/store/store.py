@@ -23,7 +23,7 @@ from .records import Retention
 
 
 class Store:
-    """All persistent data of a service; opening it migrates the database to this release.
+    """All persistent data of a service; opening it creates the tables of an empty database.
 
     These guarantees hold for every method of every part:
 
@@ -43,7 +43,7 @@ class Store:
                 idempotency keys.
 
     Raises:
-        InvalidInput: The address is invalid, or the database was written by a newer release or
+        InvalidInput: The address is invalid, or the database was written by another release or
             holds something else.
         StoreUnavailable: The database does not answer.
     """
@@ -80,7 +80,7 @@ class Store:
         """Raise an exception unless the database has this release's tables and takes a write."""
         check_revision(self._database)
         with self._database.write() as connection:  # a full disk refuses no less than a row
-            connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
+            connection.execute(text(f"UPDATE {VERSION_TABLE} SET revision = revision"))
 
     def close(self) -> None:
         """Release files and connections; closing twice is allowed, any other call is not."""

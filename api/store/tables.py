@@ -1,4 +1,4 @@
-"""Table definitions of this release, which `migrations` create."""
+"""Table definitions of this release, which `migrate` creates."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sqlalchemy.sql.schema import SchemaItem
 
 from .database import NAMING, Instant, Words, position
 
-REVISION = "0006"
-"""The migration that creates these tables; a database must be at the same revision."""
+REVISION = "0.1.0"
+"""Revision of these tables; a database of another one is refused."""
 
 METADATA = MetaData(naming_convention=NAMING)
 

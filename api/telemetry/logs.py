@@ -19,7 +19,7 @@ from .tracing import trace_ids
 
 LogFormat = Literal["auto", "json", "console"]
 
-NOISY = ("alembic", "asyncio", "distributed", "httpx")
+NOISY = ("asyncio", "distributed", "httpx")
 """Libraries of which only warnings are logged."""
 
 

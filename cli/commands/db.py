@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Maintain the database of a service; all actions but restore work while it is running.
 
-    check reads all data and reports faults. upgrade migrates the tables to this release, as a
-    server does at startup. backup writes everything to FILE; restore loads FILE into an empty
+    check reads all data and reports faults. upgrade creates the tables of an empty database,
+    as a server does at startup. backup writes everything to FILE; restore loads FILE into an empty
     SQLite or PostgreSQL database, whichever kind it came from. prune deletes data older than the
     given number of days: finished jobs (--jobs-days), audit log entries (--audit-days), and plans
     with their profiles and graphs (--plans-days); the rest is kept.
@@ -91,10 +91,11 @@ def _check(database: Database, *, as_json: bool) -> None:
 
 def _upgrade(database: Database, *, as_json: bool) -> None:
     from ...api.store.migrate import upgrade
+    from ...api.store.tables import REVISION
 
-    before, after = upgrade(database)
-    data = {"database": database.name, "revision_before": before, "revision": after}
-    change = f"{before or 'empty'} -> {after}" if before != after else f"{after}, up to date"
+    before = upgrade(database)
+    data = {"database": database.name, "revision_before": before, "revision": REVISION}
+    change = f"{REVISION}, up to date" if before else f"empty -> {REVISION}"
     emit(json.dumps(data) if as_json else f"{database.name}: revision {change}")
 
 

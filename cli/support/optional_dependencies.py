@@ -12,7 +12,6 @@ CLUSTER = ("cryptography", "distributed", "numba", "pydantic_settings", "structl
 SERVER = (
     *CLIENT,
     *CLUSTER,
-    "alembic",
     "fastapi",
     "itsdangerous",
     "jsonschema",

@@ -55,7 +55,6 @@ class Device(Record):
     kind: Name = "device"
     memory_bytes: int | None = Field(None, ge=0, le=2**60)
     speed: float = Field(1.0, ge=1e-6, le=1e6)
-    # Left out where empty: ids of earlier clusters follow from documents without it.
     place: dict[Name, Name] = Field(
         default_factory=dict, max_length=MAX_LEVELS, exclude_if=lambda place: not place
     )

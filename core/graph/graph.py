@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MODEL_INPUT = -1
 """Layer index that stands for the model's own inputs in an `Edge`."""
 
-# Left out where it is not known: ids of documents of earlier releases stay what they were.
 ChainBreak = Annotated[Note | None, Field(exclude_if=lambda value: value is None)]
 """See `Graph.chain_break`."""
 

@@ -9,8 +9,7 @@ from ..document import Record
 from ..graph.tensors import Sample
 from ..models.families import ModelSpec
 
-# The last is said by servers of earlier releases only, which newer clients must be able to read.
-CodeOf = Literal["nobody", "this release's own families", "the administrator's", "the sender's"]
+CodeOf = Literal["nobody", "this release's own families", "the administrator's"]
 """The party whose code runs on the service."""
 
 
@@ -97,8 +96,7 @@ class Capabilities(Record):
     Attributes:
         models: Forms in which a model can be given.
         factories: Registered model factories.
-        model_families: Families of models that can be named instead of sent; empty from servers of
-            earlier releases, as are the accelerators.
+        model_families: Families of models that can be named instead of sent.
         accelerators: Devices for which costs can be estimated, with their data sheets.
         sandbox: Sandbox of the child processes that estimate and measure on this machine.
     """

@@ -57,15 +57,9 @@ class PlanLabels(Record):
         notes: Any text.
     """
 
-    name: str | None = Field(None, min_length=1, max_length=200)
+    name: Title | None = None
     tags: tuple[Tag, ...] = Field((), max_length=MAX_TAGS)
     notes: str | None = Field(None, max_length=4000)
-
-
-class LabelRequest(PlanLabels):
-    """New labels of a plan; what is stored may hold characters that are no longer accepted."""
-
-    name: Title | None = None
 
 
 class StoredProfile(Stored):

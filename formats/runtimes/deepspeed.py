@@ -154,7 +154,7 @@ def check_tied(plan: Plan) -> tuple[Rejection, ...]:
     uses = [find_uses(entry, plan.layer_names) for entry in tied]
     layers = [index for each in uses for index in each]
     names = [entry.names[0] for entry in tied] or ["a weight"]
-    # A plan of an earlier release has the time of their sums, but not the weights.
+    # A plan edited by hand may have the time of their sums, but not the weights.
     if all(uses) and len(layers) == len(set(layers)) and (tied or not plan.tied_sync_time_s):
         return ()
     reason = (

@@ -118,7 +118,6 @@ def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[
         ("inputs", plan.inputs, profile.inputs),
         ("input_structure", plan.input_structure, profile.input_structure),
         ("fixed_mode", plan.fixed_mode, profile.fixed_mode),
-        # Plans of earlier releases have what capture found out, and no more.
         ("chain_break", plan.chain_break, plan.chain_break and find_chain_break(profile)),
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
         ("error_band", plan.error_band, profile.provenance.error_band),

@@ -16,11 +16,11 @@ from ...core.document import Document, LongTuple, Name, Record
 class TimedOperation(Record):
     """One operation of the calibration: how long it took, and what the fitted table says.
 
-    ``kind`` is its class; empty in tables of earlier versions.
+    ``kind`` is its class.
     """
 
     name: Name
-    kind: Name = ""
+    kind: Name
     measured_s: float = Field(gt=0)
     fitted_s: float = Field(ge=0)
 
@@ -63,8 +63,7 @@ class CalibrationTable(Document):
         found: dict[str, float] = {}
         for one in self.operations:
             error = abs(one.fitted_s / one.measured_s - 1)
-            if one.kind:
-                found[one.kind] = max(error, found.get(one.kind, 0.0))
+            found[one.kind] = max(error, found.get(one.kind, 0.0))
         return found
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
-import sqlite3
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,7 @@ from stagewright.api.settings.settings import (
     MEASURE_COMMAND,
     ServerSettings,
 )
-from stagewright.api.store import store as store_module
-from stagewright.api.store.database import IN_MEMORY, Database
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PROJECTS
 from stagewright.api.telemetry.logs import NOISY
@@ -34,33 +31,6 @@ from tests.api.postgres_server import PostgresServer, postgres_server, why_not
 from tests.shared_solvers import shared_solvers
 
 TOKEN = "a-token-for-tests"
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _migrate_memory_once() -> Iterator[None]:
-    """Fill each new database in memory from the first: migrations take most of a service's start.
-
-    That they lead to the tables of this release is what `store/test_migrate` is for.
-    """
-    migrated = sqlite3.connect(IN_MEMORY, check_same_thread=False)
-    lock, upgrade = threading.Lock(), store_module.upgrade
-
-    def upgrade_or_copy(database: Database) -> None:
-        if database.name != IN_MEMORY:
-            upgrade(database)
-            return
-        with lock:
-            empty = not migrated.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if empty:
-                upgrade(database)
-            with closing(database.engine.raw_connection()) as connection:
-                own = connection.driver_connection
-                own.backup(migrated) if empty else migrated.backup(own)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "upgrade", upgrade_or_copy)
-        yield
-    migrated.close()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -209,6 +179,15 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     server: PostgresServer = request.getfixturevalue("postgres")
     server.execute(EMPTY, "ready")  # a new database would take half a second
     return server.url("ready")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An address where nothing is yet."""
+    if request.param == "sqlite":
+        return str(tmp_path / "restored.db")
+    server = request.getfixturevalue("postgres")
+    return server.url(server.new_database())
 
 
 @pytest.fixture

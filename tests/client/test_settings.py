@@ -86,8 +86,8 @@ def test_ids_cannot_lead_elsewhere():
 
 def test_each_way_of_saying_a_model(tmp_path):
     assert describe_model({"family": "mlp"}) == {"model": {"family": "mlp"}}
-    assert describe_model("profile_" + "0" * 24) == {"profile_id": "profile_" + "0" * 24}
-    assert describe_model("graph_" + "a" * 24) == {"graph_id": "graph_" + "a" * 24}
+    assert describe_model("profile_" + "0" * 32) == {"profile_id": "profile_" + "0" * 32}
+    assert describe_model("graph_" + "a" * 32) == {"graph_id": "graph_" + "a" * 32}
     assert describe_model("x/model.pt2") == Upload(tmp_path.__class__("x/model.pt2"))
     assert describe_model(FactoryCall(name="mine")) == {
         "factory": {"name": "mine", "arguments": {}}
@@ -109,8 +109,8 @@ class Branching(torch.nn.Module):
         ({"family": "mlp"}, torch.ones(2), InvalidInput, "is a description"),
         ("gpt3000", None, InvalidInput, "unknown model"),
         ("graph.json", None, InvalidInput, "cannot read graph.json"),
-        ("profile_" + "0" * 24, {"inputs": {}}, InvalidInput, "leave the sample out"),
-        ("plan_" + "0" * 24, None, InvalidInput, "unknown model"),
+        ("profile_" + "0" * 32, {"inputs": {}}, InvalidInput, "leave the sample out"),
+        ("plan_" + "0" * 32, None, InvalidInput, "unknown model"),
         (3, None, InvalidInput, "an int does not describe a model"),
         ([], None, InvalidInput, "a list does not describe a model"),
         ({"config": {}}, None, InvalidInput, "has no 'family'"),

@@ -30,7 +30,7 @@ from stagewright.api.jobs.messages import (
     WorkerTask,
 )
 from stagewright.api.jobs.notifications import JobNotifications
-from stagewright.api.jobs.requests import JobSpec, read_job_spec
+from stagewright.api.jobs.requests import JobSpec
 from stagewright.api.jobs.runner import JobRunner
 from stagewright.api.store.database import IN_MEMORY, utc_now
 from stagewright.api.store.errors import StoreUnavailable
@@ -251,15 +251,6 @@ def test_a_restart_resubmits_what_is_queued(found):
         store.close()
 
     asyncio.run(scene())
-
-
-def test_rows_of_releases_that_could_measure_code_are_read():
-    body = {name: value for name, value in measure_example().items() if name != "cluster"}
-    plan = {**body, "cluster": "2x24GB"}
-    spec = JobSpec.model_validate({"measure": body, "plan": plan, "measure_digest": "x"})
-    row = spec.model_dump(mode="json", exclude_unset=True)
-    row["measure"]["code"] = row["plan"]["code"] = None
-    assert read_job_spec(json.dumps(row)) == spec
 
 
 def test_what_cannot_be_read_fails_and_is_not_tried_for_ever(play, caplog):

@@ -67,7 +67,7 @@ def test_another_releases_tables_are_not_ready(make_client):
     store = Store(IN_MEMORY)
     client = make_client(store=store, authorized=False)
     with store._database.write() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql("UPDATE schema_revision SET revision = '9999'")
     assert client.get("/readyz").json()["not_ready"] == ["database"]
 
 
@@ -229,7 +229,7 @@ def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, mon
 
 READ_ONLY = "PRAGMA query_only = ON"
 FULL = (
-    "CREATE TRIGGER full BEFORE UPDATE ON alembic_version "
+    "CREATE TRIGGER full BEFORE UPDATE ON schema_revision "
     "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
 )
 

@@ -82,8 +82,6 @@ def test_the_environment_names_the_file_too(said, monkeypatch, tmp_path):
         ({"STAGEWRIGHT_QQQQQQQ": "1"}, None, "config show' lists them"),
         ({**OIDC, "STAGEWRIGHT_OIDC_ISSUR": "x"}, None, "did you mean STAGEWRIGHT_OIDC_ISSUER"),
         (None, "prot = 1", "settings.toml: prot is not a setting; did you mean port"),
-        (None, "allow_code = false", "allow_code is gone: this server runs no clients' code"),
-        ({"STAGEWRIGHT_ALLOW_CODE": "1"}, None, "ALLOW_CODE is gone"),
         (None, '[oidc]\nisuer = "x"', "oidc.isuer is not a setting; did you mean oidc.issuer"),
         (None, "[porcelain]\nx = 1", "porcelain.x is not a setting"),
         (None, "host = \n", "settings.toml is not TOML: .*line 1"),

@@ -20,7 +20,7 @@ from stagewright.api.store.maintenance import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, JobRequest
 from stagewright.api.store.store import Store
-from stagewright.api.store.tables import METADATA
+from stagewright.api.store.tables import METADATA, REVISION
 from stagewright.core.errors import InvalidInput
 from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
@@ -70,15 +70,6 @@ def opened() -> Iterator[Callable[[object], Database]]:
     yield open_database
     for database in databases:
         database.close()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An address where nothing is yet."""
-    if request.param == "sqlite":
-        return str(tmp_path / "restored.db")
-    server = request.getfixturevalue("postgres")
-    return server.url(server.new_database())
 
 
 @pytest.fixture
@@ -167,13 +158,18 @@ def test_a_backup_that_is_cut_off_leaves_the_database_empty(saved, opened, targe
 
 def test_what_is_no_backup_is_refused(opened, target, tmp_path, saved):
     (tmp_path / "text").write_text("no gzip at all")
-    for name, line in {"other": '{"format": "x/1"}', "list": "[1]", "newer": None}.items():
-        header = {**json.loads(lines_of(saved)[0]), "revision": "9999"}
+    header = json.loads(lines_of(saved)[0])
+    for name, line in {
+        "other": {"format": "x/1"}, "list": [1],
+        "before": {**header, "revision": "0.0.9"}, "after": {**header, "revision": "9999"},
+        "no revision": {"format": header["format"]},
+    }.items():  # fmt: skip
         with gzip.open(tmp_path / name, "wt") as file:
-            file.write((line or json.dumps(header)) + "\n")
+            file.write(json.dumps(line) + "\n")
     for name, words in {
         "text": "cannot read", "other": "not a Stagewright", "list": "not a Stagewright",
-        "newer": "9999", "missing": "cannot read",
+        "before": f"revision 0.0.9, and this release reads {REVISION} only", "after": "9999",
+        "no revision": "revision None", "missing": "cannot read",
     }.items():  # fmt: skip
         with pytest.raises(InvalidInput, match=words):
             restore(opened(target), tmp_path / name)
@@ -185,28 +181,6 @@ def test_a_database_that_holds_something_is_not_touched(saved, store):
     with pytest.raises(InvalidInput, match="already holds 1 rows of profiles"):
         restore(store._database, saved)
     assert everything(store._database) == before
-
-
-def test_a_backup_of_an_older_release_is_brought_up_to_this_one(opened, target, tmp_path):
-    """Its rows are read into the tables of then, and migrate as a database would."""
-    record = infeasible(PROFILE.content_id())
-    moment = {"created_at": "2025-01-01T00:00:00+00:00"}
-    profile = {"position": 1, "id": PROFILE.content_id(), **moment, "document": PROFILE.to_json()}
-    plan = {"position": 1, "id": record.record_id(), **moment, "profile_id": PROFILE.content_id(),
-            "status": "infeasible", "document": record.model_dump_json()}  # fmt: skip
-    lines = [
-        {"format": backup_module.FORMAT, "revision": "0001"},
-        {"table": "profiles", "row": profile},
-        {"table": "plans", "row": plan},
-        {"rows": {"profiles": 1, "plans": 1}},
-    ]
-    with gzip.open(tmp_path / "old.gz", "wt") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    restore(opened(target), tmp_path / "old.gz")
-    store = Store(target)
-    assert store.documents.plan(HERE, record.record_id()).infeasible.required == 2.0
-    store.documents.put_plan(HERE, infeasible(PROFILE.content_id(), 3.0))
-    store.close()
 
 
 def test_a_backup_that_fails_leaves_the_one_before(saved, opened, tmp_path, monkeypatch):

@@ -9,9 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select
 
-from stagewright.api.store.database import Database, utc_now
 from stagewright.api.store.errors import StorageFull
-from stagewright.api.store.migrate import upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, Retention
 from stagewright.api.store.store import Store
@@ -115,21 +113,3 @@ def test_answers_kept_for_idempotency_keys_count_until_they_expire(address, cloc
         assert counted(store) == summed(store) == size, "a key used again gives its size back"
         store.expire(Retention(jobs_days=None, audit_days=None, plans_days=None))
         assert counted(store) == summed(store) == 0
-
-
-def test_what_was_stored_before_it_was_counted_is_counted_by_the_migration(tmp_path, a_profile):
-    address = str(tmp_path / "store.db")
-    with closing(Database(address, now=utc_now)) as database:
-        upgrade(database, "0005")
-        values = {"id": a_profile.content_id(), "model": "m", "num_layers": 4, "estimated": False,
-                  "project_id": HERE, "created_at": utc_now(),
-                  "document": a_profile.to_json()}  # fmt: skip
-        answer = {"project_id": HERE, "key": "k", "request_digest": "d", "answer": "twelve chars",
-                  "created_at": utc_now(), "leased_until": utc_now(),
-                  "expires_at": utc_now()}  # fmt: skip
-        with database.write() as connection:
-            connection.execute(PROFILES.insert().values(values))
-            connection.execute(ANSWERS.insert().values(answer))
-            connection.execute(ANSWERS.insert().values({**answer, "key": "l", "answer": None}))
-    with closing(Store(address)) as store:
-        assert counted(store) == summed(store) == len(a_profile.to_json()) + 12

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 
 from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
@@ -75,19 +74,6 @@ class TestContract:
         assert store.documents.put_plan(HERE, record) == kept, "stored again, it keeps its labels"
         found = store.documents.plans(HERE, limit=9, search="TEAM-A").items
         assert [(row.id, row.tags) for row in found] == [(stored.id, ("team-a", "h100"))]
-
-    def test_tags_that_an_earlier_release_took_are_no_obstacle(self, store, a_profile, a_plan):
-        """U+001C to U+001F are blanks to Python and were none to the check: 500 on every list."""
-        profile_id = store.documents.put(HERE, a_profile).id
-        stored = store.documents.put_plan(HERE, planned(profile_id, a_plan))
-        with store._database.write() as connection:
-            many = "\x1c".join("abcdefghijklmnopqrstuvwxy")
-            connection.execute(update(PLANS).values(tags=f"old\x01 {many} last"))
-        expected = ("old", *"abcdefghijklmnopqrs")
-        assert [row.tags for row in store.documents.plans(HERE, limit=9).items] == [expected]
-        assert store.documents.plan(HERE, stored.id).tags == expected
-        read = StoredPlan.model_validate_json(store.documents.json("plan", HERE, stored.id))
-        assert read.tags == expected
 
     def test_what_is_deleted_is_gone_from_its_project_alone(
         self, store, a_profile, a_plan, elsewhere

@@ -107,7 +107,7 @@ def test_flags_without_a_layout_give_the_stages_that_megatron_builds():
         blocks = (f"layers.{index}" for index in range(case["num_layers"]))
         layers = ModelLayers(("e", *blocks, "h"))
         # Megatron's configuration refuses more layers on an end than there are before this rule.
-        # Without a rank between the two ends Megatron builds what they are told, lost blocks or not.
+        # Without a rank between the two ends Megatron builds what they are told, lost or not.
         if built is None or min(built) < 0:
             stopped += 1
             with pytest.raises(InvalidInput):

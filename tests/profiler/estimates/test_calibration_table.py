@@ -33,7 +33,7 @@ def table_of(share: float, **changes) -> CalibrationTable:
         "efficiency": dict.fromkeys(OPERATION_CLASSES, share),
         "traffic": share,
         "overhead_s": 0.0,
-        "operations": (TimedOperation(name="one", measured_s=1, fitted_s=1),),
+        "operations": (TimedOperation(name="one", kind="matmul", measured_s=1, fitted_s=1),),
     }
     return CalibrationTable(**{**fields, **changes})
 
@@ -67,7 +67,7 @@ def test_a_kept_table_is_found_again(monkeypatch, tmp_path):
 
 def test_a_tables_own_errors_make_the_bands_of_layers():
     """Products fitted within 10 %, elementwise operations 40 % off: layers of these are wider."""
-    timed = (("matmul", 1.1), ("matmul", 1.0), ("elementwise", 0.6), ("", 9.0))
+    timed = (("matmul", 1.1), ("matmul", 1.0), ("elementwise", 0.6))
     operations = tuple(
         TimedOperation(name=f"{index}", kind=kind, measured_s=1, fitted_s=fitted)
         for index, (kind, fitted) in enumerate(timed)

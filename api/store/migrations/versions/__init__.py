@@ -1,1 +1,0 @@
-"""Schema migrations of the store, one module per revision; alembic reads them."""
