@@ -209,15 +209,17 @@ def test_replicas_that_would_wait_for_each_other_are_those_that_the_runtime_refu
 @pytest.mark.parametrize("schedule", SPREAD)
 def test_plans_that_gather_weights_are_never_refused_by_the_runtime(schedule):
     shared = 0
-    profile = chain_profile([1.0, 2.0, 1.0, 1.0, 2.0, 1.0], parameter_bytes=WEIGHTS)
-    for devices, count in product((2, 4, 6), (3, 4, 5, 7)):
+    profile = chain_profile([1.0] * 10, parameter_bytes=WEIGHTS)
+    names = [entry.layer.name for entry in profile.layers]
+    for devices, count in product((3, 4), (4, 5, 7, 8)):
         options = PlanOptions(
             schedule=schedule,
             strategies=("fully_shard",),
             optimizer="adam",
             max_replicas=None,
             num_microbatches=count,
-            num_stages=2 if devices < 6 else None,
+            num_stages=2,
+            no_cut_after=(*names[:4], *names[5:9]),  # stages of five layers, which both share
         )
         cluster = Cluster.uniform(devices, bandwidth_bytes_per_s=1e9)
         found = plan(profile, cluster, options)
