@@ -26,7 +26,7 @@ from .problem.problem import PlanningRequest, Progress
 from .regular_preference import Attempt, prefer_regular
 from .remedies import add_remedies, may_be_planned
 from .solvers.solve import solve
-from .tensor_degrees import DegreeProblem, plan_degrees
+from .tensor_degrees import DegreeProblem, list_choices, plan_degrees
 
 
 def plan(
@@ -130,8 +130,9 @@ class Planner:
         deadline = compute_deadline(deadline_s)
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
-        # Of several degrees, the bound of one does not hold for the others.
-        improving = progress and _Improving(progress, has_bound=options.tensor != "auto")
+        # Of several choices, the bound of one does not hold for the others.
+        has_bound = len(list_choices(self.profiles, options)) == 1
+        improving = progress and _Improving(progress, has_bound=has_bound)
         with jit.deadline(deadline):
             try:
                 return self._plan_all(cluster, options, deadline, improving)
@@ -151,8 +152,9 @@ class Planner:
         deadline: float,
         improving: Callable[[Progress], None] | None = None,
     ) -> Plan:
-        """Plan for every number of devices that may split layers, without looking for remedies."""
-        if options.tensor == 1 and options.recompute != "layers":
+        """Plan for every degree and strategy that the options leave open, without remedies."""
+        is_one = options.tensor == 1 and len(list_choices(self.profiles, options)) == 1
+        if is_one and options.recompute != "layers":
             whole = DegreeProblem(1, self.profiles, cluster, options)
             return self._plan_degree(whole, deadline, improving)
 

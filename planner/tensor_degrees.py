@@ -1,10 +1,11 @@
-"""Plans of each number of devices that split layers, and of layers that are recomputed.
+"""Plans of each number of devices that split layers, strategy, and recomputed layers.
 
 With tensor parallelism of degree t, groups of t devices stand for devices, and a layer costs what
 it costs one device of a group (`problem.split_layers`). So the search for one degree is the search
-for stages and replicas on the groups; a plan for ``auto`` is the best of all degrees, and its bound
-the least of theirs. Layers that are activation checkpoints are costs of the profile, too
-(`problem.layer_checkpoints`).
+for stages and replicas on the groups. Replicas share by one strategy in the whole plan, as one that
+saves memory may cost time. Where degree or strategy is open, the best plan of each competes, and
+the bound is the least of theirs. Layers that are activation checkpoints are costs of the profile,
+too (`problem.layer_checkpoints`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress, product
 from typing import get_args
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.assumptions import list_assumptions
-from ..core.plan.plan import Baseline, Plan, PlanOptions
+from ..core.plan.plan import Baseline, Plan, PlanOptions, Sharing
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.backward_parts import microbatch_s
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time, list_some
 from ..schedules.traits import SPLIT_BACKWARD
 from .assemble import was_cut_short
+from .cost.sharing import list_strategies
 from .microbatch_size import rank_plan
 from .problem.layer_checkpoints import (
     Span,
@@ -42,8 +45,11 @@ from .problem.split_layers import (
 MOST_LEFT = 3
 """Devices left idle that a note names."""
 
+Choice = tuple[int, tuple[Sharing, ...]]
+"""Degree, and strategies by which replicas share."""
+
 PlanDegree = Callable[["DegreeProblem", float], Plan]
-"""Plans one degree until a deadline on the clock of `time.monotonic`."""
+"""Plans one problem until a deadline on the clock of `time.monotonic`."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,10 @@ class DegreeProblem:
         if len(grouped.devices) == 1:  # it has no links then, and collectives rest on links
             notes += tuple(list_assumptions(profiles[0], cluster))
         return cls(degree, split, grouped, options, members, notes)
+
+    @property
+    def choice(self) -> Choice:
+        return self.degree, self.options.strategies
 
     @property
     def schedules(self) -> tuple[TrainingSchedule, ...]:
@@ -220,21 +230,22 @@ def _name_checkpoints(plan: Plan, checkpoints: Sequence[Span], profile_id: str) 
     )
 
 
-def list_degrees(profiles: Sequence[Profile], options: PlanOptions) -> tuple[int, ...]:
-    """Return the degrees to plan, the largest first: its groups are fewest, so it is quickest."""
-    if options.tensor != "auto":
-        return (options.tensor,)
+def list_choices(profiles: Sequence[Profile], options: PlanOptions) -> list[Choice]:
+    """Return what to plan, the largest degree first: its groups are fewest, so it is quickest."""
     known = [{split.degree for split in profile.splits} for profile in profiles]
-    return (*sorted(set.intersection(*known), reverse=True), 1)
+    degrees = (*sorted(set.intersection(*known), reverse=True), 1)
+    if options.tensor != "auto":
+        degrees = (options.tensor,)
+    return list(product(degrees, list_strategies(options)))
 
 
 @dataclass
 class _Tried:
-    """Plans by degree, and what is known of those without."""
+    """Plans by choice, and what is known of those without."""
 
-    problems: dict[int, DegreeProblem] = field(default_factory=dict)
-    plans: dict[int, Plan] = field(default_factory=dict)
-    skipped: dict[int, str] = field(default_factory=dict)
+    problems: dict[Choice, DegreeProblem] = field(default_factory=dict)
+    plans: dict[Choice, Plan] = field(default_factory=dict)
+    skipped: dict[Choice, str] = field(default_factory=dict)
     invalid: InvalidInput | None = None
     error: Infeasible | DeadlineExceeded | None = None
     is_open: bool = False
@@ -247,40 +258,43 @@ def plan_degrees(
     options: PlanOptions,
     deadline: float,
 ) -> Plan:
-    """Return the best plan of every degree that the options allow.
+    """Return the best plan of every degree and strategy that the options allow.
 
     Raises:
         InvalidInput: No degree is possible.
-        Infeasible: None fits; the error is of the largest degree.
+        Infeasible: None fits; the error is of the largest degree and ``fully_shard``.
         DeadlineExceeded: No plan was found in time.
     """
     tried = _Tried()
-    degrees = list_degrees(profiles, options)
-    for number, degree in enumerate(degrees):
+    choices = list_choices(profiles, options)
+    for number, choice in enumerate(choices):
+        degree, strategies = choice
+        own = options.model_copy(update={"strategies": strategies})
         try:
-            problem = DegreeProblem.of(profiles, cluster, options, degree)
+            problem = DegreeProblem.of(profiles, cluster, own, degree)
         except InvalidInput as error:
             tried.invalid = tried.invalid or error
-            tried.skipped[degree] = "not possible here"
+            tried.skipped[choice] = "not possible here"
             continue
-        until = _share(deadline, len(degrees) - number) if len(degrees) > 1 else deadline
+        until = _share(deadline, len(choices) - number) if len(choices) > 1 else deadline
         _try_degree(tried, plan_degree, problem, until)
     if not tried.plans:
         reason = tried.error or tried.invalid
         assert reason is not None
         raise reason
-    best = min(tried.plans, key=lambda degree: (rank_plan(tried.plans[degree]), degree))
-    if len(degrees) > 1 and deadline < math.inf:
+    # Of equals, that of fewest devices to a layer, with whole copies.
+    best = min(reversed(tried.plans), key=lambda choice: rank_plan(tried.plans[choice]))
+    if len(choices) > 1 and deadline < math.inf:
         _plan_again(tried, plan_degree, tried.problems[best], deadline)
     made = _combine(tried, best)
-    if options.tensor == "auto" and degrees == (1,):
+    if options.tensor == "auto" and choices[0][0] == 1:
         note = "tensor=1: the profile names no layers that split over several devices"
         made = made.model_copy(update={"notes": (*made.notes, note)})
     return made
 
 
 def _share(deadline: float, left: int) -> float:
-    """Return the deadline of the next degree: of half the time left, an equal part."""
+    """Return the deadline of the next choice: of half the time left, an equal part."""
     now = time.monotonic()
     if deadline == math.inf:
         return deadline
@@ -290,8 +304,8 @@ def _share(deadline: float, left: int) -> float:
 def _plan_again(
     tried: _Tried, plan_degree: PlanDegree, problem: DegreeProblem, deadline: float
 ) -> None:
-    """Give the best degree the rest of the time, if its search was cut short."""
-    first = tried.plans[problem.degree]
+    """Give the best choice the rest of the time, if its search was cut short."""
+    first = tried.plans[problem.choice]
     if not was_cut_short(first) or time.monotonic() > deadline:
         return
     try:
@@ -300,7 +314,7 @@ def _plan_again(
         return
     chosen = min(again, first, key=rank_plan)
     proofs = again.proof, first.proof
-    tried.plans[problem.degree] = chosen.with_bounds(
+    tried.plans[problem.choice] = chosen.with_bounds(
         max(proof.lower_bound for proof in proofs),
         max(proof.simulated_lower_bound_s for proof in proofs),
     )
@@ -309,26 +323,24 @@ def _plan_again(
 def _try_degree(
     tried: _Tried, plan_degree: PlanDegree, problem: DegreeProblem, deadline: float
 ) -> None:
-    """Plan one degree, unless its bound says that it cannot be the best."""
-    degree, best_s = (
-        problem.degree,
-        min((plan.step_time_s for plan in tried.plans.values()), default=math.inf),
-    )
+    """Plan one problem, unless its bound says that it cannot be the best."""
+    choice = problem.choice
+    best_s = min((plan.step_time_s for plan in tried.plans.values()), default=math.inf)
     if problem.least_step_s() >= best_s:
-        tried.skipped[degree] = f"at least {format_time(problem.least_step_s())}"
+        tried.skipped[choice] = f"at least {format_time(problem.least_step_s())}"
         return
-    tried.problems[degree] = problem
+    tried.problems[choice] = problem
     try:
-        tried.plans[degree] = plan_degree(problem, deadline)
+        tried.plans[choice] = plan_degree(problem, deadline)
     except Infeasible as error:
-        tried.error, tried.skipped[degree] = tried.error or error, "does not fit"
+        tried.error, tried.skipped[choice] = tried.error or error, "does not fit"
     except DeadlineExceeded as error:
         tried.error, tried.is_open = tried.error or error, True
-        tried.skipped[degree] = "no time left"
+        tried.skipped[choice] = "no time left"
 
 
-def _combine(tried: _Tried, best: int) -> Plan:
-    """Return the plan of one degree with a proof for all of them."""
+def _combine(tried: _Tried, best: Choice) -> Plan:
+    """Return the plan of one choice with a proof for all of them."""
     plan, proofs = tried.plans[best], [found.proof for found in tried.plans.values()]
     lower = 0.0 if tried.is_open else min(proof.lower_bound for proof in proofs)
     bound_s = 0.0 if tried.is_open else min(proof.simulated_lower_bound_s for proof in proofs)
@@ -336,13 +348,21 @@ def _combine(tried: _Tried, best: int) -> Plan:
     return plan.with_bounds(lower, bound_s).model_copy(update={"notes": notes})
 
 
-def _describe(tried: _Tried, best: int) -> Iterator[str]:
-    """Yield a note on the other degrees."""
+def _describe(tried: _Tried, best: Choice) -> Iterator[str]:
+    """Yield a note on the other choices."""
     others = {
-        **{degree: format_time(plan.step_time_s) for degree, plan in tried.plans.items()},
+        **{choice: format_time(plan.step_time_s) for choice, plan in tried.plans.items()},
         **tried.skipped,
     }
-    others.pop(best)
-    if others:
-        listed = ", ".join(f"{degree}: {others[degree]}" for degree in sorted(others))
-        yield f"tensor={best} was chosen; the step with other degrees is, by degree, {listed}"
+    if len(others) == 1:
+        return
+    shown = [len(set(values)) > 1 for values in zip(*others, strict=True)]
+
+    def name(choice: Choice) -> str:
+        parts = f"tensor={choice[0]}", f"strategies={','.join(choice[1])}"
+        return " with ".join(compress(parts, shown))
+
+    listed = ", ".join(
+        f"{name(choice)}: {others[choice]}" for choice in sorted(others.keys() - {best})
+    )
+    yield f"{name(best)} was chosen; the step with others is {listed}"

@@ -97,8 +97,8 @@ class PlanOptions(Record):
             `None` for any number.
         tensor: Devices that split the layers of each replica between them: this many, or ``auto``
             for the number with the shortest step of 1 and those in the profile's `splits`.
-        strategies: How replicas may share parameters: by ``zero1`` where that is allowed, else by
-            ``fully_shard``, and not at all where sharing saves nothing.
+        strategies: How replicas may share parameters, not at all where that saves nothing; with
+            ``fully_shard`` beside others, the whole plan by what makes its step shorter.
         recompute: Whether stages keep only their inputs and run forward again before backward:
             ``never``, ``always``, or ``auto`` where they lack memory. With ``layers`` it is not
             the stage but each of its layers that does so, where that halves what is kept of it.

@@ -36,6 +36,7 @@ from .communication import (
 from .device_classes import Devices
 from .sharing import (
     SharedBytes,
+    check_gathering,
     choose_sharing,
     held_share,
     list_shared,
@@ -200,6 +201,7 @@ class CostModel:
     def _counted_depths(self, replicas: tuple[int, ...], chunks: int) -> tuple[int, ...]:
         """Count the micro-batches in flight in the schedule; replicas are separate pipelines."""
         make_layout(self.schedule, self.num_microbatches, replicas, chunks)
+        check_gathering(self.options, replicas[0], len(replicas) // chunks)
         alone = (1,) * len(replicas)
         counted = [
             most_in_flight(make_order(self.schedule, dealt, alone, chunks=chunks))

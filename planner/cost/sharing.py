@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...core.errors import InvalidInput
 from ...core.models.training_memory import training_bytes
 from ...core.plan.plan import PlanOptions, Sharing
-from ...schedules.traits import SPLIT_BACKWARD
+from ...schedules.traits import ONE_STAGE_A_RANK, SPLIT_BACKWARD
 from .chain import CostColumns
 
 
@@ -29,10 +30,41 @@ class SharedBytes(NamedTuple):
     gradients: Any
 
 
+def list_strategies(options: PlanOptions) -> list[tuple[Sharing, ...]]:
+    """Return the strategies to plan one by one, that of least memory first.
+
+    ``zero1`` takes no longer than whole copies; ``fully_shard`` sends more, and holds less.
+    """
+    others = tuple(name for name in options.strategies if name != "fully_shard")
+    every: list[tuple[Sharing, ...]] = [("fully_shard",), others]
+    return [some for some in every if some and set(some) <= set(options.strategies)]
+
+
 def choose_sharing(options: PlanOptions) -> Sharing:
     """Return the strategy by which replicas share, where that saves memory."""
     order: tuple[Sharing, ...] = ("zero1", "fully_shard")
     return next((name for name in order if name in options.strategies), "replicate")
+
+
+def check_gathering(options: PlanOptions, replicas: int, positions: int) -> None:
+    """Refuse replicas that would wait for each other without end, gathering weights out of step.
+
+    They share a schedule of several stages a device, on so many ``positions``.
+
+    Raises:
+        InvalidInput: They do not divide the micro-batches, and so differ in their rounds.
+    """
+    m, name = options.num_microbatches, options.schedule
+    least, most = m // replicas, -(-m // replicas)
+    if name == "interleaved_1f1b":  # in step with as many rounds, the last of which may be longer
+        least, most = max(1, least // positions), max(1, most // positions)
+    keep_step = least == most or name in (*ONE_STAGE_A_RANK, "looped_bfs")
+    if choose_sharing(options) == "fully_shard" and not keep_step:
+        raise InvalidInput(
+            f"by fully_shard the replicas of the {name} schedule gather weights in the same order, "
+            f"and {m} micro-batches for {replicas} of them differ in theirs; use a multiple of "
+            f"{replicas} micro-batches"
+        )
 
 
 def divided_bytes(options: PlanOptions, weights: Any, gradients: Any, elements: Any) -> Any:

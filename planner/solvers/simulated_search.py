@@ -14,6 +14,7 @@ from ...schedules.layout import make_layout
 from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeat_rounds
 from ..cost.plan_cost import CostedPlan
+from ..cost.sharing import check_gathering
 from ..heuristics.candidates import apply_recompute, even_times
 from ..problem.input_checks import count_chunks
 from ..problem.problem import PlanningRequest
@@ -130,6 +131,7 @@ class CandidateSource:
         counts = (replicas,) * (ranks * self.chunks)
         try:
             make_layout(options.schedule, options.num_microbatches, counts, self.chunks)
+            check_gathering(options, replicas, ranks)
         except InvalidInput as error:
             return str(error)
         return None

@@ -20,13 +20,14 @@ from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.all_plans import list_all_plans
 from stagewright.planner.solvers.solve import solve
 from tests.builders import chain_profile, random_cluster, random_profile
+from tests.planner.branching import random_branches
 
 SCHEDULES = ("1f1b", "1f1b", "gpipe", "zero_bubble", "interleaved_1f1b")
 
 
-def step_s(profile: Profile, cluster: Cluster, **options) -> float:
+def step_s(profile: Profile, cluster: Cluster, deadline_s: float | None = None, **options) -> float:
     try:
-        return plan(profile, cluster, PlanOptions(**options)).step_time_s
+        return plan(profile, cluster, PlanOptions(**options), deadline_s=deadline_s).step_time_s
     except (Infeasible, InvalidInput):
         return float("inf")
 
@@ -54,6 +55,87 @@ def test_fewer_plans_have_no_faster_one(seed):
     for free, fixed in narrower(schedule, min(count, num_layers)):
         least_s = step_s(profile, cluster, **given, **(free | fixed))
         assert step_s(profile, cluster, **given, **free) <= least_s * (1 + 1e-9), (free, fixed)
+
+
+def give_more(cluster: Cluster, draw: random.Random) -> list[Cluster]:
+    """Return the cluster with more memory, and with more devices like its last."""
+    more = draw.choice([1.1, 1.5, 3.0])
+    filled = tuple(
+        device.model_copy(update={"memory_bytes": int(more * (device.memory_bytes or 0))})
+        for device in cluster.devices
+    )
+    last, count = cluster.devices[-1], draw.choice([1, 2])
+    added = tuple(last.model_copy(update={"name": f"new:{index}"}) for index in range(count))
+    every = (*cluster.devices, *added)
+    level = cluster.levels[0].model_copy(update={"group_size": len(every)})
+    return [
+        Cluster(devices=filled, levels=cluster.levels),
+        Cluster(devices=every, levels=(level,)),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(100, 116))
+def test_more_memory_or_devices_give_no_slower_plan(seed):
+    draw = random.Random(seed)
+    profile = random_profile(seed, draw.choice([3, 5, 8]), ties=seed % 2)
+    limit = draw.choice([60_000, 90_000, 120_000])
+    cluster = random_cluster(seed, draw.choice([2, 3, 4]), memory_bytes=limit)
+    given = {
+        "num_microbatches": draw.choice([3, 4, 8]),
+        "schedule": draw.choice((*SCHEDULES, "zbv")),
+        "recompute": draw.choice(["never", "auto"]),
+        "max_replicas": draw.choice([1, None]),
+    }
+    least_s = step_s(profile, cluster, **given)
+    for larger in give_more(cluster, draw):
+        assert step_s(profile, larger, **given) <= least_s * (1 + 1e-9), given
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_more_strategies_give_no_slower_plan(seed):
+    """Cause: fully_shard was taken wherever it held less, though it takes longer."""
+    draw = random.Random(seed)
+    profile = random_profile(seed, draw.choice([3, 5, 8]), ties=seed % 2)
+    limit = draw.choice([None, 60_000, 90_000])
+    cluster = random_cluster(seed, draw.choice([3, 4]), memory_bytes=limit)
+    given = {
+        "num_microbatches": draw.choice([4, 6]),
+        "schedule": draw.choice(SCHEDULES),
+        "max_replicas": None,
+        "optimizer": "adam",
+    }
+    steps_s = [
+        step_s(profile, cluster, strategies=some, **given)
+        for some in (("replicate",), ("replicate", "zero1"), ("fully_shard",))
+    ]
+    whole_s, zero1_s, sharded_s = steps_s
+    for some, least_s in (
+        (("replicate", "fully_shard"), min(whole_s, sharded_s)),
+        (("zero1", "fully_shard"), min(zero1_s, sharded_s)),
+        (("replicate", "zero1", "fully_shard"), min(steps_s)),
+    ):
+        assert step_s(profile, cluster, strategies=some, **given) <= least_s * (1 + 1e-9), some
+    assert zero1_s <= whole_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_order_of_layers_and_more_time_give_no_slower_plan(seed):
+    draw = random.Random(seed)
+    profile = random_branches(seed, draw.choice([4, 5, 6, 8]), ties=seed % 2)
+    limit = draw.choice([None, 90_000, 120_000])
+    cluster = random_cluster(seed, draw.choice([2, 3, 4]), memory_bytes=limit)
+    given = {
+        "num_microbatches": draw.choice([3, 4, 8]),
+        "recompute": draw.choice(["never", "auto"]),
+        "max_replicas": draw.choice([1, None]),
+        "skips": draw.choice(["relay", "direct"]),
+    }
+    least_s = step_s(profile, cluster, **given)
+    assert step_s(profile, cluster, layer_order="any", **given) <= least_s * (1 + 1e-9)
+    for deadline_s in (0.02, 0.2, 5.0, None):
+        found_s = step_s(profile, cluster, deadline_s, layer_order="any", **given)
+        assert found_s <= least_s * (1 + 1e-9) or deadline_s == 0.02, deadline_s
+        least_s = found_s if deadline_s == 0.02 else min(least_s, found_s)
 
 
 def nodes(kinds: str, bandwidth: float) -> Cluster:

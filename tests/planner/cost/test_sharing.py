@@ -1,16 +1,27 @@
 """Memory of replicas that share an optimizer's state, by hand."""
 
 import random
+from itertools import product
 
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.errors import Infeasible
+from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.graph.graph import Parameter
 from stagewright.core.plan.plan import MemoryUse, PlanOptions
 from stagewright.core.profile.profile import Provenance
+from stagewright.planner.cost.assignment import Assignment
+from stagewright.planner.cost.chain import chain_costs
+from stagewright.planner.cost.device_classes import group_devices
+from stagewright.planner.cost.plan_cost import CostModel
+from stagewright.planner.cost.sharing import check_gathering
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
+from stagewright.runtime.replicas.deadlock_check import can_finish, list_rounds
+from stagewright.runtime.replicas.strategy import choose_strategies
+from stagewright.schedules.make_schedule import make_schedule
+from stagewright.schedules.plan_schedule import schedule_of
+from stagewright.schedules.traits import ONE_STAGE_A_RANK
 from tests.builders import chain_profile, random_profile
 
 WEIGHTS, ELEMENTS = 4000, 1000
@@ -159,3 +170,72 @@ def test_strategies_of_replicas_that_no_stage_may_have_are_noted():
     for max_replicas in (1, 2):
         options = PlanOptions(strategies=("zero1",), max_replicas=max_replicas)
         assert (wanted in plan(profile, cluster, options).notes) == (max_replicas == 1)
+
+
+SPREAD = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
+
+
+@pytest.mark.parametrize("name", [*ONE_STAGE_A_RANK[:3], *SPREAD])
+def test_replicas_that_would_wait_for_each_other_are_those_that_the_runtime_refuses(name):
+    """zbv of 3 micro-batches on 2 replicas was planned, and then refused by the runtime."""
+    refused = taken = 0
+    for positions, replicas, count in product((1, 2, 3), (2, 3, 4), range(2, 13)):
+        chunks = 2 if name in SPREAD else 1
+        stages = positions * chunks
+        options = PlanOptions(schedule=name, num_microbatches=count, strategies=("fully_shard",))
+        if count < replicas:
+            continue
+        try:
+            schedule = make_schedule(
+                name, stages, count, replicas=(replicas,) * stages, chunks=chunks
+            )
+        except InvalidInput:
+            continue  # unequal rounds
+        meets = all(list_rounds(schedule, stage) for stage in range(stages)) and can_finish(
+            schedule, range(stages), ()
+        )
+        try:
+            check_gathering(options, replicas, positions)
+        except InvalidInput:
+            assert not meets, (positions, replicas, count)
+            refused += 1
+        else:
+            assert meets, (positions, replicas, count)
+            taken += 1
+    assert taken > 5
+    assert (refused > 5) == (name in SPREAD and name != "looped_bfs")
+
+
+@pytest.mark.parametrize("schedule", SPREAD)
+def test_plans_that_gather_weights_are_never_refused_by_the_runtime(schedule):
+    shared = 0
+    profile = chain_profile([1.0] * 10, parameter_bytes=WEIGHTS)
+    names = [entry.layer.name for entry in profile.layers]
+    for devices, count in product((3, 4), (4, 5, 7, 8)):
+        options = PlanOptions(
+            schedule=schedule,
+            strategies=("fully_shard",),
+            optimizer="adam",
+            max_replicas=None,
+            num_microbatches=count,
+            num_stages=2,
+            no_cut_after=(*names[:4], *names[5:9]),  # stages of five layers, which both share
+        )
+        cluster = Cluster.uniform(devices, bandwidth_bytes_per_s=1e9)
+        found = plan(profile, cluster, options)
+        shared += "fully_shard" in choose_strategies(found, schedule_of(found), None).values()
+    assert shared > 1
+
+
+def test_a_cut_of_replicas_that_would_wait_for_each_other_is_refused_by_name():
+    options = PlanOptions(
+        schedule="zbv", strategies=("fully_shard",), max_replicas=None, num_microbatches=3
+    )
+    model = CostModel(
+        chain_costs(chain_profile([1.0, 1.0], parameter_bytes=WEIGHTS), (0, 1, 2)),
+        group_devices(Cluster.uniform(2), options),
+        options,
+    )
+    one = Assignment((0, 1, 2), (2, 2), (0, 0), (2, 2), (False, False), chunks=2)
+    with pytest.raises(InvalidInput, match="use a multiple of 2 micro-batches"):
+        model.stages(one)
