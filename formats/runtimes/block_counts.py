@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable
 
 from ...core.errors import InvalidInput
-from ...core.plan.plan import Plan
-from ..gpu_numbers import VISIBLE, list_gpus
 from ..settings import Settings
-from ..target import Export, ImportedCut, ModelLayers, count_blocks, write_header
+from ..target import ImportedCut, ModelLayers
 
 _BARE = re.compile(r"[\s\[\"']*(\d[\d, \t]*)")
 
@@ -79,21 +77,6 @@ def find_setting(text: str, setting: str) -> str | None:
     one_line = r"[\"'\[]?\s*(\d[\d, \t]*)"
     found = re.search(rf"\b{setting}[\"']?\s*[:=]\s*(?:{one_line}|((?:-\s*\d+\s*)+))", text)
     return found and (found[1] or ",".join(re.findall(r"\d+", found[2])))
-
-
-def write_variable(
-    plan: Plan, title: str, checked_with: str, variable: str, command: str
-) -> Export:
-    """Write the counts, and GPUs, as environment variables of a server's command."""
-    counts = count_blocks(plan)
-    use = f"Set it in the environment of: {command} {len(counts)}"
-    gpus = list_gpus(plan) if plan.ranks else []
-    # One file cannot set the variable of several machines.
-    is_set = {node for node, _ in gpus} == {0}
-    header = write_header(plan, title, checked_with, use, visible=[] if is_set else gpus)
-    values = {variable: counts, **({VISIBLE: [number for _, number in gpus]} if is_set else {})}
-    lines = (f"export {name}={','.join(map(str, held))}\n" for name, held in values.items())
-    return Export(header + "".join(lines))
 
 
 def split_evenly(num_blocks: int, num_stages: int) -> tuple[int, ...]:

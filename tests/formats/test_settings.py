@@ -95,7 +95,8 @@ def test_a_switch_that_is_off_is_not_on(value):
 
 def test_a_comment_may_have_an_apostrophe():
     """Cause: a comment with a quote was kept as part of a string, and its flags were read."""
-    assert Settings.read("-ts 1,1 # don't use -sm row", "llama.cpp").words == {"tensor-split": "1,1"}
+    found = Settings.read("-ts 1,1 # don't use -sm row", "llama.cpp")
+    assert found.words == {"tensor-split": "1,1"}
     assert Settings.read('-ts "1,1 # kept"', "llama.cpp").words == {"tensor-split": "1,1 # kept"}
 
 
