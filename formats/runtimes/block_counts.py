@@ -16,16 +16,14 @@ MOST_SHOWN = 80
 
 
 def parse_counts(text: str, example: str) -> tuple[int, ...]:
-    """Parse ``17,20,3``, perhaps with brackets, quotes, ``NAME=`` in front and ``#`` comments.
+    """Parse ``17,20,3``, perhaps with brackets, quotes and ``NAME=`` in front.
 
     ``example`` is in the runtime's own form, for the message of an error.
 
     Raises:
         InvalidInput: Something else is there, or nothing.
     """
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    content = " ".join(line for line in lines if line)
-    content = content.removeprefix("export ").strip()
+    content = " ".join(text.split()).removeprefix("export ")
     content = re.sub(r"^[A-Za-z_][A-Za-z0-9_]*\s*[=:]\s*", "", content).strip("[](){}\"' ")
     parts = [part.strip() for part in content.removesuffix(",").split(",")]
     if not parts or not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
