@@ -91,7 +91,7 @@ class StagewrightError(Exception):
             An error of this class itself if none of the record's classes is accepted.
 
         Raises:
-            ValueError: This is no record.
+            ValueError: It is not a record.
         """
         from pydantic import TypeAdapter, ValidationError
 

@@ -40,7 +40,7 @@ class CutReport:
             way.
         best: The best plan of the same options; `None` if nothing fits.
         best_reason: Why nothing fits; empty if something does.
-        notes: What of the form the numbers leave out.
+        notes: Parts of the form that the numbers leave out.
         is_refused: Whether a rule of the runtime is in the way.
     """
 

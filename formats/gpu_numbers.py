@@ -48,9 +48,9 @@ def list_gpus(plan: Plan) -> list[Gpu]:
 
 
 def number_gpus(plan: Plan) -> tuple[list[int], list[Gpu]]:
-    """Return each stage's GPU as its machine numbers them, and all up to the last.
+    """Return the number of each stage's GPU on its machine, and the GPUs to make visible there.
 
-    The latter are empty on the first machine, which needs no mention.
+    The latter are empty for the first machine, where all are visible.
     """
     gpus = list_gpus(plan)
     node, numbers = gpus[0][0], [number for _, number in gpus]

@@ -33,7 +33,7 @@ class PlacedCut:
 
 
 def fill_devices(cut: ImportedCut, cluster: Cluster) -> ImportedCut:
-    """Return a cut whose runtime deals all devices to its stages, with the replicas that makes."""
+    """Return the cut with its replicas, if its runtime deals all devices to the stages."""
     places = len(cut.stages) // cut.chunks * cut.tensor * cut.ranks_per_device
     replicas, rest = divmod(len(find_devices(cut.visible, cluster)), places)
     if not cut.fills_devices or rest or replicas < 2:

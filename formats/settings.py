@@ -139,7 +139,7 @@ class Settings:
         """Read what a text sets, by the table of the runtime; of several values the last counts.
 
         Raises:
-            InvalidInput: A number is none, or is that of the devices of a group that has none.
+            InvalidInput: A value is not the number it should be, or a group has no devices.
         """
         table, text = SettingsTable.of(runtime), fill_variables(drop_comments(text))
         sizes: dict[str, dict[str, int]] = {"pipeline": {}, "tensor": {}}
@@ -162,7 +162,7 @@ class Settings:
             ):
                 words[row.name], written[row.name] = value, shown
             elif row.kind == "switches":
-                is_on = value.lower() not in ("false", "0")
+                is_on = value.lower() not in (*OFF, "no", "0")
                 counts[row.name], written[row.name] = int(is_on), name
             elif row.kind not in ("unread", "words") and re.fullmatch(r"-?\d{1,7}", value):
                 sizes.get(row.kind, counts)[row.name], written[row.name] = int(value), shown
@@ -217,8 +217,9 @@ def drop_comments(text: str) -> str:
     """Return a text without lines that are comments, and without those at the ends of others."""
     kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     parts = (line.partition(" #") for line in kept)
-    return "\n".join(  # a mark in front of a quote may be part of a string
-        head if not {*"\"'"} & {*tail} else f"{head}{mark}{tail}" for head, mark, tail in parts
+    return "\n".join(  # a mark behind an open quote is part of a string
+        f"{head}{mark}{tail}" if any(head.count(quote) % 2 for quote in "\"'") else head
+        for head, mark, tail in parts
     )
 
 

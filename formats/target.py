@@ -388,19 +388,18 @@ def find_tied(plan: Plan) -> list[Parameter]:
 def parse_literal(text: str, opening: str) -> Any:
     """Return the first Python or JSON literal that begins with ``opening``; `None` if none does.
 
-    Comments in front of it, and what follows it, are passed over.
+    What is in front of it, and what follows it, is passed over.
     """
-    content = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    start = content.find(opening)
+    start = text.find(opening)
     if start < 0:
         return None
     closing = {"{": "}", "[": "]"}[opening[0]]
     depth, end = 1, start + 1
-    while depth and end < len(content):
-        depth += (content[end] == opening[0]) - (content[end] == closing)
+    while depth and end < len(text):
+        depth += (text[end] == opening[0]) - (text[end] == closing)
         end += 1
     try:
-        return ast.literal_eval(content[start:end])
+        return ast.literal_eval(text[start:end])
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 

@@ -212,7 +212,7 @@ class _Search:
     ) -> Change | None:
         """Return the first change that helps, or `None` if there is none or time is up.
 
-        None does where ``least``, which needs least memory of them, does not.
+        If ``least``, which needs the least memory of them, does not help, none does.
         """
         if least is not None and (self.is_over or self._check(least) is None):
             return None

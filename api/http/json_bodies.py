@@ -29,7 +29,7 @@ MANY = 100
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 Link = tuple[Any, str | int] | None
-"""Place of a value: that of what holds it, and the name or number it has there."""
+"""Place of a value: that of its parent, and the value's name or index in it."""
 
 
 def parse_json(body: bytes, kind: Any = None) -> Any:

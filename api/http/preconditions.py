@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from starlette.datastructures import Headers
 
+from ..store.documents import CheckTag
 from .problems import Problem
 
 _TAG = re.compile(r'(?:W/)?"[^"]*"')
@@ -21,9 +21,6 @@ IfNoneMatch = Annotated[
     str | None,
     Header(description="Entity tags the client has; if one still matches, the response is 304."),
 ]
-CheckTag = Callable[[str], None]
-"""Raises the refusal of a change to what has this entity tag now."""
-
 CHANGED: dict[int | str, dict[str, Any]] = {
     412: {"description": "It has changed since the client read it (If-Match)"}
 }

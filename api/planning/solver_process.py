@@ -338,10 +338,11 @@ def report_best(found: Progress, answer: Callable[[], str] | None = None) -> Non
     if best is None:
         return
     if kept is not None and answer is not None and found.value < best[0]:
-        partial_file = kept.with_suffix(".partial")
-        partial_file.touch(0o600)
-        partial_file.write_text(answer(), encoding="utf-8")
-        partial_file.replace(kept)
+        text, partial_file = answer(), kept.with_suffix(".partial")
+        with suppress(OSError):  # a full disk ends no search
+            partial_file.touch(0o600)
+            partial_file.write_text(text, encoding="utf-8")
+            partial_file.replace(kept)
     best[:] = [min(found.value, best[0]), max(found.lower_bound, best[1])]
 
 

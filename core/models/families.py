@@ -294,7 +294,7 @@ class ViTSpec(Record):
 
 
 class CausalLMSpec(Record):
-    """Causal language model; ``left_out`` says what its file has and the model here has not."""
+    """Causal language model; ``left_out`` names the parts of its file that the model here lacks."""
 
     family: Literal["causal_lm"]
     config: CausalLMConfig = CausalLMConfig()
@@ -319,5 +319,5 @@ ModelSpec = Annotated[
 
 
 def list_left_out(spec: ModelSpec | None) -> Notes:
-    """Return what a model's file has and the model that is built of it has not, a sentence each."""
+    """Return the parts of a model's file that the model built from it lacks, a sentence each."""
     return spec.left_out if isinstance(spec, CausalLMSpec) else ()

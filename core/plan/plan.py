@@ -455,8 +455,8 @@ class Plan(Document):
                 f"a device holds more than {self.chunks} stage{'s' * (self.chunks > 1)}"
             )
         last = max(self.ranks, default=len(set(devices)) - 1)
-        if self.ranks and len(set(self.ranks)) != len(set(devices)):
-            raise ValueError(f"ranks number {len(set(self.ranks))} of {len(set(devices))} devices")
+        if self.ranks and not len(self.ranks) == len(set(self.ranks)) == len(set(devices)):
+            raise ValueError(f"ranks are not one number for each of {len(set(devices))} devices")
         if self.nodes and last >= sum(self.nodes):
             raise ValueError(f"a device is number {last} of {sum(self.nodes)} in all nodes")
         # A layer left out would never run, and one given twice would run twice.

@@ -1,6 +1,6 @@
 """Backward passes in two parts: gradients of inputs, which earlier stages wait for, and of weights.
 
-Schedules that split the backward take both as they were measured. Where none was, each is half.
+Schedules that split the backward take both as they were measured. Where not, each is half.
 """
 
 from __future__ import annotations

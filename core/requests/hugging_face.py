@@ -226,7 +226,7 @@ def _read_causal(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _say_left_out(config: Mapping[str, Any]) -> list[str]:
-    """Return what a file has and the model that is built of it has not, a sentence each."""
+    """Return the parts of a file that the model built from it lacks, a sentence each."""
     said = []
     for name, instead in SAID.items():
         value = config.get(name)

@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable
 
 from ...core.errors import InvalidInput
-from ...core.plan.plan import Plan
-from ..gpu_numbers import VISIBLE, list_gpus
 from ..settings import Settings
-from ..target import Export, ImportedCut, ModelLayers, count_blocks, write_header
+from ..target import ImportedCut, ModelLayers
 
 _BARE = re.compile(r"[\s\[\"']*(\d[\d, \t]*)")
 
@@ -18,16 +16,14 @@ MOST_SHOWN = 80
 
 
 def parse_counts(text: str, example: str) -> tuple[int, ...]:
-    """Parse ``17,20,3``, perhaps with brackets, quotes, ``NAME=`` in front and ``#`` comments.
+    """Parse ``17,20,3``, perhaps with brackets, quotes and ``NAME=`` in front.
 
     ``example`` is in the runtime's own form, for the message of an error.
 
     Raises:
         InvalidInput: Something else is there, or nothing.
     """
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    content = " ".join(line for line in lines if line)
-    content = content.removeprefix("export ").strip()
+    content = " ".join(text.split()).removeprefix("export ")
     content = re.sub(r"^[A-Za-z_][A-Za-z0-9_]*\s*[=:]\s*", "", content).strip("[](){}\"' ")
     parts = [part.strip() for part in content.removesuffix(",").split(",")]
     if not parts or not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
@@ -79,21 +75,6 @@ def find_setting(text: str, setting: str) -> str | None:
     one_line = r"[\"'\[]?\s*(\d[\d, \t]*)"
     found = re.search(rf"\b{setting}[\"']?\s*[:=]\s*(?:{one_line}|((?:-\s*\d+\s*)+))", text)
     return found and (found[1] or ",".join(re.findall(r"\d+", found[2])))
-
-
-def write_variable(
-    plan: Plan, title: str, checked_with: str, variable: str, command: str
-) -> Export:
-    """Write the counts, and GPUs, as environment variables of a server's command."""
-    counts = count_blocks(plan)
-    use = f"Set it in the environment of: {command} {len(counts)}"
-    gpus = list_gpus(plan) if plan.ranks else []
-    # One file cannot set the variable of several machines.
-    is_set = {node for node, _ in gpus} == {0}
-    header = write_header(plan, title, checked_with, use, visible=[] if is_set else gpus)
-    values = {variable: counts, **({VISIBLE: [number for _, number in gpus]} if is_set else {})}
-    lines = (f"export {name}={','.join(map(str, held))}\n" for name, held in values.items())
-    return Export(header + "".join(lines))
 
 
 def split_evenly(num_blocks: int, num_stages: int) -> tuple[int, ...]:

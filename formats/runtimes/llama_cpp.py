@@ -71,8 +71,7 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(
             f"-ngl {on_gpu} leaves layers on the CPU, which is no stage here; only -ngl all is read"
         )
-    lines = (line.partition("#")[0] for line in settings.text.splitlines())
-    given = settings.words.get("tensor-split") or " ".join(lines).strip("[](){}\"' ")
+    given = settings.words.get("tensor-split") or settings.text.strip("[](){}\"' \n")
     parts = [part.strip() for part in re.split("[,/]", given)]
     if not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
         raise InvalidInput(

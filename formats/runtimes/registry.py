@@ -29,31 +29,27 @@ from . import (
     maxtext,
     megatron,
     pipedream,
-    sglang,
-    tensorrt_llm,
     torch_pipelining,
     torchgpipe,
     torchtitan,
-    vllm,
 )
 from .block_counts import split_equally, split_evenly
+from .servers import SERVERS, Server
 
-MODULES: dict[str, ModuleType] = {
+MODULES: dict[str, ModuleType | Server] = {
     "torch": torch_pipelining,
     "torchtitan": torchtitan,
     "megatron": megatron,
     "deepspeed": deepspeed,
     "accelerate": accelerate,
-    "vllm": vllm,
-    "sglang": sglang,
-    "tensorrt-llm": tensorrt_llm,
+    **SERVERS,
     "colossalai": colossalai,
     "maxtext": maxtext,
     "llama.cpp": llama_cpp,
     "torchgpipe": torchgpipe,
     "pipedream": pipedream,
 }
-"""Module of each target, with its ``write`` and ``read``."""
+"""Each target's module, or server, with its ``write`` and ``read``."""
 
 CHECKS: dict[str, Callable[[Plan], tuple[Rejection, ...]]] = {
     "torch": torch_pipelining.check_folded,
@@ -66,9 +62,7 @@ CHECKS: dict[str, Callable[[Plan], tuple[Rejection, ...]]] = {
 DEFAULT_SPLITS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
     "torchtitan": torchtitan.split_by_default,
     "megatron": split_equally,
-    "vllm": vllm.split_by_default,
-    "sglang": sglang.split_by_default,
-    "tensorrt-llm": split_evenly,
+    **{name: server.split_by_default for name, server in SERVERS.items()},
     "colossalai": split_evenly,
     "maxtext": split_equally,
 }

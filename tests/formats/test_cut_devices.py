@@ -4,7 +4,7 @@ import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.forward_only import for_serving
 from stagewright.formats.check_cut import check, import_
 from stagewright.formats.runtimes.registry import TARGETS, export
@@ -124,6 +124,14 @@ def test_gpus_that_the_machine_does_not_have_are_refused():
         check("--device CUDA0 -ts 1,1", "llama.cpp", PROFILE, build_cluster(90, 90))
     with pytest.raises(InvalidInput, match="write a GPU's number"):
         check(write_map(0, "tpu:1", 3), "accelerate", PROFILE, build_cluster(90, 90))
+
+
+def test_a_plan_numbers_each_device_once():
+    made = plan_from_balance(PROFILE, build_cluster(90, 80), ONE, (4, 5), devices=((1,), (0,)))
+    assert made.ranks == (1, 0)
+    for ranks in ([1, 0, 1], [1], [1, 1]):
+        with pytest.raises(ValueError, match="not one number for each of 2 devices"):
+            Plan.model_validate({**made.model_dump(), "ranks": ranks})
 
 
 def with_weightless(profile, *names):

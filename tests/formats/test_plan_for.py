@@ -437,7 +437,7 @@ def test_edges_tell_that_a_model_is_no_chain(name, pairs, expected):
 
 def test_choices_left_open_are_those_that_megatron_interleaves():
     """On three ranks it stops at 8 and 16 micro-batches with virtual stages."""
-    profile = chain_profile([1e-3] * 24)
+    profile = chain_profile([1e-2] * 24)
     options = PlanOptions(auto=("schedule", "chunks", "num_microbatches"))
     made = plan_for("megatron", profile, "3xcpu", options).plan
     assert made.chunks > 1

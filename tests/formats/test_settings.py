@@ -86,6 +86,20 @@ def test_every_row_is_read_or_named_under_each_of_its_names(runtime, kind, row):
                 assert not Settings.read(f"{flag} {neutral}", target).notes
 
 
+@pytest.mark.parametrize("value", ["false", "off", "no", "null", "None", "0"])
+def test_a_switch_that_is_off_is_not_on(value):
+    """Cause: only false and 0 were off, so a script's null counted a block for the loss."""
+    found = Settings.read(f"account_for_loss_in_pipeline_split: {value}", "megatron")
+    assert found.counts == {"account-for-loss-in-pipeline-split": 0}
+
+
+def test_a_comment_may_have_an_apostrophe():
+    """Cause: a comment with a quote was kept as part of a string, and its flags were read."""
+    found = Settings.read("-ts 1,1 # don't use -sm row", "llama.cpp")
+    assert found.words == {"tensor-split": "1,1"}
+    assert Settings.read('-ts "1,1 # kept"', "llama.cpp").words == {"tensor-split": "1,1 # kept"}
+
+
 FORMS = (
     "VLLM_PP_LAYER_PARTITION=5,3 vllm serve M -pp 2 -tp 4 --quantization awq",
     "VLLM_PP_LAYER_PARTITION='5,3' vllm serve M --pipeline-parallel-size=2 "
