@@ -71,6 +71,15 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(
             f"-ngl {on_gpu} leaves layers on the CPU, which is no stage here; only -ngl all is read"
         )
+    mode = settings.words.get("split-mode", "layer")
+    if mode == "none":
+        main = int(settings.words.get("main-gpu", 0))
+        return layers.cut_by_blocks([num_blocks], gpus=_number_devices([main], settings))
+    if mode != "layer":
+        raise InvalidInput(
+            f"-sm {mode} splits every layer over the devices, which is no cut: only layer and none "
+            "are read; plan --tensor prices layers that are split over equal devices"
+        )
     lines = (line.partition("#")[0] for line in settings.text.splitlines())
     given = settings.words.get("tensor-split") or " ".join(lines).strip("[](){}\"' ")
     parts = [part.strip() for part in re.split("[,/]", given)]
@@ -82,15 +91,6 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     shares = [float(part) for part in parts]
     if sum(shares) <= 0:
         raise InvalidInput("the shares of --tensor-split add up to nothing")
-    mode = settings.words.get("split-mode", "layer")
-    if mode == "none":
-        main = int(settings.words.get("main-gpu", 0))
-        return layers.cut_by_blocks([num_blocks], gpus=_number_devices([main], settings))
-    if mode != "layer":
-        raise InvalidInput(
-            f"-sm {mode} splits every layer over the devices, which is no cut: only layer and none "
-            "are read; plan --tensor prices layers that are split over equal devices"
-        )
     *devices, output = (place_unit(unit, num_blocks + 1, shares) for unit in range(num_blocks + 1))
     # Devices without any unit stay idle: they are no stages.
     used = sorted({*devices, output})
