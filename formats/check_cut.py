@@ -12,7 +12,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.plan.table import describe_step
-from ..core.profile.forward_only import for_serving, list_phase_notes
+from ..core.profile.forward_only import for_serving
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes, format_time
 from ..planner.plan import plan
@@ -209,7 +209,6 @@ def check_cut(
             *cluster.assumptions,
             *profile.notes,
             *_compare_microbatch(cut, profile),
-            *list_phase_notes(profile),
             *cut.notes,
             *notes,
         ),

@@ -45,6 +45,9 @@ _VARIABLE = re.compile(
 )
 _USE = re.compile(r"\$\{?(\w+)(?::-(\d[\d.,/]*)\})?\}?")
 _ENTRY = re.compile(r"\bname:[ \t]*[\"']?(\w+)[\"']?[ \t]*\n[ \t]*value:[ \t]*")
+_ENVIRON = re.compile(
+    r"\b(?:os\.)?(?:environ(?:\.setdefault)?|putenv)[\[(] *[\"'](\w+)[\"']\]? *[=,](?!=) *"
+)
 _CODE = re.compile(r"^(?:import|from|def|class) ", re.MULTILINE)
 
 
@@ -224,8 +227,8 @@ def drop_comments(text: str) -> str:
 
 
 def fill_variables(text: str) -> str:
-    """Return a shell script with the numbers of its variables where they are used."""
-    text = _ENTRY.sub(r"\1=", text)  # a container's environment in YAML
+    """Return a text with what it sets in its environment as in a shell, and variables filled in."""
+    text = _ENVIRON.sub(r"\1=", _ENTRY.sub(r"\1=", text))
     for _ in range(2):  # a variable may itself be given by another, or by a default
         values = dict(_VARIABLE.findall(text))
         text = _USE.sub(lambda use: values.get(use[1]) or use[2] or use[0], text)  # noqa: B023

@@ -87,11 +87,6 @@ def for_serving(profile: Profile, *, last_position: bool) -> Profile:
     return reduced.model_copy(update={"layers": tuple(layers), "notes": (*reduced.notes, *notes)})
 
 
-def list_phase_notes(profile: Profile) -> tuple[str, ...]:
-    """Return the notes that `for_serving` left; none if it was not asked."""
-    return profile.notes[profile.notes.index(NOTE) + 1 :] if NOTE in profile.notes else ()
-
-
 def _count_tokens(profile: Profile) -> int:
     """Return the tokens of a sample; 0 if samples are no sequences of them."""
     first = profile.inputs[0] if profile.inputs else None

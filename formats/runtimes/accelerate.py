@@ -20,6 +20,8 @@ CHECKED = "accelerate 1.15.0 and transformers 5.23.0, check_device_map and a dis
 OFFLOADED = ("cpu", "disk")
 """Devices of modules that are brought to a GPU for their forward pass."""
 
+_DEVICE = re.compile(r"(?:torch\.)?device\((?:type=)?[\"']([\w:]+)[\"'](?:, *(?:index=)?(\d+))?\)")
+
 
 def write(plan: Plan) -> Export:
     """Write ``device_map`` and ``split_points``."""
@@ -74,8 +76,9 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     Raises:
         InvalidInput: It is no such map, or names unknown modules or devices.
     """
-    at = re.search(r"device_map\s*=", settings.text)
-    entries = parse_literal(settings.text[at.start() :] if at else settings.text, "{")
+    text = re.split(r"device_map\s*=", settings.text, maxsplit=1)[-1]
+    text = _DEVICE.sub(lambda found: repr(":".join(filter(None, found.groups()))), text)
+    entries = parse_literal(text, "{")
     if not isinstance(entries, dict) or not entries:
         raise InvalidInput(
             'expected a device map such as {"model.layers.0": 0, "lm_head": "cuda:1"}, from '

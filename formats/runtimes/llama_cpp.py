@@ -71,16 +71,6 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
         raise InvalidInput(
             f"-ngl {on_gpu} leaves layers on the CPU, which is no stage here; only -ngl all is read"
         )
-    given = settings.words.get("tensor-split") or settings.text.strip("[](){}\"' \n")
-    parts = [part.strip() for part in re.split("[,/]", given)]
-    if not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
-        raise InvalidInput(
-            f"expected shares such as --tensor-split 17,20,4 or 0.5,0.5; found "
-            f"{given[:MOST_SHOWN]!r}"
-        )
-    shares = [float(part) for part in parts]
-    if sum(shares) <= 0:
-        raise InvalidInput("the shares of --tensor-split add up to nothing")
     mode = settings.words.get("split-mode", "layer")
     if mode == "none":
         main = int(settings.words.get("main-gpu", 0))
@@ -90,6 +80,17 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
             f"-sm {mode} splits every layer over the devices, which is no cut: only layer and none "
             "are read; plan --tensor prices layers that are split over equal devices"
         )
+    given = settings.words.get("tensor-split") or settings.text.strip("[](){}\"' 
+")
+    parts = [part.strip() for part in re.split("[,/]", given)]
+    if not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
+        raise InvalidInput(
+            f"expected shares such as --tensor-split 17,20,4 or 0.5,0.5; found "
+            f"{given[:MOST_SHOWN]!r}"
+        )
+    shares = [float(part) for part in parts]
+    if sum(shares) <= 0:
+        raise InvalidInput("the shares of --tensor-split add up to nothing")
     *devices, output = (place_unit(unit, num_blocks + 1, shares) for unit in range(num_blocks + 1))
     # Devices without any unit stay idle: they are no stages.
     used = sorted({*devices, output})

@@ -30,12 +30,12 @@ def split_by_settings(settings: Mapping[str, int], ranks: int, num_blocks: int) 
     left = ranks - len(given)
     shared = num_layers + sum(counted) - sum(given)
     # Without ranks between the first and last Megatron does not compare with the model's blocks.
-    if left < 0 or (left and (shared < 0 or shared % left)):
+    if left > 0 and (shared < 0 or shared % left):
         raise InvalidInput(
             f"{shared} blocks are no multiple of {left} ranks, which Megatron refuses; give "
             "--decoder-first-pipeline-num-layers or --pipeline-model-parallel-layout"
         )
-    of_rank = [shared // left if left else 0] * ranks
+    of_rank = [shared // left if left > 0 else 0] * ranks
     if first is not None:
         of_rank[0] = first
     if last is not None:

@@ -154,7 +154,7 @@ def _check_rest(made: Any, config: CausalLMConfig, known: set[str]) -> None:
             or getattr(made, name, None) == value
         ):
             continue
-        near = get_close_matches(name, known, n=1)
+        near = get_close_matches(name, known - CausalLMConfig.model_fields.keys(), n=1)
         raise InvalidInput(
             f"{config.model_type} of transformers has no setting {name!r}"
             + (f"; did you mean {near[0]!r}?" if near else ", or none for training; remove it"),

@@ -1,5 +1,7 @@
 """Devices of exported and imported stages: numbers of GPUs, not of stages."""
 
+import re
+
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
@@ -37,6 +39,12 @@ def write_map(first, second, count, **more):
     return str({"embed": first, **blocks, "norm": second, "head": second, **more})
 
 
+def write_torch(first, second, form):
+    """The map of the first block apart with devices as Python shows and writes those of torch."""
+    form = form.replace("{}", r"\1")
+    return re.sub(r": (\d)", rf": {form}", write_map(first, second, 1))
+
+
 ORDERS = {
     "accelerate": '"layers.0": 1',
     "llama.cpp": "--device CUDA1,CUDA0 --split-mode layer --tensor-split 3,4",
@@ -70,6 +78,10 @@ def test_an_export_has_the_numbers_of_the_plan_s_gpus(name, devices):
         ("accelerate", write_map("cuda:0", "cuda:1", 1), write_map("cuda:1", "cuda:0", 1)),
         ("accelerate", f"CUDA_VISIBLE_DEVICES=1,0\n{write_map(1, 0, 1)}",
          f"CUDA_VISIBLE_DEVICES=1,0\ndevice_map = {write_map(0, 1, 1)}"),
+        ("accelerate", f"os.environ['CUDA_VISIBLE_DEVICES'] = '1,0'\nm = {write_map(1, 0, 1)}",
+         f"environ.setdefault('CUDA_VISIBLE_DEVICES', '1,0')\nm = {write_map(0, 1, 1)}"),
+        ("accelerate", write_torch(0, 1, "device(type='cuda', index={})"),
+         write_torch(1, 0, "torch.device('cuda:{}')")),
         ("llama.cpp", "-ts 0,1,0", "-ts 1,0,0"),
         ("llama.cpp", "-ts 1,6 -ngl all", "--device CUDA1,CUDA0 -ts 1,6 -ngl all"),
         ("llama.cpp", "-sm none -mg 1 -ts 1,1", "-sm none -mg 0 -ts 1,1"),
@@ -194,6 +206,15 @@ def test_replicas_on_unlike_devices_have_no_price():
     assert any("devices that differ" in note for note in report.notes)
     report = check("PARTS = [0, 4, 9]", "deepspeed", PROFILE, build_cluster(90, 80, 70, 2), ONE)
     assert "device 'gpu3' allows" in report.reasons[0]
+
+
+def test_blocks_that_megatron_loses_on_one_rank_are_named():
+    flags = (
+        "--pipeline-model-parallel-size 1 --decoder-first-pipeline-num-layers 2 "
+        "--decoder-last-pipeline-num-layers 3"
+    )
+    report = check(flags, "megatron", PROFILE, build_cluster(90), ONE)
+    assert report.missing == NAMES[1 + 3 : 1 + BLOCKS]
 
 
 @pytest.mark.parametrize("first", [1, 2])

@@ -114,6 +114,12 @@ FORMS = (
     "  --quantization awq  # -tp 8 before",
     'os.environ["X"]\nVLLM_PP_LAYER_PARTITION="5,3"\nllm = LLM(model="M", '
     'pipeline_parallel_size=2, tensor_parallel_size=4, quantization="awq")',
+    'os.environ["VLLM_PP_LAYER_PARTITION"] = "5,3"\nllm = LLM(model="M", '
+    'pipeline_parallel_size=2, tensor_parallel_size=4, quantization="awq")',
+    "from os import environ\nenviron.setdefault('VLLM_PP_LAYER_PARTITION', '5,3')\n"
+    "LLM(model='M', pipeline_parallel_size=2, tensor_parallel_size=4, quantization='awq')",
+    "os.putenv('VLLM_PP_LAYER_PARTITION', '5,3')\n"
+    "LLM(model='M', pipeline_parallel_size=2, tensor_parallel_size=4, quantization='awq')",
     'command: ["vllm", "serve", "M", "-pp", "2", "-tp", "4", "--quantization", "awq"]\n'
     "environment:\n  - VLLM_PP_LAYER_PARTITION=5,3",
     "VLLM_PP_LAYER_PARTITION: 5,3\nparallel-config.pipeline_parallel_size: 2\n"
@@ -138,6 +144,8 @@ def test_settings_are_those_of_a_command_in_every_form(text):
         ("llama.cpp", "-ts 1,1 --cpu-moe -fit on -ctk q8_0", "--cpu-moe, -fit on, -ctk q8_0"),
         ("llama.cpp", "LLAMA_ARG_N_CPU_MOE=3 llama-server -ts 1,1", "LLAMA_ARG_N_CPU_MOE=3"),
         ("llama.cpp", "CUDA_VISIBLE_DEVICES=GPU-5a x -ts 1,1", "CUDA_VISIBLE_DEVICES=GPU-5a"),
+        ("llama.cpp", "-ts 1,1 -dev RPC0,CUDA0", "-dev RPC0,CUDA0"),
+        ("llama.cpp", "-ts 1,1 --device CUDA0,Vulkan0", "--device CUDA0,Vulkan0"),
         ("sglang", "SGLANG_PP_LAYER_PARTITION=4,4 --dp 2 --ep-size 4", "--dp 2, --ep-size 4"),
         ("tensorrt-llm", "pp_partition: [4, 4]\nmoe_expert_parallel_size: 8\nkv_cache_config:\n"
          "  free_gpu_memory_fraction: 0.8", "moe_expert_parallel_size=8, kv_cache_config, free_"),
@@ -189,6 +197,7 @@ def test_an_export_sets_nothing_that_is_not_known(runtime):
          "2 stages are no multiple of 4 ranks"),
         ("llama.cpp", "-ts 1,1 -sm row", "-sm row splits every layer"),
         ("llama.cpp", "LLAMA_ARG_SPLIT_MODE=tensor llama-server -ts 1,1", "-sm tensor sp"),
+        ("llama.cpp", "-ts 1,1 --device none", "--device none has 0 devices"),
         ("vllm", "vllm serve M -pp 0", "-pp 0 is no number of devices"),
         ("sglang", "sglang serve --tp -1 --pp-size 2", "--tp -1 is no number of devices"),
         ("vllm", "4,4 --tensor-parallel-size all", "--tensor-parallel-size all is no whole number"),
@@ -218,7 +227,13 @@ def test_a_partition_is_never_replaced_by_the_runtime_s_own(runtime, text):
 def test_the_last_of_two_values_counts_and_a_flag_replaces_a_variable():
     both = "LLAMA_ARG_TENSOR_SPLIT=1,1 llama-server -ts 3,1 -ts 1,3 -sm layer"
     assert import_cut(both, "llama.cpp", EIGHT).balance == (4, 7)
-    assert import_cut("-ts 1,1 -sm none", "llama.cpp", EIGHT).balance == (11,)
+    for flags in ("-ts 1,1 -sm none", "-sm none -mg 1"):
+        assert import_cut(flags, "llama.cpp", EIGHT).balance == (11,)
+
+
+def test_no_note_of_an_inference_runtime_is_said_twice():
+    report = check_cut(import_cut("4,4", "vllm", EIGHT), chain_profile([1e-3] * 11), "2x24GB")
+    assert len(report.notes) == len({*report.notes})
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,7 @@ def test_what_is_wrong_with_a_file_is_said_before_anything_is_built(change, fiel
             r"num_experts_per_tok \(9\) is more than num_experts \(4\)",
         ),
         ({"clip": 3.0}, "no setting 'clip'.*remove it"),
+        ({"mtp_num_hidden_layers": 1}, "no setting 'mtp_num_hidden_layers'.*remove it"),
         ({"hidden_act": "nope"}, "it knows no 'nope'"),
         ({"head_dim": "16"}, "expected int, got str"),
         ({"layer_types": ["full_attention"]}, "must be equal to the number of `layer_types`"),
