@@ -58,9 +58,8 @@ schemas: $(INSTALLED)  ## Write the JSON schemas of the documents again
 bench: $(INSTALLED)  ## Compare with torchgpipe
 	$(BIN)/python benchmarks/balance.py
 
-fuzz: $(INSTALLED)  ## Ask the service ten thousand generated requests, and send it changed .pt2 files
+fuzz: $(INSTALLED)  ## Ask the service ten thousand generated requests
 	$(BIN)/python scripts/fuzz.py
-	$(BIN)/python scripts/fuzz_pt2.py
 
 load: $(INSTALLED)  ## Have two hundred clients ask the service, on SQLite and on PostgreSQL
 	$(BIN)/python benchmarks/load.py

@@ -48,7 +48,6 @@ ROUTERS = (
     plans.router,
     jobs.router,
     documents.profiles,
-    documents.archives,
     documents.graphs,
     plans.what_if,
     catalogue.router,

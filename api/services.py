@@ -18,7 +18,6 @@ from .jobs.workers import WorkerBackend, build_workers, is_local, local_setup
 from .middleware.graceful_shutdown import GracefulShutdown
 from .model_sources.estimator import Estimator
 from .model_sources.factories import Factories, read_factories
-from .model_sources.pt2_upload import ProgramReader
 from .page.plan_views import Views
 from .planning.decision import decide
 from .planning.service import Planning
@@ -45,7 +44,6 @@ class Services:
     runner: JobRunner
     jobs: JobService
     factories: Factories
-    program_reader: ProgramReader
     authenticator: Authenticator
     audit: AuditWriter
     sessions: Sessions
@@ -105,7 +103,6 @@ def build_services(
         runner=runner,
         jobs=JobService(store, planning, runner, notifications, options),
         factories=factories,
-        program_reader=ProgramReader(settings.sandbox, memory_bytes=settings.child_memory_bytes),
         authenticator=build_authenticator(settings, store, sessions),
         audit=AuditWriter(store),
         sessions=sessions,

@@ -60,17 +60,17 @@ class ModuleTree:
                 return blocks
             opened |= large
 
-    def _iterate_blocks(self, opened: set[str]) -> Iterator[str]:
-        waiting = [("", False)]  # a stack, not recursion: paths may be as deep as a sender likes
-        while waiting:
-            path, is_element = waiting.pop()
-            children, is_container = self._children.get(path), path in self._containers
-            stays = (path and path in self._undivided) or (is_element and not is_container)
-            is_open = is_container or path in opened or path in self._composite
-            if children and is_open and not stays:
-                waiting += [(child, is_container) for child in children]
-            else:
-                yield path
+    def _iterate_blocks(
+        self, opened: set[str], path: str = "", is_element: bool = False
+    ) -> Iterator[str]:
+        children, is_container = self._children.get(path), path in self._containers
+        stays = (path and path in self._undivided) or (is_element and not is_container)
+        is_open = is_container or path in opened or path in self._composite
+        if children and is_open and not stays:
+            for child in children:
+                yield from self._iterate_blocks(opened, child, is_container)
+        else:
+            yield path
 
 
 def list_ancestors(path: str) -> list[str]:

@@ -255,7 +255,6 @@ class Client:
     get_graph = make_blocking(of_resources.get_graph)
     graphs = make_blocking(of_resources.graphs)
     delete_graph = make_blocking(of_resources.delete_graph)
-    upload_pt2 = make_blocking(of_resources.upload_pt2)
 
     profile_job = make_blocking(of_jobs.profile_job)
     job = make_blocking(of_jobs.job)
@@ -431,7 +430,6 @@ class AsyncClient:
     get_graph = make_coroutine(of_resources.get_graph)
     graphs = make_coroutine(of_resources.graphs)
     delete_graph = make_coroutine(of_resources.delete_graph)
-    upload_pt2 = make_coroutine(of_resources.upload_pt2)
 
     profile_job = make_coroutine(of_jobs.profile_job)
     job = make_coroutine(of_jobs.job)

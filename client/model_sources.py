@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -61,23 +58,17 @@ OTHER_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".py")
 """Endings of files that are not taken for the names of published models."""
 
 
-@dataclass(frozen=True)
-class Upload:
-    """A ``.pt2`` file to upload before the request."""
-
-    path: Path
-
-
-def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upload:
+def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any]:
     """Return the request fields that describe a model.
 
-    A module is captured on this machine; only its graph is sent, without weights or code.
+    A module or a ``.pt2`` file is captured on this machine; only its graph is sent, without weights
+    or code.
     """
     if hasattr(model, "named_parameters"):
         return {"graph": to_json_value(capture_graph(model, sample))}
     if isinstance(model, str | Path):
         found = _named(model)
-        if isinstance(found, Upload) or "model" not in found:
+        if "model" not in found:
             _reject_sample(sample, model)
             return found
         return {**found, "sample": found["sample"] if sample is None else _sample(sample)}
@@ -112,12 +103,12 @@ def _by_id(identifier: str) -> dict[str, Any]:
     return {f"{found[1]}_id": identifier}
 
 
-def _named(name: str | Path) -> dict[str, Any] | Upload:
+def _named(name: str | Path) -> dict[str, Any]:
     text = str(name)
     if isinstance(name, str) and name.startswith(("profile_", "graph_")):
         return _by_id(name)
     if text.endswith(".pt2"):
-        return Upload(Path(name))
+        return {"graph": to_json_value(_capture_file(Path(name)))}
     if text.endswith(".json"):
         return _document(read_file(Path(name)))
     if isinstance(name, Path) or Path(name).suffix in OTHER_FILES or Path(name).is_file():
@@ -178,18 +169,14 @@ def capture_graph(module: Any, sample: Any) -> Graph:
     )
 
 
-def read_pt2_without_weights(path: Path) -> bytes:
-    """Return an exported program without its weights, which the service does not need."""
-    target = io.BytesIO()
+def _capture_file(path: Path) -> Graph:
     try:
-        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w") as kept:
-            # Members are copied from archive to archive: nothing is unpickled, and no path of the
-            # archive is ever opened.
-            for entry in archive.infolist():
-                if "/data/" not in f"/{entry.filename}":
-                    kept.writestr(entry, archive.read(entry))
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise InvalidInput(f"{path} was not written by torch.export.save: {error}") from None
-    return target.getvalue()
+        from ..capture.exported_program import load_exported
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"capturing {path} needs {error.name}; run: pip install -e '.[torch]' (in the "
+            "checkout), or capture it on another machine: stagewright capture "
+            f"{path.name} -o graph.json",
+            name=error.name,
+        ) from None
+    return capture_graph(*load_exported(path))

@@ -49,12 +49,6 @@ def build_delete(*path: str, **params: object) -> HttpRequest:
     return replace(build_get(*path, **params), method="DELETE")
 
 
-def build_upload(*path: str, content: bytes) -> HttpRequest:
-    """Build a POST that creates something from a file's bytes."""
-    headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": uuid4().hex}
-    return HttpRequest("POST", api_path(*path), headers=headers, body=content)
-
-
 def _post(path: tuple[str, ...], fields: object, headers: Mapping[str, str]) -> HttpRequest:
     return HttpRequest(
         "POST",

@@ -26,10 +26,24 @@ MAX_MEMBERS = 2**15
 MANY = 100
 """Members or items that are left to validation, which reports all that are wrong."""
 
+ARCHIVE_TYPES = ("application/octet-stream", "application/zip")
+ARCHIVE_START = b"PK\x03\x04"  # of a form's file, it is not at the very start
+
+CAPTURE_INSTEAD = (
+    " A .pt2 file is not read here: capture it where torch is, 'stagewright capture model.pt2 -o "
+    "graph.json', and send graph.json. The Python client does both by itself."
+)
+
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 Link = tuple[Any, str | int] | None
 """Place of a value: that of its parent, and the value's name or index in it."""
+
+
+def explain_archive(content_type: str, body: bytes = b"") -> str:
+    """Return what to do instead, as another sentence, if a refused body may be a ``.pt2`` file."""
+    named = content_type.partition(";")[0].strip().lower() in ARCHIVE_TYPES
+    return CAPTURE_INSTEAD if named or ARCHIVE_START in body[:1024] else ""
 
 
 def parse_json(body: bytes, kind: Any = None) -> Any:
@@ -50,7 +64,10 @@ def parse_json(body: bytes, kind: Any = None) -> Any:
         # This parser limits the depth and refuses lone surrogates; NaN has to be forbidden.
         found = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Problem(400, "malformed-json", f"The body is not valid JSON: {error}") from None
+        archive = explain_archive("", body)
+        raise Problem(
+            400, "malformed-json", f"The body is not valid JSON: {error}.{archive}"
+        ) from None
     if _count_members(found, kind) != _TEXT.sub(b"", body).count(b":"):
         del found  # the other parser is slow, and makes it a second time
         json.loads(body, object_pairs_hook=_refuse_repeated)

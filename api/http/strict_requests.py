@@ -22,16 +22,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from .field_errors import MAX_ERRORS, FieldError, clip, suggest_name
-from .json_bodies import parse_json
+from .json_bodies import explain_archive, parse_json
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
 from .preconditions import check_match
 from .problems import Problem, problem_of_validation
 from .threads import in_busy_thread
 
 API = "/v1/"
-
-ARCHIVES = ("application/octet-stream", "application/zip")
-"""Media types accepted for a ``.pt2`` file."""
 
 
 class StrictRequest(Request):
@@ -78,19 +75,17 @@ class StrictRoute(APIRoute):
         takes_body = self.body_field is not None
         kind = None if self.body_field is None else self.body_field.field_info.annotation
         adapter: TypeAdapter[Any] | None = None if kind is None else TypeAdapter(kind)
-        # Other types, which another route of the path reads; this one documents them.
-        others = ((self.openapi_extra or {}).get("requestBody") or {}).get("content", {})
-        other = "".join(f", or as {kind}" for kind in [*others][:1])  # one of them is enough
         declared = [one.alias for each in _flatten(self.dependant) for one in each.header_params]
 
         async def handle_strictly(request: Request) -> Response:
-            if takes_body and not _is_json(request.headers.get("content-type", "")):
+            sent = request.headers.get("content-type", "")
+            if takes_body and not _is_json(sent):
                 raise Problem(
                     415,
                     "unsupported-media-type",
-                    "Send the body as JSON with the header 'Content-Type: application/json'"
-                    f"{other}.",
-                    headers={"Accept": ", ".join(("application/json", *others))},
+                    "Send the body as JSON with the header 'Content-Type: application/json'."
+                    + explain_archive(sent, await request.body()),
+                    headers={"Accept": "application/json"},
                 )
             if "if-match" not in declared:
                 check_match(request.headers, None)

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.units import format_bytes
 from ..auth.access import is_open
 from ..fair_limits import FairShares
+from ..http.json_bodies import explain_archive
 from ..http.problems import RETRY_AFTER_S, Problem
-from ..http.strict_requests import ARCHIVES
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes beyond the limit that are still read, so that the client gets to see the answer."""
@@ -39,12 +39,6 @@ MAX_SLOT_S = 0.25
 
 Count = Callable[[int], None]
 """Counts bytes of a body, or raises the refusal."""
-
-
-WITHOUT_WEIGHTS = (
-    " Of a .pt2 file only the program is read: leave out its weights, constants and sample inputs, "
-    "zip -d model.pt2 '*/data/*', and send what is left. The Python client does that by itself."
-)
 
 
 class LoadLimits:
@@ -146,12 +140,11 @@ class LoadLimits:
 def _too_large(max_bytes: int, headers: Headers) -> Problem:
     announced = _announced_bytes(headers)
     size = f"; this one has {format_bytes(announced)}" if announced else ""
-    is_archive = headers.get("content-type", "").partition(";")[0].strip().lower() in ARCHIVES
     return Problem(
         413,
         "body-too-large",
         f"A request body may have at most {format_bytes(max_bytes)} ({max_bytes} bytes){size}."
-        + (WITHOUT_WEIGHTS if is_archive else ""),
+        + explain_archive(headers.get("content-type", "")),
         headers={"Connection": "close"},
     )
 

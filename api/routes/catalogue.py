@@ -131,13 +131,11 @@ def _tiers(registered: Factories, scheduler: str) -> tuple[Tier, ...]:
     has_torch = importlib.util.find_spec("torch") or not is_local(scheduler)  # or workers have it
     torch = "" if has_torch else "torch is not installed on this server"
     factories = "" if registered else "none is registered (factories_file)"
-    pt2 = "an exported program, of which its JSON is read"
     model = "a family and its configuration, a published model's name, or a config.json"
     tiers: tuple[tuple[str, str, CodeOf, str], ...] = (
         ("profile", "numbers, inline or by profile_id", "nobody", ""),
         ("model", model, "this release's own families", torch),
         ("graph", "operations and shapes, inline or by graph_id", "nobody", torch),
-        ("POST /v1/graphs", pt2, "nobody", ""),
         ("factory", "a registered name and its arguments", "the administrator's", factories),
     )
     return tuple(

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
-from fastapi.routing import APIRoute
+from fastapi import Body, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
-from starlette.routing import Match
-from starlette.types import Scope
 
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
@@ -18,8 +14,6 @@ from ..auth.access import CurrentPrincipal
 from ..http.examples import GRAPH_EXAMPLES, PROFILE_EXAMPLES
 from ..http.pagination import Cursor, Limit, blame_parameter
 from ..http.preconditions import CHANGED, Precondition
-from ..http.strict_requests import ARCHIVES
-from ..model_sources.pt2_upload import ProgramReader
 from ..planning.exports import ProfileFormat, profile_text
 from ..planning.service import Planning
 from ..store.records import Stored
@@ -31,17 +25,8 @@ from .dependencies import (
     TheReading,
     TheStore,
     created,
-    from_state,
     strict_router,
 )
-
-PT2_BODY = {
-    "requestBody": {
-        "description": "A graph, or a file written by torch.export.save, of which only the "
-        "program's JSON is read; weights can be left out (zip -d model.pt2 '*/data/*').",
-        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ARCHIVES},
-    }
-}
 
 profiles = strict_router("/v1/profiles", "profiles")
 graphs = strict_router("/v1/graphs", "graphs")
@@ -108,45 +93,15 @@ def delete_profile(
     store.documents.delete("profile", principal.project_id, profile_id, check_tag)
 
 
-class ArchiveRoute(APIRoute):
-    """A route that takes archives only, whatever other routes take at its path."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
-        return super().matches(scope) if kind in ARCHIVES else (Match.NONE, {})
-
-
-archives = APIRouter(prefix="/v1/graphs", route_class=ArchiveRoute, include_in_schema=False)
-"""Comes before `graphs`, whose ``POST`` documents it."""
-
-
-@archives.post("", status_code=201)
-async def create_graph_from_pt2(
-    planning: ThePlanning,
-    reader: Annotated[ProgramReader, from_state("program_reader")],
-    creation: TheCreation,
-) -> Response:
-    """Store the graph of an exported program."""
-    body = await creation.request.body()
-
-    async def make() -> Response:
-        return await _create(
-            planning, creation, await reader.read(body, creation.principal.project_id)
-        )
-
-    return await creation.once(make)
-
-
-@graphs.post("", status_code=201, response_model=Stored, openapi_extra=PT2_BODY)
+@graphs.post("", status_code=201, response_model=Stored)
 async def create_graph(
     planning: ThePlanning,
     graph: Annotated[Graph, Body(openapi_examples=GRAPH_EXAMPLES)],
     creation: TheCreation,
 ) -> Response:
-    """Store the graph that ``stagewright capture`` or ``torch.export.save`` wrote, to plan from it.
+    """Store the graph that ``stagewright capture`` wrote, to plan from it.
 
-    A graph is sent as JSON, an exported program (``.pt2``) as ``application/octet-stream``. No code
-    in the file is run.
+    A ``.pt2`` file is refused: ``stagewright capture`` makes a graph of it, where torch is.
     """
     return await creation.once(lambda: _create(planning, creation, graph))
 

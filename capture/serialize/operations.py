@@ -26,8 +26,12 @@ from ...core.graph.graph import Operation, Region
 from ...core.graph.tensors import ELEMENT_SIZE_BYTES
 from ..program.mutation import region_of
 from ..program.program import Program, tensors_of, value_of
-from ..pt2.program import ASSERTIONS
 from ..sample import dtype_name, tensor_spec
+
+ASSERTIONS = frozenset(
+    ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
+)
+"""Operators that compute nothing, inserted by torch.export; they are left out of graphs."""
 
 LEFT_OUT = ("device", "pin_memory")
 """Keywords for the placement of a result, which is wherever the graph is run."""

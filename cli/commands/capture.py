@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Show how a model is captured: its layers, its legal cuts and its opaque calls.
 
-    Name the model in one of three ways: a function and --sample; --family, --config and --input;
-    or a JSON file with a request to measure.
+    Name the model in one of four ways: a function and --sample; --family, --config and --input;
+    a .pt2 that torch.export.save wrote; or a JSON file with a request to measure.
     """
     check_writable(output)
     request = read_named_request(model, family, config, inputs, sample=sample)

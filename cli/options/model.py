@@ -17,8 +17,9 @@ Model = Annotated[
     str | None,
     Argument(
         metavar="MODEL",
-        help="package.module:function that returns the model, or a JSON file with a request, a "
-        "captured graph or a Hugging Face configuration (or the folder of its config.json).",
+        help="package.module:function that returns the model, a .pt2 of torch.export.save, or a "
+        "JSON file with a request, a captured graph or a Hugging Face configuration (or the folder "
+        "of its config.json).",
     ),
 ]
 SampleObject = Annotated[

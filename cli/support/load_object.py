@@ -64,7 +64,16 @@ def call_object(target: str) -> Any:
 
 
 def load_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
-    """Return the user's module and sample; ``model`` may name a module or its factory."""
+    """Return the user's module and sample; ``model`` names a module, its factory or a ``.pt2``."""
+    if model is not None and model.endswith(".pt2"):
+        if sample is not None:
+            raise InvalidInput(
+                f"{model} is captured and measured with the sample it was exported with: leave out "
+                "--sample; to run a plan, name the function that returns the model"
+            )
+        from ...capture.exported_program import load_exported
+
+        return load_exported(Path(model))
     if model is not None and model.endswith(".py"):
         name = Path(model).stem
         raise InvalidInput(

@@ -43,6 +43,8 @@ def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
 def _what_is_wrong(text: bytes, error: Exception) -> str:
     if not text.strip():
         return "it is empty; write it again"
+    if text.startswith(b"PK"):
+        return "it is an archive; of a .pt2, name what 'stagewright profile' or 'capture' writes"
     if not isinstance(error, json.JSONDecodeError):
         return "it is not text, or nested too deeply; name another file"
     if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):

@@ -9,12 +9,11 @@ from ...core.requests.requests import ProfilingOptions
 from ...core.service.jobs import JobList, JobState, JobView
 from ..errors import error_from_job
 from ..job_events import EventStream, dispatch_events, follow_events
-from ..model_sources import ModelLike
+from ..model_sources import ModelLike, describe_model
 from ..progress import Progress, show_progress
 from ..request_builders import build_create, build_get, drop_none
 from ..retry import ask
 from ..sans_io import HttpRequest, Steps
-from .resources import model_fields
 
 
 def profile_job(
@@ -34,7 +33,7 @@ def profile_job(
         device_kind: Required kind of GPU, such as ``H200``.
         fresh: Measure again even if the service has a profile of this model.
     """
-    source = yield from model_fields(model, sample)
+    source = describe_model(model, sample)
     options = drop_none(profiling=profiling, device_kind=device_kind)
     call = build_create("profile-jobs", fields={**source, **options}, fresh=fresh)
     return (yield from ask(call, JobView))

@@ -12,13 +12,12 @@ from ...core.plan.timeline import Timeline
 from ...core.requests.requests import EstimateOptions, ProfilingOptions
 from ...core.service.documents import Comparison, PlanList, PlanSummary, Simulation, StoredPlan
 from ...core.service.jobs import JobView
-from ..model_sources import ModelLike
+from ..model_sources import ModelLike, describe_model
 from ..progress import Progress
 from ..request_builders import build_create, build_delete, build_get, build_query, drop_none
 from ..retry import ask, delete, send_with_retries
 from ..sans_io import HttpReply, Steps
 from .jobs import wait
-from .resources import model_fields
 
 PROMPT_S = 2
 """Seconds the service waits for a measurement before it answers with a job (``Prefer: wait``):
@@ -41,12 +40,11 @@ def plan(
     """Plan a model's pipeline stages on the service; an infeasible request is also an answer.
 
     Args:
-        model: An ``nn.Module``, which is captured on this machine: its graph is sent, without
-            weights or code. Or a `Graph`; one or several `Profile`; a family
-            (``{"family": "gpt2"}``), a Hugging Face config (``config.to_dict()``) or the name of a
-            published model; a stored profile or graph,
-            or its id; the path of a ``.pt2`` file, or of a ``.json`` with a graph or profile. If
-            the service accepts them, a `FactoryCall`.
+        model: An ``nn.Module``, or the path of a ``.pt2`` file, which is captured on this machine:
+            its graph is sent, without weights or code. Or a `Graph`; one or several `Profile`; a
+            family (``{"family": "gpt2"}``), a Hugging Face config (``config.to_dict()``) or the
+            name of a published model; a stored profile or graph, or its id; the path of a
+            ``.json`` with a graph or profile. If the service accepts them, a `FactoryCall`.
         sample: For a module, the inputs of one micro-batch: a tensor, a tuple or a dict. For a
             family, a `Sample`.
         cluster: Devices and links, or shorthand such as ``4x24GB``.
@@ -67,7 +65,7 @@ def plan(
         Refused: The token does not permit it.
         Unreachable: The service cannot be reached.
     """
-    source = yield from model_fields(model, sample)
+    source = describe_model(model, sample)
     if isinstance(estimate, str):
         estimate = EstimateOptions(device=estimate)
     fields = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...core.cluster.cluster import Cluster
 from ...core.graph.graph import Graph
@@ -13,36 +12,16 @@ from ...core.profile.profile import Profile
 from ...core.service.catalogue import Capabilities
 from ...core.service.documents import GraphList, ProfileList, Stored, StoredGraph, StoredProfile
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Project, ProjectList, Quotas
-from ..model_sources import ModelLike, Upload, describe_model, read_pt2_without_weights
 from ..request_builders import (
     build_create,
     build_delete,
     build_get,
     build_once,
-    build_upload,
     drop_none,
     to_json_value,
 )
 from ..retry import ask, delete, send_with_retries
 from ..sans_io import Steps
-
-
-def model_fields(model: ModelLike, sample: Any) -> Steps[dict[str, Any]]:
-    """Return the request fields that describe a model, uploading a ``.pt2`` file first."""
-    source = describe_model(model, sample)
-    if isinstance(source, Upload):
-        return {"graph_id": (yield from upload_pt2(source.path)).id}
-    return source
-
-
-def upload_pt2(path: str | Path) -> Steps[Stored]:
-    """Store the graph of an exported program (``torch.export.save``), without its weights.
-
-    Raises:
-        InvalidInput: The file is not an exported program, or contains unsupported operations.
-    """
-    call = build_upload("graphs", content=read_pt2_without_weights(Path(path)))
-    return (yield from ask(call, Stored))
 
 
 def put_graph(graph: Graph) -> Steps[Stored]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.limits import deadline_of, lateness
-from stagewright.api.model_sources.pt2_upload import LIMITS
 from stagewright.api.settings.settings import ServerSettings
 
 REFUSED = frozenset(range(400, 500))
@@ -79,7 +78,7 @@ class Target:
         timeout_s: float | None = None,
     ) -> Reply:
         """Send one ordinary request, and note if its answer is late."""
-        deadline_s = deadline_for(body, kind)
+        deadline_s = deadline_for(body)
         timeout_s = timeout_s or deadline_s + GIVEN_UP_S
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         begin = time.monotonic()
@@ -124,10 +123,8 @@ class Attack:
     is_heavy: bool = False
 
 
-def deadline_for(body: bytes | None, kind: str) -> float:
-    """Return how long a request may take: an upload, one with a deadline of its own, any other."""
-    if kind == ARCHIVE:
-        return LIMITS.deadline_s
+def deadline_for(body: bytes | None) -> float:
+    """Return how long a request may take: its own deadline, or the server's."""
     try:
         own = json.loads(body or b"{}")
     except (ValueError, RecursionError):

@@ -23,9 +23,8 @@ from scripts.hostility.server import Scene, attacked
 from scripts.hostility.wire import exchange
 
 GROUPS = (
-    "json", "number", "graph", "text", "kind", "code", "pickle", "bomb", "name", "archive",
-    "operator", "program", "bounds", "host", "framing", "line", "header", "project", "again",
-    "stream", "upload", "flood", "read",
+    "json", "number", "graph", "text", "kind", "code", "pickle", "bomb", "archive", "bounds",
+    "host", "framing", "line", "header", "project", "again", "stream", "upload", "flood", "read",
 )  # fmt: skip
 ATTACKS_OF_A_GROUP = 8
 """`make hostile` sends all."""

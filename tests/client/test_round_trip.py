@@ -13,7 +13,7 @@ import stagewright
 from stagewright import AsyncClient, Client, Graph, Plan, PlanOptions, Profile
 from stagewright.capture.capture import capture
 from stagewright.cli.support.named_models import read_model
-from stagewright.client.model_sources import describe_model, read_pt2_without_weights
+from stagewright.client.model_sources import describe_model
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.tensors import Sample, SampleTensor
 from stagewright.core.models.families import ModelSpec, ResNetConfig, ResNetSpec
@@ -126,14 +126,26 @@ def test_the_asynchronous_client_does_the_same_side_by_side(said: Said, server: 
     ]  # fmt: skip
 
 
-def test_an_exported_program_goes_without_its_weights(client: Client, tmp_path: Path):
-    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 8))
+def test_an_exported_program_is_captured_here_and_planned_as_its_module(
+    client: Client, server: str, tmp_path: Path
+):
+    model, sample = (
+        torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 8)),
+        (torch.randn(4, 512),),
+    )
     path = tmp_path / "model.pt2"
-    torch.export.save(torch.export.export(model, (torch.randn(4, 512),)), path)
-    stored = client.upload_pt2(path)
-    assert [layer.name for layer in client.get_graph(stored.id).graph.layers] == ["0", "1"]
-    assert client.plan(path, cluster="2xH100").require().model
-    assert len(read_pt2_without_weights(path)) < path.stat().st_size / 10
+    torch.export.save(torch.export.export(model, sample), path)
+    by_file, by_module = (
+        client.plan(*given, cluster="2xH100").require() for given in ((path,), (model, sample))
+    )
+    assert by_file.balance == by_module.balance
+    assert by_file.step_time_s == by_module.step_time_s
+
+    async def plan() -> Plan:
+        async with AsyncClient(server, TOKEN) as waiting:
+            return (await waiting.plan(str(path), cluster="2xH100")).require()
+
+    assert asyncio.run(plan()) == by_file
 
 
 def test_a_published_model_by_name_is_the_command_lines():

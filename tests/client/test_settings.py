@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import zipfile
+import sys
 
 import httpx2
 import pytest
 import torch
 
 from stagewright import Client
-from stagewright.client.model_sources import Upload, describe_model, read_pt2_without_weights
+from stagewright.client.model_sources import describe_model
 from stagewright.client.settings import ClientSettings
 from stagewright.core.errors import CaptureError, InvalidInput
 from stagewright.core.requests.requests import FactoryCall
@@ -84,11 +84,10 @@ def test_ids_cannot_lead_elsewhere():
     assert seen == [b"/v1/plans/..%2Fapi-keys", b"/v1/plans/a%3Fb%3D1", b"/v1/plans/a%23b"]
 
 
-def test_each_way_of_saying_a_model(tmp_path):
+def test_each_way_of_saying_a_model():
     assert describe_model({"family": "mlp"}) == {"model": {"family": "mlp"}}
     assert describe_model("profile_" + "0" * 32) == {"profile_id": "profile_" + "0" * 32}
     assert describe_model("graph_" + "a" * 32) == {"graph_id": "graph_" + "a" * 32}
-    assert describe_model("x/model.pt2") == Upload(tmp_path.__class__("x/model.pt2"))
     assert describe_model(FactoryCall(name="mine")) == {
         "factory": {"name": "mine", "arguments": {}}
     }
@@ -121,16 +120,19 @@ def test_what_says_of_no_model_is_refused_before_anything_is_sent(model, sample,
         describe_model(model, sample)
 
 
-def test_a_file_that_is_no_program_is_refused_here(tmp_path):
-    with pytest.raises(InvalidInput, match="cannot read"):
-        read_pt2_without_weights(tmp_path / "none.pt2")
-    (tmp_path / "text.pt2").write_text("text")
-    with pytest.raises(InvalidInput, match=r"not written by torch\.export\.save"):
-        read_pt2_without_weights(tmp_path / "text.pt2")
-    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
-        archive.writestr("m/models/model.json", "{}")
-        archive.writestr("m/data/weights/w", b"0" * 1000)
-    assert b"weights" not in read_pt2_without_weights(tmp_path / "a.pt2")
+def test_an_exported_program_without_torch_is_told_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "stagewright.capture.exported_program", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"capturing x/model\.pt2 needs torch.*\[torch\]"):
+        describe_model("x/model.pt2")
+
+
+def test_an_exported_program_has_its_own_sample(tmp_path):
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(4, 2),)), path)
+    with pytest.raises(InvalidInput, match="leave the sample out"):
+        describe_model(path, torch.ones(2))
+    assert describe_model(path)["graph"]["model"] == "Linear"
 
 
 @pytest.mark.parametrize("name", ["net.pt", "weights/net.pth", "model.safetensors"])

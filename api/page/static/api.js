@@ -12,9 +12,8 @@ export class Problem extends Error {
 
 /** The answer's JSON and the response itself. A session that is over leads to signing in. */
 export async function ask(path, { method = "GET", body, headers = {}, signal } = {}) {
-  const sent = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
-  const type = body === undefined ? {}
-    : { "Content-Type": body instanceof Blob ? "application/octet-stream" : "application/json" };
+  const sent = body === undefined ? body : JSON.stringify(body);
+  const type = body === undefined ? {} : { "Content-Type": "application/json" };
   let response;
   try {
     response = await fetch(path, { method, body: sent, headers: { ...type, ...headers }, signal });

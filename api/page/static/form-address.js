@@ -53,9 +53,9 @@ export class FormAddress {
   }
 
   /** Keeps what the form says now. */
-  write(graphId) {
+  write() {
     if (this.isReading) return;
-    const changes = { graph_id: graphId };
+    const changes = {};
     for (const prefix of [CONFIG, CLUSTER]) {
       for (const [name] of this.under(prefix)) changes[prefix + name] = null;
     }

@@ -202,21 +202,17 @@ async function take(file) {
   if (!file) return;
   uploadName = file.name;
   try {
-    if (file.name.endsWith(".pt2")) {
-      const [{ id }] = await ask("/v1/graphs", { method: "POST", body: file });
-      upload = { graph_id: id };
-    } else {
-      const document = JSON.parse(await file.text());
-      const kind = String(document.schema_version ?? "").match(/^stagewright\.(profile|graph)\//)?.[1];
-      if (!kind) throw new Error(`${file.name} is neither a profile nor a graph of Stagewright`);
-      upload = { [kind]: document };
-    }
+    if (file.name.endsWith(".pt2")) throw new Error(`Capture ${file.name} where torch is (stagewright capture ${file.name} -o graph.json), and take graph.json.`);
+    const document = JSON.parse(await file.text());
+    const kind = String(document.schema_version ?? "").match(/^stagewright\.(profile|graph)\//)?.[1];
+    if (!kind) throw new Error(`${file.name} is neither a profile nor a graph of Stagewright`);
+    upload = { [kind]: document };
     say(`${file.name} is taken.`);
   } catch (error) {
     say(error instanceof SyntaxError ? `${file.name} is not JSON: ${error.message}` : error.message, true);
   }
   tell();
-  kept.write(upload?.graph_id ?? null);
+  kept.write();
 }
 
 /** What estimates take the devices for, below their field; gives what cannot be told. */
@@ -290,13 +286,12 @@ find("new").addEventListener("input", () => {
   clearMarks();
   tell();
   soon();
-  kept.write(upload?.graph_id ?? null);
+  kept.write();
 });
 
 showFamily();
-if (address.get("graph_id")) upload = { graph_id: address.get("graph_id") };
 await kept.read();
-kept.write(upload?.graph_id ?? null); // what was chosen before this program had come
+kept.write(); // what was chosen before this program had come
 const isLost = find("source").value === "file" && !upload;
 say([...address.refused, isLost ? "Choose the file again; browsers do not keep files." : ""].join(" ").trim());
 tell();

@@ -34,15 +34,15 @@ def test_exactly_the_limit_is_read_and_one_byte_more_is_not(make_client, profile
 
 
 @pytest.mark.parametrize("kind", ["application/octet-stream", "application/zip; x=y"])
-def test_a_program_that_is_too_long_is_told_to_leave_its_weights_out(make_client, kind):
+def test_an_exported_program_that_is_too_long_is_told_to_be_captured(make_client, kind):
     client = make_client(max_body_bytes=1000)
     answer = client.post("/v1/graphs", content=b"x" * 1001, headers={"Content-Type": kind})
     assert answer.status_code == 413
     detail = answer.json()["detail"]
-    assert "zip -d model.pt2 '*/data/*'" in detail
+    assert "stagewright capture model.pt2 -o graph.json" in detail
     assert "(1000 bytes); this one has" in detail
     as_json = client.post("/v1/graphs", content=b"x" * 1001, headers=JSON)
-    assert "zip" not in as_json.json()["detail"]
+    assert "capture" not in as_json.json()["detail"]
 
 
 class Inner:

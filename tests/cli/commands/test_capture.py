@@ -4,9 +4,11 @@ import json
 import sys
 
 import pytest
+import torch
 
 from stagewright.cli.main import main
 from stagewright.core.graph.graph import Graph
+from stagewright.core.profile.profile import Profile
 
 THEIRS = """
 import random
@@ -106,3 +108,20 @@ def test_a_family_is_captured(capsys):
 def test_options_that_would_be_ignored_are_refused(capsys):
     assert main(["capture", "--family", "mlp", "--sample", "a:b"]) == 2
     assert main(["capture"]) == 2
+
+
+def test_an_exported_program_is_captured_and_named_among_models(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    torch.export.save(torch.export.export(layers, (torch.ones(3, 4),)), "model.pt2")
+    assert main(["capture", "model.pt2", "-o", "graph.json"]) == 0
+    out, err = capsys.readouterr()
+    assert "Sequential: captured" in out
+    assert err.endswith("next: stagewright profile graph.json\n")
+    assert [layer.name for layer in Graph.read("graph.json").layers] == ["0", "1"]
+    assert main(["capture", "model.pt2", "--sample", "theirs:sample"]) == 2
+    assert "leave out --sample" in capsys.readouterr().err
+    assert main(["plan", "model.pt2", "--devices", "2xH100"]) == 2
+    assert "name what 'stagewright profile' or 'capture' writes" in capsys.readouterr().err
+    assert main(["profile", "model.pt2", "--budget", "0.2", "-o", "profile.json"]) == 0
+    assert Profile.read("profile.json").model == "Sequential"
