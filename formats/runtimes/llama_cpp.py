@@ -80,8 +80,7 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
             f"-sm {mode} splits every layer over the devices, which is no cut: only layer and none "
             "are read; plan --tensor prices layers that are split over equal devices"
         )
-    given = settings.words.get("tensor-split") or settings.text.strip("[](){}\"' 
-")
+    given = settings.words.get("tensor-split") or settings.text.strip("[](){}\"' \n")
     parts = [part.strip() for part in re.split("[,/]", given)]
     if not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
         raise InvalidInput(
