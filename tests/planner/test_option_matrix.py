@@ -90,6 +90,9 @@ def is_kept(made, options):
         taken |= {"tensor": made.options.tensor}
     if options.regular_within is not None:  # whichever plan was taken, it has its rule
         taken |= {"regular": made.options.regular, "regular_within": None}
+    if len(options.strategies) > 1:  # whichever makes the step shorter
+        assert set(made.options.strategies) <= set(options.strategies)
+        taken |= {"strategies": made.options.strategies}
     assert made.options == options.model_copy(update=taken)
     if options.objective == "latency":
         assert (made.schedule, made.num_microbatches, made.chunks) == ("forward_only", 1, 1)

@@ -153,7 +153,7 @@ def test_no_stage_waits_for_more_than_those_in_front_let_through(seed):
         assert cost_model.evaluate_if_feasible(found) is not None
 
 
-@pytest.mark.parametrize("seed", [32, 94, 95])
+@pytest.mark.parametrize("seed", [32, 74, 95])
 def test_stages_changed_one_by_one_beat_all_at_once(seed, monkeypatch):
     """By 2 to 5 %."""
     draw = random.Random(seed)
