@@ -172,7 +172,7 @@ def test_the_committed_schemas_are_current(repository):
         assert committed == script.schema_text(document), f"docs/schemas/{name}.json is stale"
 
 
-def test_a_plan_without_sharing_or_split_layers_has_the_id_it_had_before_there_were_any():
+def test_a_plan_without_sharing_or_split_layers_leaves_their_fields_out():
     written = json.loads(PLAN.to_json())
     assert not {"tensor", "strategies"} & set(written["options"])
     assert not any("tensor" in stage for stage in written["stages"])
