@@ -187,7 +187,7 @@ def test_numbers_for_inference_say_their_phase(call, profile):
         code, out, _ = call("check", text, "--from", name, *words)
         assert code == 0
         notes = json.loads(out)["notes"]
-        assert "prefill: times are of forwards over all 100 tokens of a sample" in notes[0]
+        assert "prefill: times are of forwards over all 100 tokens of a sample" in str(notes)
         assert ("layer.7 is priced at the last position alone" in str(notes)) == (
             name != "accelerate"
         )

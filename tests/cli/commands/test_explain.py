@@ -19,7 +19,7 @@ def plan_file(run, profile_file, tmp_path):
 def test_table_is_the_explanation(run, plan_file, profile_file, profile):
     ran = run("explain", plan_file, profile_file, "-d", "2x1GiB")
     assert ran.code == 0
-    words = "--microbatches 8 --schedule zbv --max-replicas any --precision fp32 --reserves none"
+    words = "--microbatches 16 --schedule 1f1b --max-replicas any --precision fp32 --reserves none"
     assert ran.stderr == f"next: stagewright plan {profile_file} -d 2x1GiB {words}\n"
     assert ran.stdout == f"{explain(Plan.read(plan_file), profile, '2x1GiB')}\n"
     assert "one more device" in ran.stdout
