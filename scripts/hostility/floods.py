@@ -60,7 +60,8 @@ def _below(
     if (name := schema.get("$ref")) is not None:
         if name not in seen:
             seen.add(name)
-            yield from _below(schemas[name.split("/")[-1]], schemas, place, wrap, num, seen)
+            called = name.split("/")[-1]  # distinguishes the choices at one place
+            yield from _below(schemas[called], schemas, f"{place}:{called}", wrap, num, seen)
         return
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         yield from _below(choice, schemas, place, wrap, num, seen)
