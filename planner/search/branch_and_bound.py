@@ -434,7 +434,6 @@ class BranchAndBound:
 
         A box whose search is given up is kept as it is, to be halved when its turn comes.
         """
-        upper = self._clip(lower, upper, weight)
         beyond = (math.inf, math.inf)
         solution = None
         if self.is_mixed:
@@ -442,7 +441,6 @@ class BranchAndBound:
             caps = MetricCaps(*upper, weight=self._weight_cap(lower))
             quick = self._solve(caps, exact=True, arcs=arcs, beam=BEAM)
             solution = quick if quick.complete else None
-            upper = self._clip(lower, upper, weight) if solution is None else upper
         caps = MetricCaps(*upper, weight=self._weight_cap(lower))
         if solution is None and self.is_mixed:
             relaxed = self._relax(arcs, caps)  # for its prices
@@ -477,18 +475,9 @@ class BranchAndBound:
     def _push(self, box: _Box) -> None:
         heapq.heappush(self.open, replace(box, order=next(self._order)))
 
-    def _clip(self, lower: Metrics, upper: Metrics, weight: float) -> Metrics:
-        """Return the upper corner of the part of a box that can hold better plans.
-
-        One metric alone cannot exceed its lower end by more than what the least sum leaves.
-        """
-        spare = self._weight_cap(lower) - weight
-        reach = [min(high, low + spare) for low, high in zip(lower, upper, strict=True)]
-        return reach[0], reach[1]
-
     def _branch(self, box: _Box) -> None:
         """Halve a box at the metric whose largest value is least certain."""
-        attained = self._clip(box.lower, box.attained, box.weight)
+        attained = box.attained
         k, span = _widest(box.lower, attained)
         if span <= ROUNDING * attained[k]:
             self.unproven = min(self.unproven, box.bound)
