@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 
 from ..core.cluster.cluster import Cluster
+from ..core.cluster.places import list_nodes
 from ..core.errors import InvalidInput
 from ..core.plan.plan import PlanOptions
 from ..core.units import list_some
@@ -48,6 +49,9 @@ def place_cut(cut: ImportedCut, cluster: Cluster, options: PlanOptions) -> Place
         InvalidInput: The cut names a GPU that the cluster does not have.
     """
     ranks, size = find_devices(cut.visible, cluster), cut.tensor * cut.ranks_per_device
+    if cut.one_machine:
+        machine = next((node for node in list_nodes(cluster) if ranks[0] in node), ())
+        ranks = [rank for rank in ranks if rank in machine]
     groups = [ranks[at : at + cut.tensor] for at in range(0, len(ranks) - size + 1, size)]
     chunks = count_chunks(options)
     numbers = _number_gpus(cut, chunks, folds=options.schedule in FOLDED)

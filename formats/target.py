@@ -146,6 +146,7 @@ class ImportedCut:
         microbatch_size: Samples of a micro-batch, if the form says so.
         inference: Whether its runtime runs forward passes alone.
         last_position: Whether it computes the logits of a prompt's last token alone.
+        one_machine: Whether its runtime is one process, with the GPUs of one machine.
         fills_devices: Whether its runtime deals all devices to the stages, equally many to each.
         excess: How many blocks or layers it lists beyond the model's; empty if it lists none.
         tensor: Devices that split each layer, in groups that have a stage each.
@@ -169,6 +170,7 @@ class ImportedCut:
     microbatch_size: int | None = None
     inference: bool = False
     last_position: bool = False
+    one_machine: bool = False
     fills_devices: bool = False
     excess: str = ""
     tensor: int = 1

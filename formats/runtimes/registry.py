@@ -158,6 +158,7 @@ def import_cut(cut: str | Path, target: str | Target, model: Profile | ModelLaye
         read,
         inference=rules.inference,
         last_position=rules.last_position,
+        one_machine=rules.devices == "numbers",
         visible=read_visible(text, settings.words.get("cuda-visible-devices", "")),
         tensor=read.tensor * settings.tensor,
         notes=(*settings.notes, *read.notes),

@@ -122,6 +122,14 @@ def test_ranks_are_dealt_machine_by_machine(name, text):
         assert [stage.devices for stage in priced.stages] == [("gpu0", "gpu1"), ("gpu2", "gpu3")]
 
 
+@pytest.mark.parametrize(("name", "text"), [("llama.cpp", "-ts 1,1"), ("accelerate", None)])
+def test_one_process_has_the_gpus_of_one_machine(name, text):
+    """The number after a machine's last was taken for the first GPU of the next machine."""
+    cluster = build_cluster(90, 90, nodes=(0, 1))
+    with pytest.raises(InvalidInput, match="GPU 1, but there are 1"):
+        check(text or write_map(0, 1, 3), name, PROFILE, cluster, ONE)
+
+
 def test_gpus_that_the_machine_does_not_have_are_refused():
     with pytest.raises(InvalidInput, match="GPU 5, but there are 2"):
         check(write_map(0, 5, 3), "accelerate", PROFILE, build_cluster(90, 90))
