@@ -204,9 +204,12 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     words = ["plan", profile_file, "-d", "1x12MiB", "--schedule", "gpipe", "--optimizer", "none"]
     ran = run(*words)
     assert ran.code == 3
-    assert "it would fit with --schedule 1f1b: 240 ms per step, or --recompute layers: 320 ms per " \
-        "step, or --microbatches 1: 30 ms per step of 0.125 times the samples, or 4 devices: " \
-        "114 ms per step" in ran.stderr  # fmt: skip
+<<<<<<< HEAD
+    assert (
+        "it would fit with --schedule 1f1b: 240 ms per step, or --recompute layers: 320 ms per "
+        "step, or --microbatches 1: 30 ms per step of 0.125 times the samples, or 4 devices: "
+        "114 ms per step"
+    ) in ran.stderr
     ways_out = json.loads(run(*words, "--json").stderr)["ways_out"]
     assert {"text": "schedule='1f1b'", "step_time_s": 0.24} in ways_out
 
