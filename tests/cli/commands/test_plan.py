@@ -204,7 +204,6 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     words = ["plan", profile_file, "-d", "1x12MiB", "--schedule", "gpipe", "--optimizer", "none"]
     ran = run(*words)
     assert ran.code == 3
-<<<<<<< HEAD
     assert (
         "it would fit with --schedule 1f1b: 240 ms per step, or --recompute layers: 320 ms per "
         "step, or --microbatches 1: 30 ms per step of 0.125 times the samples, or 4 devices: "
