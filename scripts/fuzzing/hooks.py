@@ -30,7 +30,7 @@ COUNTS_VARIABLE = "STAGEWRIGHT_FUZZ_COUNTS"
 """Where to write how many requests each operation had, by status."""
 
 PROBLEM = "application/problem+json"
-EXPECTED = {400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 429}
+EXPECTED = {400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 429}
 """What a request may be refused with. Nothing here waits for a device or another server, so no
 5xx is an answer, not even one that the documentation knows."""
 
