@@ -141,6 +141,19 @@ def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
     return place_on(cuts, [(device,) for device in range(len(cuts) - 1)], devices)
 
 
+def list_in_device_order(devices: Devices) -> list[tuple[int, int]]:
+    """List the class of each device of the cluster, and the next rank in that class."""
+    owner = sorted(
+        (device, number) for number, entry in enumerate(devices.classes) for device in entry.devices
+    )
+    used = [0] * len(devices.classes)
+    found = []
+    for _, number in owner:
+        found.append((number, used[number]))
+        used[number] += 1
+    return found
+
+
 def repeat_rounds(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
     """Extend a one-stage-per-device assignment to several stages per device, one per round.
 

@@ -14,8 +14,8 @@ from ...core.units import format_bytes
 from ..cost.assignment import (
     Assignment,
     Cuts,
+    list_in_device_order,
     place_in_device_order,
-    place_on,
     place_stages,
     to_cuts,
 )
@@ -169,17 +169,23 @@ def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignme
 
     Cuts are those of even times. Returns `None` if fewer than two stages are possible.
     """
-    slots = [device for device, _, _ in list_slots(request.devices, chosen)]
-    if len(slots) == 1:
-        slots = [*range(len(request.cluster.devices))]
+    found = [(number, rank) for _, number, rank in list_slots(request.devices, chosen)]
+    if len(found) == 1:
+        found = list_in_device_order(request.devices)
     most = min(
-        len(slots), max(stage_counts(request.cost_model), default=1), request.costs.num_atoms
+        len(found), max(stage_counts(request.cost_model), default=1), request.costs.num_atoms
     )
     if most < 2:
         return None
     even = even_times(request.costs, most)
     assert even is not None, "there are as many atoms"
-    return place_on(even, [(device,) for device in slots[:most]], request.devices)
+    return Assignment(
+        cuts=even,
+        replicas=(1,) * most,
+        classes=tuple(number for number, _ in found[:most]),
+        ends=tuple(rank + 1 for _, rank in found[:most]),
+        recompute=(False,) * most,
+    )
 
 
 def data_parallel(request: PlanningRequest, chosen: Assignment) -> Assignment | None:
