@@ -137,8 +137,21 @@ def place_on(cuts: Cuts, placed: Sequence[Sequence[int]], devices: Devices) -> A
 
 
 def place_in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
-    """Place stage s on device s; return None if there are too few."""
-    return place_on(cuts, [(device,) for device in range(len(cuts) - 1)], devices)
+    """Place stage s on a device of the class of device s; return None if there are too few.
+
+    It is device s itself, but where a class counts its devices in another order.
+    """
+    count = len(cuts) - 1
+    if count > len(devices.cluster.devices):
+        return None
+    owner = list_in_device_order(devices)
+    return Assignment(
+        cuts=cuts,
+        replicas=(1,) * count,
+        classes=tuple(number for number, _ in owner[:count]),
+        ends=tuple(rank + 1 for _, rank in owner[:count]),
+        recompute=(False,) * count,
+    )
 
 
 def list_in_device_order(devices: Devices) -> list[tuple[int, int]]:
