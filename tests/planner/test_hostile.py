@@ -253,7 +253,7 @@ def test_pins_that_contradict_layers_kept_together_are_named():
         together=(("block.0", "block.3"),),
         pins=(Pin(layer="block.0", stage=0), Pin(layer="block.3", stage=1)),
     )
-    with pytest.raises(InvalidInput, match=r"pins\[1\] .* 0 are allowed \(see also together\)"):
+    with pytest.raises(Infeasible, match=r"pins\[1\] .* kept .* no layers kept together"):
         plan(random_profile(1, 4, illegal=0), Cluster.uniform(3), options)
 
 

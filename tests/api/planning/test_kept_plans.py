@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,12 @@ def begun_again(marks, seconds):
     time.sleep(60.0)
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """A folder for temporary files that services of other tests do not write into."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def leftovers():
     return list(Path(gettempdir()).glob("stagewright-*.json")) + list(
         Path(gettempdir()).glob("stagewright-*.partial")
@@ -56,7 +63,7 @@ def asked(work):
     async def main():
         solver = Solver(1)
         try:
-            return await solver.search(work, 3.0, read_kept=bytes)
+            return await solver.search(work, 10.0, read_kept=bytes)
         except StagewrightError as error:
             return error
         finally:

@@ -364,7 +364,7 @@ def test_ranks_with_different_options_are_refused_by_all(forked_python):
     with Launched(range(2), 2, budget_s=[1.0, 2.0]) as processes:
         ended = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [1] * 2
-    assert all(last_line(stderr)["error"] == "InvalidInput" for _, stderr in ended)
+    assert all(last_line(stderr)["kinds"][0] == "InvalidInput" for _, stderr in ended)
     assert "different options" in ended[0][1]
 
 
