@@ -37,7 +37,15 @@ MAX_NOTE = 10_000
 Note = Annotated[str, Field(max_length=MAX_NOTE)]
 """A sentence or a few, for people."""
 
-LongTuple = Annotated[tuple[T, ...], FailFast()]
+
+class HashableFailFast(FailFast):
+    """As `pydantic.FailFast`, also for a member of a union, whose members have to be hashable."""
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+LongTuple = Annotated[tuple[T, ...], HashableFailFast()]
 """A tuple that may have thousands of elements. Validation stops at the first invalid one: reporting
 all of them took 1.2 GB and 20 s for a document of one megabyte."""
 
@@ -53,7 +61,7 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
 
 
 NonEmptyTuple = Annotated[
-    tuple[T, ...], FailFast(), AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})
+    LongTuple[T], AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})
 ]
 """A `LongTuple` with at least one element. ``min_length`` together with `FailFast` would report an
 invalid element as a tuple that is too short."""

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from ... import __version__
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.shorthand import format_devices
-from ...core.document import Record
+from ...core.document import NonEmptyTuple, Record
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
@@ -45,8 +45,8 @@ class ViewRequest(Record):
     """
 
     plan_id: str = Field(max_length=80)
-    balance: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] | None = Field(
-        None, min_length=1, max_length=4096
+    balance: NonEmptyTuple[Annotated[int, Field(ge=1, le=2**20)]] | None = Field(
+        None, max_length=4096
     )
     cluster: ClusterInput | None = None
     options: PlanOptions | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ...core.cluster.cluster import Cluster
-from ...core.document import Record
+from ...core.document import LongTuple, NonEmptyTuple, Record
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
@@ -42,8 +42,8 @@ class SimulationRequest(Record):
     plan_id: str | None = Field(None, max_length=80)
     profile_id: str | None = Field(None, max_length=80)
     profile: Profile | None = None
-    balance: tuple[Count, ...] | None = Field(None, min_length=1, max_length=4096)
-    replicas: tuple[Count, ...] | None = Field(None, max_length=4096)
+    balance: NonEmptyTuple[Count] | None = Field(None, max_length=4096)
+    replicas: LongTuple[Count] | None = Field(None, max_length=4096)
     cluster: ClusterInput | None = None
     options: PlanOptions | None = None
     timeline: bool = False

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..document import Name, Record
+from ..document import LongTuple, Name, Record
 from .tensors import DType, Integer
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_,>.\- ]*$")]
@@ -58,8 +58,10 @@ Literals = bool | Integer | float | Text | None
 Element = (
     Reference | DTypeArgument | MemoryFormatArgument | DeviceArgument | SpecialFloat | Literals
 )
-Argument = Element | Annotated[tuple[Element, ...], Field(max_length=100_000)]
+Argument = Element | Annotated[LongTuple[Element], Field(max_length=100_000)]
 """One argument: JSON numbers, booleans and strings stand for themselves, arrays for lists."""
+
+Arguments = Annotated[LongTuple[Argument], Field(max_length=10_000)]
 
 Setting = Literals | Annotated[tuple[Literals, ...], Field(max_length=64)]
 """One argument of a ``torch.nn`` constructor."""

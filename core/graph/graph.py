@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from ..document import CompactRecord, Document, LongTuple, Name, NonEmptyTuple, Note, Notes, Record
 from ..text_table import format_table, sanitize, truncate
 from ..units import count, format_bytes
-from .arguments import Argument, Path, Setting
+from .arguments import Argument, Arguments, Path, Setting
 from .rebuildable import check_rebuildable
 from .tensors import DType, Sample, StateTensor, TensorSpec
 
@@ -49,7 +49,7 @@ class Operation(CompactRecord):
     inputs: LongTuple[Name] = ()
     outputs: LongTuple[TensorSpec] = ()
     layer: int = Field(ge=0)
-    arguments: LongTuple[Argument] = ()
+    arguments: Arguments = ()
     keywords: dict[Name, Argument] = Field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ class Region(Record):
     dtype: DType | None = None
     inputs: LongTuple[Name] = ()
     operations: LongTuple[Operation] = ()
-    returns: LongTuple[Argument] = ()
+    returns: Arguments = ()
 
 
 class NotRebuildable(Record):
@@ -237,7 +237,7 @@ class Graph(Document):
     modules: LongTuple[LeafModule] = ()
     state: LongTuple[StateTensor] = ()
     regions: LongTuple[Region] = ()
-    returns: LongTuple[Argument] = ()
+    returns: Arguments = ()
     output_paths: LongTuple[Path] = ()
     input_structure: str = Field("", max_length=100_000)
     sample: Sample | None = None

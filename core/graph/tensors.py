@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Name, Record
+from ..document import LongTuple, Name, NonEmptyTuple, Record
 
 DType = Literal[
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
@@ -141,7 +141,7 @@ class ValuesFill(Record):
     """Every element, in row-major order."""
 
     kind: Literal["values"] = "values"
-    values: tuple[Number, ...] = Field(max_length=MAX_WRITTEN_VALUES)
+    values: LongTuple[Number] = Field(max_length=MAX_WRITTEN_VALUES)
 
 
 Fill = Annotated[
@@ -161,7 +161,7 @@ class StateTensor(Record):
         fill: What to make up in its place; `None` for a parameter, whose values are random.
     """
 
-    names: tuple[Name, ...] = Field(min_length=1, max_length=4096)
+    names: NonEmptyTuple[Name] = Field(max_length=4096)
     shape: tuple[Dimension, ...] = Field(max_length=16)
     dtype: DType
     kind: Literal["parameter", "buffer", "constant"] = "parameter"

@@ -98,7 +98,7 @@ class PlanningRequest:
     def __post_init__(self) -> None:
         # Here, where every request passes, also those for remedies and of a batch's sizes.
         options, note = limit_to_state(self.profile, self.options)
-        options = resolve_training_options(self.profile, options, len(self.cluster.devices))
+        options = resolve_training_options(self.profile, options, self.cluster.devices)
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "state_note", note)
         check_options(self.options)

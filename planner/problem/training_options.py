@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+from ...core.cluster.cluster import Device
 from ...core.cluster.reserves import usual_reserves
 from ...core.errors import InvalidInput
 from ...core.models.training_memory import (
@@ -28,7 +30,7 @@ USUAL: dict[tuple[FloatType, FloatType | None], Recipe] = {
 
 
 def resolve_training_options(
-    profile: Profile, options: PlanOptions, num_devices: int
+    profile: Profile, options: PlanOptions, devices: Sequence[Device] = ()
 ) -> PlanOptions:
     """Return the options with recipe and reserves named.
 
@@ -42,7 +44,10 @@ def resolve_training_options(
     else:
         _check(profile, options.precision)
     if options.reserves is None:
-        update["reserves"] = usual_reserves(found.device, found.source, num_devices)
+        # An estimate is of the first kind of device, and may have costs of others.
+        is_cuda = found.source == "estimated" and any(each.kind != "cpu" for each in devices)
+        device = "cuda" if is_cuda else found.device
+        update["reserves"] = usual_reserves(device, found.source, len(devices))
     return options.model_copy(update=update) if update else options
 
 
@@ -93,8 +98,7 @@ def _list_fitting(profile: Profile) -> list[Recipe]:
 
 def list_lighter(profile: Profile, options: PlanOptions) -> list[Recipe]:
     """Return the recipes for a profile that take less memory than its options', heaviest first."""
-    # Any number of devices: it only decides the reserves.
-    own = resolve_training_options(profile, options, 1).precision
+    own = resolve_training_options(profile, options).precision
     sizes = {
         name: training_bytes(name, options.optimizer).of(1000) for name in _list_fitting(profile)
     }

@@ -223,7 +223,8 @@ def _code() -> Iterator[Attack]:
 def _heavy() -> Iterator[Attack]:
     """Yield what only the child finds out, and at its own cost."""
     huge = {"hidden_size": 2**16, "num_layers": 64, "input_size": 64}
-    body = {"model": {"family": "mlp", "config": huge}, "sample": SAMPLE, "cluster": "2xcpu"}
+    model, on_cpu = {"family": "mlp", "config": huge}, {"device": "cpu"}
+    body = {"model": model, "sample": SAMPLE, "profiling": on_cpu, "cluster": "2xcpu"}
     yield Attack(
         "child", "a model of a terabyte, measured", posting("/v1/plans", _json(body)), is_heavy=True
     )
@@ -239,7 +240,7 @@ def _heavy() -> Iterator[Attack]:
     def lstm(target: Target) -> Any:
         graph = copy.deepcopy(example_graph())
         graph["operations"][0]["outputs"][0]["shape"] = [2**20, 2**20]
-        body = {"graph": graph, "profiling": {"device": "cpu"}, "cluster": "2xcpu"}
+        body = {"graph": graph, "profiling": on_cpu, "cluster": "2xcpu"}
         return target.post("/v1/plans", body)
 
     yield Attack("child", "a graph that contradicts itself, measured", lstm, is_heavy=True)

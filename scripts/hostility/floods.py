@@ -1,4 +1,7 @@
-"""A million members or items at every place of every body that the service reads."""
+"""A million members or items at every place of every body that the service reads.
+
+Where a place accepts fewer, also as many as it accepts, each of them wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
 from stagewright.api.app import ROUTERS
+from stagewright.api.http.json_bodies import MAX_MEMBERS
 
 from .attack import Attack, Reply, Target
 
 NUM = 10**6
+
+WRONG = '{"k":[]}'
+"""What no place accepts as its items."""
 
 Schema = Mapping[str, Any]
 Wrap = Callable[[str], str]
@@ -67,6 +74,8 @@ def _below(
         yield from _below(choice, schemas, place, wrap, num, seen)
     if schema.get("type") == "array":
         yield f"{place}[]", lambda: wrap(f"[{','.join(['{}'] * num)}]")
+        if (most := schema.get("maxItems", num)) < num:
+            yield f"{place}[{most}]", lambda: wrap(f"[{','.join([WRONG] * most)}]")
         if (items := schema.get("items")) is not None:
             yield from _below(items, schemas, f"{place}/0", _within(wrap, "[", "]"), num, seen)
     if schema.get("type") != "object":
@@ -75,12 +84,19 @@ def _below(
     # Tags, without which a union does not know its member.
     tags = {tag: one["const"] for tag, one in parts.items() if "const" in one}
     members = "{" + "".join(f'"{tag}":{json.dumps(value)},' for tag, value in tags.items())
-    yield f"{place}{{}}", lambda: wrap(members + ",".join(f'"k{n}":0' for n in range(num)) + "}")
+    yield f"{place}{{}}", lambda: wrap(members + _many(num, "0"))
+    if isinstance(schema.get("additionalProperties", {}), dict):
+        most = min(schema.get("maxProperties", MAX_MEMBERS), MAX_MEMBERS)
+        yield f"{place}{{{most}}}", lambda: wrap(members + _many(most, WRONG))
     free = schema.get("additionalProperties")
     further = {"k": free} if isinstance(free, dict) else {}
     for name, part in {**parts, **further}.items():
         inner = _within(wrap, f'{members}"{name}":', "}")
         yield from _below(part, schemas, f"{place}/{name}", inner, num, seen)
+
+
+def _many(num: int, value: str) -> str:
+    return ",".join(f'"k{n}":{value}' for n in range(num)) + "}"
 
 
 def _within(wrap: Wrap, before: str, after: str) -> Wrap:
