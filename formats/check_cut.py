@@ -38,8 +38,8 @@ class CutReport:
         reasons: Why it cannot run, with both numbers; empty if it can.
         unlimited: The cut with its times where only memory, or a rule of the runtime, is in the
             way.
-        best: The best plan of the same options; `None` if nothing fits.
-        best_reason: Why nothing fits; empty if something does.
+        best: The best plan of the same options; `None` if nothing fits, or none was found in time.
+        best_reason: Why there is none.
         notes: Parts of the form that the numbers leave out.
         is_refused: Whether a rule of the runtime is in the way.
     """
@@ -97,7 +97,7 @@ class CutReport:
                 f"{_list_counts(priced)} layers ({describe_step(priced)})"
             )
         if self.best is None:
-            lines.append(f"best: nothing fits: {self.best_reason}")
+            lines.append(f"best: {self.best_reason}")
         else:
             lines.append(
                 f"best: {format_time(self.best.step_time_s)}, {self.best.num_stages} stages of "
@@ -190,9 +190,12 @@ def check_cut(
     try:
         best = search(profile, cluster, options)
     except Infeasible as error:
-        best_reason = str(keep_remedies(error, options, partial(_keeps_form, options)))
-    if priced is not None:
-        best = min(best or priced, priced, key=lambda each: each.step_time_s)
+        kept = keep_remedies(error, options, partial(_keeps_form, options))
+        best, best_reason = priced, f"nothing fits: {kept}" * (priced is None)
+    except DeadlineExceeded as error:
+        best_reason = str(error)
+    if priced is not None and best is not None:
+        best = min(best, priced, key=lambda each: each.step_time_s)
     refused = cut.check(priced) if priced is not None else ()
     if refused:
         priced, unlimited = None, priced

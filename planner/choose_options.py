@@ -338,13 +338,14 @@ def _why_count(trial: _Trial) -> str:
 def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule], error: float) -> Iterator[str]:
     best, plain = trial.best, trial.plain
     others = [name for name in tried if name != best.schedule]
-    among = "" if tried == SCHEDULES else f" of {', '.join(others)}"
     if not others:
         return
+    none = "no other is" if tried == SCHEDULES else f"none of {', '.join(others)} is"
+    none = none if len(others) > 1 else f"{others[0]} is not"
     fastest = trial.fastest
     saved = 1 - fastest.step_s / plain.step_s if plain is not None else 0.0
     if best.schedule == "1f1b" and saved < WORTH:
-        yield f"schedule 1f1b chosen: no other{among} is {WORTH:.0%} faster"
+        yield f"schedule 1f1b chosen: {none} {WORTH:.0%} faster"
     elif best.schedule == "1f1b" and saved < error:
         yield (
             f"schedule 1f1b chosen: the {saved:.0%} that {fastest.schedule} would save is within "
@@ -363,4 +364,4 @@ def _why_schedule(trial: _Trial, tried: Sequence[TrainingSchedule], error: float
     elif "1f1b" in tried:
         yield f"schedule {best.schedule} chosen: no split tried for 1f1b fits the devices"
     else:
-        yield f"schedule {best.schedule} chosen: none{among} is faster"
+        yield f"schedule {best.schedule} chosen: {none} faster"

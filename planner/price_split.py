@@ -191,8 +191,9 @@ def _placed(
             field="/balance",
         )
     places = len(replicas) // chunks
+    needed, available = sum(replicas[:places]), len(request.cluster.devices)
     size = request.options.tensor if isinstance(request.options.tensor, int) else 1
-    needed, available = size * sum(replicas[:places]), size * len(request.cluster.devices)
+    units = f"groups of {size} devices" if size > 1 else "devices"
     first = cuts[: places + 1]
     found = place_on(first, devices[:places], request.devices) if devices else None
     if devices and found is None:
@@ -208,14 +209,14 @@ def _placed(
         )
     if found is None:
         raise Infeasible(
-            f"{places} stages need {needed} devices, but the cluster has {available}; use "
-            "fewer stages or more devices"
+            f"{places} stages need {needed} {units}, but the cluster has {available}; use fewer "
+            "stages or more devices"
             if needed > available
             else f"replicas {list(replicas)} cannot be placed: a stage has to lie inside one group "
             "of devices or fill whole groups",
             constraint="devices",
-            required=needed,
-            available=available,
+            required=needed * size,
+            available=available * size,
         )
     folds = request.options.schedule in FOLDED
     return repeat_rounds(found, cuts, chunks, folds=folds) if chunks > 1 else found

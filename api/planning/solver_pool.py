@@ -129,7 +129,7 @@ class Solver:
             return await self._search(
                 work, until_s, deadline_s, project, attempts_s, progress, kept
             )
-        except (DeadlineExceeded, SolverEnded):
+        except (DeadlineExceeded, SolverEnded, InvalidInput):  # the last for lack of memory
             if read_kept is None or not kept.exists():
                 raise
             return await run_in_threadpool(lambda: read_kept(kept.read_bytes()))

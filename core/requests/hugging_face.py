@@ -149,6 +149,7 @@ LEFT_OUT = IGNORED - {
 } | SAID.keys() | {
     "architectures", "aux_loss_alpha", "cache_implementation", "experts_per_token",
     "initial_context_length", "model_max_length", "model_type", "scoring_func", "seq_aux",
+    "unsloth_fixed", "unsloth_version",
 }  # fmt: skip
 """Keys of a causal language model's file that are not handed on: those of `SAID`, and those that
 change nothing of what is planned, such as those of generation."""

@@ -55,7 +55,8 @@ def _constraint_error(request: PlanningRequest) -> Infeasible:
     has = " and ".join(f"{number} {kind!r}" for kind, number in kinds.items())
     pins = tuple(enumerate(request.options.pins))
     named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
-    what = f"{describe_pins(named)} cannot all be kept" if named else "no plan keeps the options"
+    cannot = "cannot all be kept" if len(named) > 1 else "cannot be kept"
+    what = f"{describe_pins(named)} {cannot}" if named else "no plan keeps the options"
     return Infeasible(
         f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
         "relax pins, together, no_cut_after or the number of stages",

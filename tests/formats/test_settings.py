@@ -9,7 +9,7 @@ import re
 import pytest
 
 import stagewright
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import DeadlineExceeded, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import SplitLayer, TensorSplit
 from stagewright.formats.check_cut import check_cut
@@ -224,6 +224,14 @@ def test_a_partition_is_never_replaced_by_the_runtime_s_own(runtime, text):
     assert (cut.balance, cut.tensor) == ((6, 5), 2)
 
 
+@pytest.mark.parametrize("empty", ["CUDA_VISIBLE_DEVICES=", "export CUDA_VISIBLE_DEVICES="])
+def test_an_empty_variable_does_not_take_the_next_word_as_its_value(empty):
+    text = f"{empty} LLAMA_ARG_TENSOR_SPLIT=3,8 llama-server"
+    cut = import_cut(text, "llama.cpp", EIGHT)
+    assert cut.balance == (4, 7)
+    assert not any("VISIBLE" in note for note in cut.notes)
+
+
 def test_the_last_of_two_values_counts_and_a_flag_replaces_a_variable():
     both = "LLAMA_ARG_TENSOR_SPLIT=1,1 llama-server -ts 3,1 -ts 1,3 -sm layer"
     assert import_cut(both, "llama.cpp", EIGHT).balance == (4, 7)
@@ -280,7 +288,24 @@ def test_groups_that_split_layers_are_priced(runtime, text):
     assert {stage.tensor for stage in alone.plan.stages} == {1}
 
 
-def test_groups_need_as_many_devices_as_they_have():
+@pytest.mark.parametrize(("devices", "groups"), [("8xcpu", 2), ("7xcpu", 1)])
+def test_groups_need_as_many_devices_as_they_have(devices, groups):
+    """Of seven devices, those in no group of four were not counted: "the cluster has 4"."""
     cut = import_cut("-pp 4 -tp 4", "vllm", split_profile(4))
-    report = check_cut(cut, split_profile(4), "8xcpu", PlanOptions(num_microbatches=4))
-    assert "4 stages need 16 devices, but the cluster has 8" in report.reasons[0]
+    report = check_cut(cut, split_profile(4), devices, PlanOptions(num_microbatches=4))
+    said = f"4 stages need 4 groups of 4 devices, but the cluster has {groups};"
+    assert said in report.reasons[0]
+
+
+def test_the_verdict_does_not_need_the_best_plan():
+    """Cause: where the comparing search ran out of time, nothing was said of the cut."""
+
+    def search(*_):
+        raise DeadlineExceeded("no plan was found within 1 s")
+
+    profile = chain_profile([1e-3] * 8)
+    cut = import_cut("4,4", "vllm", profile)
+    report = check_cut(cut, profile, "2xcpu", search=search)
+    assert report.plan.balance == (4, 4)
+    assert report.slowdown is None
+    assert str(report).splitlines()[-1] == "best: no plan was found within 1 s"

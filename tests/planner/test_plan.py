@@ -8,6 +8,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import Provenance
 from stagewright.planner.cost.assignment import place_in_device_order
 from stagewright.planner.cost.chain import chain_costs, legal_positions
 from stagewright.planner.cost.device_classes import group_devices
@@ -250,3 +251,13 @@ def test_the_table_shows_what_matters():
     ):
         assert word in text
     assert "gpu:2" in text
+
+
+@pytest.mark.parametrize("text", ["1xcpu,1x24GB", "1x24GB,1xcpu", "2xcpu"])
+def test_an_estimate_reserves_memory_of_gpus_beside_a_cpu(text):
+    """Cause: the profile is of the first kind of device, and only that was looked at."""
+    found = Provenance(source="estimated", device="cpu")
+    profile = chain_profile([1e-3] * 4).model_copy(update={"provenance": found})
+    reserves = plan(profile, text).options.reserves
+    assert (reserves.context_bytes > 0) == ("GB" in text)
+    assert (reserves.communication_bytes > 0) == ("GB" in text)

@@ -72,7 +72,7 @@ def asked(work):
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("ends", ["killed", "too late", "overrun"])
+@pytest.mark.parametrize("ends", ["killed", "out of memory", "too late", "overrun"])
 def test_the_best_plan_is_the_answer(ends):
     assert asked(partial(search, (3.0, 2.0, 2.5), ends)) == b"plan of 2.0"
     assert leftovers() == []
