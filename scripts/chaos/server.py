@@ -22,7 +22,6 @@ def main(database: str, port: str, folder: str) -> None:
     settings = ServerSettings(
         token=TOKEN,
         database=database,
-        plan_processes=0,
         job_silence_s=SILENCE_S,
         job_attempts=20,
         sandbox="off",
