@@ -40,6 +40,7 @@ def assert_problem(response, status, kind):
 def test_an_export_is_made_or_refused_by_name(client, plan_id, target):
     answer = client.get(f"/v1/plans/{plan_id}/exports/{target}")
     if answer.status_code == 200:
+        assert answer.text
         return
     assert_problem(answer, 422, "Inexpressible")
     for rejection in answer.json()["details"]["rejections"]:
