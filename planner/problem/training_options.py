@@ -44,9 +44,10 @@ def resolve_training_options(
     else:
         _check(profile, options.precision)
     if options.reserves is None:
-        # An estimate is of the first kind of device, and may have costs of others.
-        is_cuda = found.source == "estimated" and any(each.kind != "cpu" for each in devices)
-        device = "cuda" if is_cuda else found.device
+        kinds = {each.kind for each in devices}
+        # An estimate is of the first kind of device, here a CPU, and has costs of the others.
+        is_mixed = found.source == "estimated" and kinds > {"cpu"}
+        device = "cuda" if is_mixed else found.device
         update["reserves"] = usual_reserves(device, found.source, len(devices))
     return options.model_copy(update=update) if update else options
 

@@ -103,7 +103,7 @@ def test_plans_are_of_their_own_search():
         solver = Solver(1)
         try:
             work = partial(search, (1.0,), "overrun")
-            assert await solver.search(work, 2.0, read_kept=bytes) == b"plan of 1.0"
+            assert await solver.search(work, 8.0, read_kept=bytes) == b"plan of 1.0"
             with pytest.raises(DeadlineExceeded):
                 await solver.search(partial(search, (), "overrun"), 2.0, read_kept=bytes)
         finally:
