@@ -38,14 +38,14 @@ Note = Annotated[str, Field(max_length=MAX_NOTE)]
 """A sentence or a few, for people."""
 
 
-class HashableFailFast(FailFast):
+class _FailFast(FailFast):
     """As `pydantic.FailFast`, also for a member of a union, whose members have to be hashable."""
 
     def __hash__(self) -> int:
         return hash(type(self))
 
 
-LongTuple = Annotated[tuple[T, ...], HashableFailFast()]
+LongTuple = Annotated[tuple[T, ...], _FailFast()]
 """A tuple that may have thousands of elements. Validation stops at the first invalid one: reporting
 all of them took 1.2 GB and 20 s for a document of one megabyte."""
 

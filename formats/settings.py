@@ -118,7 +118,7 @@ class SettingsTable:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a text in a runtime's form sets.
+    """Settings that a text in a runtime's form makes.
 
     Attributes:
         text: The text, without comments and with the numbers of shell variables in their places.

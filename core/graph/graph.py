@@ -92,7 +92,7 @@ class Region(Record):
 
 
 class NotRebuildable(Record):
-    """Why a graph cannot be run without its model's code.
+    """Reason why a graph cannot be run without its model's code.
 
     Attributes:
         operation: Name of the operation to blame; empty if none is.
@@ -140,7 +140,7 @@ class Edge(Record):
 
 
 class Boundary(Record):
-    """What is live between layer ``after`` and the next one: what a cut there must send.
+    """Tensors that are live after layer ``after``, which a cut there must send.
 
     Tensors needed further on are relayed through every stage in between, so they are listed at
     every boundary they cross.
