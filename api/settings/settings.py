@@ -185,7 +185,7 @@ class ServerSettings(Record):
     plan_processes: int = Field(
         2,
         ge=0,
-        description="Searches of over 2 s at once, and one more of shorter ones, each in a "
+        description="Searches of over 0.5 s at once, and one more of shorter ones, each in a "
         "process; one more does other work. 0 uses threads of the server, which no deadline ends.",
     )
     log_format: Literal["auto", "json", "console"] = Field(

@@ -117,8 +117,8 @@ def test_reads_of_one_project_leave_room_for_others(server):
         form = ("svg", "chrome_trace", "timeline")[number % 3]
         return server.ask("GET", f"/v1/plans/{large}?format={form}", token=reader).status
 
-    with ThreadPoolExecutor(30) as pool:
-        drawings = [pool.submit(draw, number) for number in range(30)]
+    with ThreadPoolExecutor(60) as pool:
+        drawings = [pool.submit(draw, number) for number in range(60)]
         time.sleep(1.0)
         began_s = time.monotonic()
         answer = server.ask("GET", f"/v1/plans/{small_of[other]}?format=svg", token=other)
@@ -128,7 +128,7 @@ def test_reads_of_one_project_leave_room_for_others(server):
     assert answer.status == 200
     assert num_busy > 4, "the drawings took no time"
     assert took_s < 10.0
-    assert found[429] >= 30 - 18
+    assert found[429], "one project's calls may all wait"
     assert found.keys() <= {200, 429, 504}, "none ends with its process"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -353,6 +355,19 @@ class TestFile:
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         store.close()
         assert modes == dict.fromkeys(["store.db", "store.db-wal", "store.db-shm"], 0o600)
+
+    def test_another_process_that_closes_it_loses_no_write(self, tmp_path, a_profile):
+        path = tmp_path / "stagewright.db"
+        with closing(Store(str(path))) as store:
+            database = store.documents._database
+            profile_id = store.documents.put(HERE, a_profile).id
+            with database.read(), database.read():  # the second has to connect
+                look = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+                look += "c.execute('SELECT 1 FROM profiles').fetchall(); c.close()"
+                subprocess.run([sys.executable, "-c", look, str(path)], check=True, timeout=60)
+            made = store.documents.put_plan(HERE, infeasible(profile_id))
+            with closing(Store(str(path))) as another:
+                assert another.documents.plan(HERE, made.id).id == made.id
 
     def test_a_write_waits_for_another_write_instead_of_failing(self, tmp_path, a_profile):
         """Cause: a transaction that starts by reading cannot wait for the write lock later."""
