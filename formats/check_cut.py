@@ -14,7 +14,7 @@ from ..core.plan.plan import Plan, PlanOptions, Remedy
 from ..core.plan.table import describe_step
 from ..core.profile.forward_only import for_serving
 from ..core.profile.profile import Profile
-from ..core.units import format_bytes, format_time
+from ..core.units import format_bytes, format_time, list_some
 from ..planner.plan import plan
 from ..planner.price_split import check_memory, plan_from_balance
 from ..planner.problem.input_checks import parse_cluster, require_options, require_profile
@@ -23,6 +23,9 @@ from .place_cut import PlacedCut, fill_devices, place_cut
 from .plan_for import SAME, Search
 from .runtimes.registry import import_cut
 from .target import FORWARD_SCHEDULES, ImportedCut, Target
+
+MAX_DEVICES = 8
+"""Most devices of the best plan that are listed."""
 
 NOT_PRICED = "its step is not priced: {}; memory is checked with one micro-batch in flight"
 
@@ -101,9 +104,19 @@ class CutReport:
         else:
             lines.append(
                 f"best: {format_time(self.best.step_time_s)}, {self.best.num_stages} stages of "
-                f"{_list_counts(self.best)} layers{self._compare()}"
+                f"{_list_counts(self.best)} layers{self._list_devices()}{self._compare()}"
             )
         return "\n".join(lines)
+
+    def _list_devices(self) -> str:
+        """List the best plan's devices where it takes kinds of devices in another order."""
+        priced = self.plan or self.unlimited
+        if priced is None or self.best is None:
+            return ""
+        made = (self.best, priced)
+        devices, own = ([name for each in one.stages for name in each.devices] for one in made)
+        kinds, own_kinds = ([name.partition(":")[0] for name in names] for names in (devices, own))
+        return "" if kinds == own_kinds else f" on {list_some(devices, MAX_DEVICES)}"
 
     def _compare(self) -> str:
         if self.slowdown is None:

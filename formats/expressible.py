@@ -46,7 +46,7 @@ class Inexpressible(InvalidInput):
         listed = "; ".join(
             f"{entry.feature}: {entry.reason} ({entry.remedy})" for entry in rejections
         )
-        hint = f". To plan under all of its rules: --for {target.name}"
+        hint = f". To plan under all of its rules: stagewright plan --for {target.name}"
         is_said = (
             is_planned
             or f"--for {target.name}" in listed
@@ -75,13 +75,13 @@ def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:
         yield Rejection(
             "inference",
             f"the plan is of forward passes alone, and {title} trains",
-            f"plan with --for {target.name}, or the profile itself",
+            f"plan from the profile itself, or with stagewright plan --for {target.name}",
         )
     elif rules.inference and not is_for_inference(plan):
         yield Rejection(
             "training",
             f"the plan is for training ({plan.schedule}), and {title} only runs inference",
-            f"plan with --for {target.name}, which reduces the profile to forward passes",
+            f"stagewright plan --for {target.name} reduces the profile to forward passes",
         )
     # Plans for the latency of one request have an order of work of their own.
     elif plan.schedule not in (
@@ -90,7 +90,7 @@ def _check_schedule(plan: Plan, target: Target) -> Iterator[Rejection]:
         yield Rejection(
             "schedule",
             f"the plan's schedule is {plan.schedule}, {title} has {', '.join(schedules)}",
-            f"--schedule {schedules[0]}",
+            f"schedule={schedules[0]!r}",
         )
 
 
@@ -107,7 +107,7 @@ def _check_depths(plan: Plan, target: Target) -> Iterator[Rejection]:
             "micro-batches in flight",
             f"stage {first} has {plan.stages[first].in_flight} in flight where 1f1b has "
             f"{usual[first]}, which {title} cannot set",
-            "--extra-in-flight 0",
+            "max_extra_in_flight=0",
         )
 
 
@@ -120,19 +120,19 @@ def _check_replicas(plan: Plan, target: Target) -> Iterator[Rejection]:
         yield Rejection(
             "replicas",
             f"stages have {counts} replicas, and {title} has one device a stage",
-            "--max-replicas 1",
+            "max_replicas=1",
         )
     elif len(set(counts)) > 1:
         yield Rejection(
             "unequal replicas",
             f"stages have {counts} replicas, and {title} needs equally many for every stage",
-            "--max-replicas 1",
+            "max_replicas=1",
         )
     elif plan.num_microbatches % counts[0]:
         yield Rejection(
             "unequal shares",
             f"{plan.num_microbatches} micro-batches cannot be dealt evenly to {counts[0]} replicas",
-            f"--microbatches with a multiple of {counts[0]}",
+            f"num_microbatches as a multiple of {counts[0]}",
         )
 
 
@@ -147,14 +147,14 @@ def _check_recompute(plan: Plan, target: Target) -> Iterator[Rejection]:
             yield Rejection(
                 "recomputation of some layers",
                 f"other layers than each of the blocks recompute, and {title} is told of blocks",
-                "--recompute never",
+                "recompute='never'",
             )
         return
     if len(set(modes)) > 1 and rules.recompute:
         yield Rejection(
             "recomputation of some stages",
             f"stages recompute {', '.join(sorted(set(modes)))}, and {title} has one way for all",
-            "--recompute never or always",
+            "recompute='never' or 'always'",
         )
     elif modes[0] not in rules.recompute:
         stages = [index for index, mode in enumerate(modes) if mode != "never"]
@@ -162,7 +162,7 @@ def _check_recompute(plan: Plan, target: Target) -> Iterator[Rejection]:
             "recomputation",
             f"stages {list_some(list(map(str, stages)), MOST_SHOWN)} recompute their activations "
             f"{'by layer' if 'layers' in modes else 'as a whole'}, which {title} cannot be told",
-            "--recompute never",
+            "recompute='never'",
         )
 
 
@@ -176,7 +176,7 @@ def _check_tied_weights(plan: Plan, target: Target) -> Iterator[Rejection]:
             "tied weights",
             f"stages share {list_some(names, MOST_SHOWN)}, whose gradients they sum; "
             f"{target.title} would train two copies",
-            "--tied together",
+            "tied='together'",
         )
 
 
@@ -185,7 +185,7 @@ def _check_order(plan: Plan, target: Target) -> Iterator[Rejection]:
         yield Rejection(
             "order of layers",
             f"the plan reorders branches, and {target.title} runs layers in the model's order",
-            "--order given",
+            "layer_order='given'",
         )
 
 
@@ -197,7 +197,7 @@ def _check_direct_sends(plan: Plan, target: Target) -> Iterator[Rejection]:
             "direct sends",
             f"stage {send.source} sends {send.tensors[0]!r} directly to stage {send.target}, and "
             f"{title} only sends to the next stage",
-            "--skips relay",
+            "skips='relay'",
         )
 
 
@@ -210,7 +210,7 @@ def _check_chain(plan: Plan, target: Target) -> Iterator[Rejection]:
         yield Rejection(
             "values that skip a stage",
             f"{skipping!r} crosses two cuts, and {title} passes on what the last layer returned",
-            "--for torch, which carries it",
+            "stagewright plan --for torch, which carries it",
         )
 
 
@@ -221,15 +221,15 @@ def explain_chain_break(chain_break: str | None, title: str) -> Rejection:
             "chain of modules not known",
             f"{title} calls a list of modules, each with what the one before returned, and the "
             "profile does not say whether the model is one",
-            "profile the model again and plan from that, or use --for torch",
+            "profile the model again and plan from that, or use stagewright plan --for torch",
             is_of_model=True,
         )
     return Rejection(
         "no chain of modules",
         f"{chain_break}, and {title} calls a list of modules, each with what the one before "
         "returned",
-        "make it a Sequential whose modules hold every operation, or use --for torch, which "
-        "traces the model",
+        "make it a Sequential whose modules hold every operation, or use stagewright plan "
+        "--for torch, which traces the model",
         is_of_model=True,
     )
 
@@ -246,7 +246,7 @@ def _check_cuts(plan: Plan, target: Target) -> Iterator[Rejection]:
                 yield Rejection(
                     "cut inside a module",
                     f"{reason}, and {title} cuts in front of modules",
-                    f"--no-cut-after {plan.layer_names[cut - 1]}",
+                    f"no_cut_after={plan.layer_names[cut - 1]!r}",
                 )
     elif rules.unit == "block":
         try:
@@ -274,7 +274,7 @@ def _check_calls(plan: Plan, title: str) -> Iterator[Rejection]:
                     "a module of two stages",
                     f"stages {first[module]} and {index} call {module!r}, and {title} has each "
                     "module once",
-                    f"--together {module},{name}",
+                    f"together='{module},{name}'",
                 )
                 return
 
@@ -286,7 +286,7 @@ def _check_sharding(plan: Plan, target: Target) -> Iterator[Rejection]:
             "sharded replicas",
             f"replicas share parameters by {shared[0]}, which an export to {target.title} does "
             "not carry",
-            "--strategies replicate",
+            "strategies='replicate'",
         )
     tensor = max(stage.tensor for stage in plan.stages)
     if tensor > 1:
@@ -294,7 +294,7 @@ def _check_sharding(plan: Plan, target: Target) -> Iterator[Rejection]:
             "split layers",
             f"layers are split over {tensor} devices each, which an export to {target.title} does "
             "not carry",
-            "--tensor 1",
+            "tensor=1",
         )
 
 
@@ -307,7 +307,7 @@ def _check_devices(plan: Plan, target: Target) -> Iterator[Rejection]:
             "several nodes",
             f"stages are on nodes {runs[0][0]} and {runs[1][0]}, and {title} is one process, with "
             "the GPUs of one node",
-            "plan for the devices of one node, or with --for torch",
+            "plan for the devices of one node, or with stagewright plan --for torch",
         )
     elif not plan.ranks or rules.devices in ("numbers", "ranks"):
         return
@@ -317,7 +317,7 @@ def _check_devices(plan: Plan, target: Target) -> Iterator[Rejection]:
             f"the pipeline comes back to a node (its devices are on nodes "
             f"{list_some(list(map(str, nodes)), MOST_NODES)}), and {title} counts ranks node by "
             "node",
-            "plan for the devices of one node, or give each node's layers its kind with --pin",
+            "plan for the devices of one node, or give each node's layers its kind by pins",
         )
     elif rules.devices == "equal_nodes" and len({size for _, size in runs}) > 1:
         yield Rejection(
@@ -339,21 +339,21 @@ def _check_blocks(
                 "cut inside a block",
                 f"{where}, inside block {stack.name(stack.count(cut))!r}, and {title} cuts "
                 "between blocks",
-                f"--no-cut-after {names[cut - 1]}",
+                f"no_cut_after={names[cut - 1]!r}",
             )
         else:
             yield Rejection(
                 "cut outside the blocks",
                 f"{where}, {'before' if cut <= stack.starts[0] else 'behind'} the blocks, and "
                 f"{title} keeps that with the {'first' if cut <= stack.starts[0] else 'last'} one",
-                f"--no-cut-after {names[cut - 1]}",
+                f"no_cut_after={names[cut - 1]!r}",
             )
     counts = count_blocks(plan)
     if rules.equal_blocks and len(set(counts)) > 1:
         yield Rejection(
             "unequal stages",
             f"stages have {list(counts)} blocks, and {title} needs equally many",
-            "--for maxtext, which tries every number of equal stages",
+            "stagewright plan --for maxtext, which tries every number of equal stages",
         )
 
 

@@ -351,15 +351,16 @@ def write_header(
     comment: str = "#",
     visible: Sequence[Gpu] | None = None,
 ) -> str:
-    """Return the opening comment of an export: the plan's id, versions, and how to use it.
+    """Return the opening comment of an export: the plan's digest, versions, and how to use it.
 
     ``visible`` are the GPUs of the runtime's ranks, if they have to be set; by default those of
     the pipeline where they are not in the cluster's order.
     """
     if visible is None:
         visible = list_gpus(plan) if plan.ranks else ()
+    digest = plan.content_id().partition("_")[2]
     lines = (
-        f"Plan {plan.content_id()} of {plan.model or 'a model'}, written for {title}.",
+        f"A plan of {plan.model or 'a model'}, written for {title}; digest {digest}.",
         f"Checked with {checked_with}.",
         *use,
         f"{describe_devices(plan)}.",
@@ -370,8 +371,8 @@ def write_header(
 
 
 def is_for_inference(plan: Plan) -> bool:
-    """Return whether a plan was made from a forward-only profile."""
-    return not any(
+    """Return whether a plan is of forward passes alone, by its objective or its profile."""
+    return plan.schedule == "forward_only" or not any(
         stage.backward_time_s or stage.send_backward_bytes or stage.memory.gradients_bytes
         for stage in plan.stages
     )

@@ -16,6 +16,7 @@ from typing import get_args
 
 from ..core.cluster.cluster import Cluster, Device
 from ..core.cluster.places import largest_groups
+from ..core.cluster.shorthand import enlarge
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.models.training_memory import Optimizer
 from ..core.plan.plan import Plan, PlanOptions, Remedy
@@ -236,20 +237,22 @@ class _Search:
         counts = [low]
         while counts[-1] < min(most, MAX_DEVICES):
             counts.append(min(2 * counts[-1], most, MAX_DEVICES))
-        found = self.first_fitting(
-            _on_devices(cluster, options, count, like) for count in counts[1:]
-        )
-        if found is None:
-            return None
-        high = len(found.cluster.devices)
-        low = counts[counts.index(high) - 1]
-        while high - low > 1:
-            middle = _on_devices(cluster, options, (low + high) // 2, like)
-            fitting = self.first_fitting([middle])
+        found, high = None, low
+        for high in counts[1:]:
+            found = self.first_fitting([_on_devices(cluster, options, high, like)])
+            if found is not None:
+                break
+            low = high
+        while found is not None and high - low > 1:
+            middle = (low + high) // 2
+            change = _on_devices(cluster, options, middle, like)
+            # Where nodes are whole, it may be the same change.
+            is_same = change.cluster == found.cluster
+            fitting = found if is_same else self.first_fitting([change])
             if fitting is None:
-                low = len(middle.cluster.devices)
+                low = middle
             else:
-                found, high = fitting, len(middle.cluster.devices)
+                found, high = fitting, middle
         return found
 
     def time_plans(self, changes: Sequence[Change]) -> Iterator[tuple[int, Remedy]]:
@@ -421,8 +424,17 @@ def _pinned(cluster: Cluster, options: PlanOptions) -> list[Device]:
 def _on_devices(
     cluster: Cluster, options: PlanOptions, count: int, like: Device | None = None
 ) -> Change:
-    text = f"{count} devices" if like is None else f"{count} devices, the new ones {like.kind!r}"
-    return Change(text, with_devices(cluster, count, like), options, MORE_DEVICES)
+    # As the command builds them, where it can: whole nodes, with the links of their size.
+    shorthand = None if like else enlarge(cluster, count)
+    larger = with_devices(cluster, count, like) if shorthand is None else shorthand[1]
+    text = f"{len(larger.devices)} devices"
+    if like is not None:
+        text += f", the new ones {like.kind!r}"
+    elif shorthand is not None and options.batch_size is None and options.objective != "latency":
+        text += f" ({shorthand[0]}, {options.num_microbatches} micro-batches)"
+    elif shorthand is not None:
+        text += f" ({shorthand[0]})"
+    return Change(text, larger, options, MORE_DEVICES)
 
 
 def _with(options: PlanOptions, **changes: object) -> PlanOptions:

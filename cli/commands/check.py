@@ -9,6 +9,7 @@ from typer import Context, Exit
 from ..exit_codes import ExitCode
 from ..options import cuts
 from ..options import plan as flags
+from ..support.flag_names import in_flags
 from ..support.output import JsonFlag, NoCacheFlag, emit
 from ..support.progress import working
 
@@ -52,6 +53,6 @@ def command(
             asked.options,
             search=partial(plan, deadline_s=deadline),
         )
-    emit(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
+    emit(json.dumps(report.to_dict(), indent=2) if as_json else in_flags(str(report)))
     if report.reasons:
         raise Exit(ExitCode.INFEASIBLE)

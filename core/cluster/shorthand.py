@@ -110,6 +110,30 @@ def format_devices(cluster: Cluster) -> str:
     return ", ".join([*shown, *more])
 
 
+def enlarge(cluster: Cluster, count: int) -> tuple[str, Cluster] | None:
+    """Return shorthand of at least ``count`` devices like these, and the cluster it describes.
+
+    Nodes are whole, where there are several. `None` for a cluster that is not what shorthand of one
+    kind describes.
+    """
+    kind = cluster.devices[0].kind
+
+    def write(number: int, size: int | None) -> str:
+        return f"{number // size}x{size}x{kind}" if size else f"{number}x{kind}"
+
+    for size in (None, 1, *(link.group_size for link in cluster.levels[:1])):
+        try:
+            same = parse_devices(write(len(cluster.devices), size))
+            accelerator = _parse_part(f"1x{kind}", kind).accelerator
+        except InvalidInput:
+            continue
+        if same.model_copy(update={"assumptions": cluster.assumptions}) == cluster:
+            node = size or (accelerator.node_devices if accelerator else count)
+            text = write(-(-count // node) * node if size or count > node else count, size)
+            return text, parse_devices(text)
+    return None
+
+
 def _parse_part(piece: str, text: str) -> _Part:
     match = _PART.fullmatch(piece)
     if match is None:

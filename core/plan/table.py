@@ -46,6 +46,8 @@ def build_plan_columns(plan: Plan) -> list[tuple[str, ...]]:
         hidden |= {"recompute"}
     if not any(stage.reserved.total_bytes for stage in stages):
         hidden |= {"reserved"}
+    if plan.schedule == "forward_only" or not any(stage.backward_time_s for stage in stages):
+        hidden |= {"backward", "sends back"}
     return [
         ("stage", *map(str, range(len(stages)))),
         *((heading, *map(cell, stages)) for heading, cell in COLUMNS if heading not in hidden),

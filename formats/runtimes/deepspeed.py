@@ -161,7 +161,7 @@ def check_tied(plan: Plan) -> tuple[Rejection, ...]:
         f"stages share {list_some(names, 3)}, and {TITLE} is told of one weight for each layer, "
         "by its name in the layer's module, which this plan does not have"
     )
-    return (Rejection("tied weights", reason, "--tied together"),)
+    return (Rejection("tied weights", reason, "tied='together'"),)
 
 
 def read(settings: Settings, layers: ModelLayers) -> ImportedCut:

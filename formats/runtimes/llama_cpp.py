@@ -69,7 +69,8 @@ def read(settings: Settings, layers: ModelLayers) -> ImportedCut:
     on_gpu = settings.words.get("n-gpu-layers", "all")
     if on_gpu != "all" and (not on_gpu.isdigit() or int(on_gpu) < num_blocks + 1):
         raise InvalidInput(
-            f"-ngl {on_gpu} leaves layers on the CPU, which is no stage here; only -ngl all is read"
+            f"-ngl {on_gpu} leaves layers on the CPU, which is no stage here; give -ngl all, or "
+            f"{num_blocks + 1} and more"
         )
     mode = settings.words.get("split-mode", "layer")
     if mode == "none":

@@ -94,7 +94,7 @@ def check_interleaving(plan: Plan, group: int | None = None) -> tuple[Rejection,
     places, replicas = count_ranks(plan), plan.stages[0].replicas
     if places == 1:
         reason = f"one rank has all {plan.chunks} stages, and {TITLE} interleaves two ranks or more"
-        return (Rejection("virtual stages of one rank", reason, "--schedule 1f1b"),)
+        return (Rejection("virtual stages of one rank", reason, "schedule='1f1b'"),)
     count, group = plan.num_microbatches // replicas, group or places
     if places <= group <= count and not 0 < count % group < places:
         return ()
@@ -102,7 +102,7 @@ def check_interleaving(plan: Plan, group: int | None = None) -> tuple[Rejection,
         f"with virtual stages on {places} ranks, {TITLE} does not run {count} micro-batches "
         f"in groups of {group}"
     )
-    remedy = f"--microbatches with a multiple of {places * replicas}, or --schedule 1f1b"
+    remedy = f"num_microbatches as a multiple of {places * replicas}, or schedule='1f1b'"
     return (Rejection("micro-batches of virtual stages", reason, remedy),)
 
 

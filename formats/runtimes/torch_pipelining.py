@@ -131,7 +131,7 @@ def check_folded(plan: Plan) -> tuple[Rejection, ...]:
     if not passed:
         return ()
     reason = f"{passed!r} crosses two cuts, which torch cannot carry under {plan.schedule}"
-    return (Rejection("values that skip a stage", reason, "--schedule 1f1b"),)
+    return (Rejection("values that skip a stage", reason, "schedule='1f1b'"),)
 
 
 def write(plan: Plan) -> Export:

@@ -43,7 +43,7 @@ def check_duplicates(plan: Plan) -> tuple[Rejection, ...]:
         return ()
     what = repr(again or shared[0])
     reason = f"two layers use {what}, and {TITLE} takes no module or weight twice"
-    remedy = "give each layer a module of its own, or use --for torch"
+    remedy = "give each layer a module of its own, or use stagewright plan --for torch"
     return (Rejection("shared modules", reason, remedy, is_of_model=True),)
 
 

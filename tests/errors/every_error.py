@@ -21,7 +21,7 @@ PACKAGE = Path(stagewright.__file__).parent
 
 REMEDY = Remedy("recompute='auto'", parse_devices("2x24GB"), PlanOptions(recompute="auto"), 0.5)
 
-REJECTION = Rejection("replicas", "stages have [2, 1] replicas", "--max-replicas 1")
+REJECTION = Rejection("replicas", "stages have [2, 1] replicas", "max_replicas=1")
 
 
 @cache

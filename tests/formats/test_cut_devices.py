@@ -1,6 +1,7 @@
 """Devices of exported and imported stages: numbers of GPUs, not of stages."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -243,3 +244,15 @@ def test_blocks_that_megatron_loses_are_named(first):
         ONE,
     )
     assert f"{first + 9} blocks" in more.reasons[0]
+
+
+def test_the_best_plan_s_order_of_devices_is_said():
+    cluster, options = build_cluster(90, 80), PlanOptions(num_microbatches=2)
+    report = check("-ts 3,4 -ngl all", "llama.cpp", FORWARD, cluster, options)
+    best = [
+        plan_from_balance(FORWARD, cluster, options, (4, 5), devices=devices)
+        for devices in (((0,), (1,)), ((1,), (0,)))
+    ]
+    same, swapped = (str(replace(report, best=each)) for each in best)
+    assert " layers; this cut" in same
+    assert " layers on gpu1, gpu0; this cut" in swapped

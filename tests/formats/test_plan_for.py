@@ -313,7 +313,7 @@ def test_a_plan_under_rules_is_not_sent_to_them_again():
         plan_for("maxtext", chain_profile([1e-3] * 5), "2xcpu", options)
     assert "1f1b" not in str(error.value)
     options = PlanOptions(schedule="interleaved_1f1b", num_microbatches=4)
-    with pytest.raises(Inexpressible, match=r"one rank has all 2 stages.*\(--schedule 1f1b\)$"):
+    with pytest.raises(Inexpressible, match=r"one rank has all 2 stages.*\(schedule='1f1b'\)$"):
         plan_for("megatron", chain_profile([1e-3] * 8), "1xcpu", options)
 
 

@@ -114,7 +114,7 @@ def test_an_input_is_not_written_over(call, profile, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--to", "vllm"), "vLLM only runs inference (plan with --for vllm, which reduces"),
+        (("--to", "vllm"), "vLLM only runs inference (stagewright plan --for vllm reduces"),
         ((), "name a runtime for the plan with --to: torch, torchtitan, megatron"),
         (("--to", "megatrn"), "did you mean 'megatron'?"),
     ],
@@ -418,7 +418,7 @@ def test_micro_batches_that_megatron_does_not_interleave_are_said(call, profile)
     words += ("-d", "4xcpu")
     code, out, _ = call(*words, "-m", "6")
     assert code == 3
-    assert "does not run 6 micro-batches in groups of 4 (--microbatches with a multiple" in out
+    assert "does not run 6 micro-batches in groups of 4 (--microbatches as a multiple" in out
     assert "if it ran" in out
     assert "no limit" not in out
     assert call(*words, "-m", "8")[0] == 0

@@ -206,9 +206,11 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     assert ran.code == 3
     assert (
         "it would fit with --schedule 1f1b: 240 ms per step, or --recompute layers: 320 ms per "
-        "step, or --microbatches 1: 30 ms per step of 0.125 times the samples, or 4 devices: "
-        "114 ms per step"
+        "step, or --microbatches 1: 30 ms per step of 0.125 times the samples, or 4 devices "
+        "(4x12MiB, 8 micro-batches): 114 ms per step"
     ) in ran.stderr
+    literal = [*words[:2], "-d", "4x12MiB", *words[4:], "-m", "8", "--json"]
+    assert json.loads(run(*literal).stdout)["step_time_s"] == pytest.approx(0.114, rel=1e-3)
     ways_out = json.loads(run(*words, "--json").stderr)["ways_out"]
     assert {"text": "schedule='1f1b'", "step_time_s": 0.24} in ways_out
 

@@ -9,7 +9,7 @@ import pytest
 
 from stagewright.core.cluster.accelerators import find_card_bytes
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
+from stagewright.core.cluster.shorthand import BETWEEN_NODES, INSIDE_NODE, enlarge
 from stagewright.core.errors import InvalidInput
 
 
@@ -141,3 +141,25 @@ def test_the_documented_links_are_the_ones_assumed(repository):
 @pytest.mark.parametrize(("text", "size"), [("2x1TB", 10**12), ("2x1.5TiB", 3 * 2**39)])
 def test_terabytes_are_units_too(text, size):
     assert [device.memory_bytes for device in Cluster.parse(text).devices] == [size, size]
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "larger"),
+    [
+        ("1xRTX4090", 3, "3xRTX4090"),
+        ("2xRTX4090", 14, "16xRTX4090"),
+        ("16xH100", 17, "24xH100"),
+        ("2x6xH100", 13, "3x6xH100"),
+        ("1x12xH100", 13, "2x12xH100"),
+        ("2x1xH100", 3, "3x1xH100"),
+        ("4x24GB", 9, "9x24GB"),
+        ("2xcpu", 3, "3xcpu"),
+    ],
+)
+def test_more_devices_are_as_shorthand_builds_them(text, count, larger):
+    assert enlarge(Cluster.parse(text), count) == (larger, Cluster.parse(larger))
+
+
+def test_other_clusters_have_no_shorthand():
+    assert enlarge(Cluster.parse("2x80GB,4x24GB"), 8) is None
+    assert enlarge(Cluster.uniform(2, memory_bytes=10**9), 8) is None

@@ -24,7 +24,7 @@ def test_an_imported_export_is_the_plan(name):
         plan = draw_plan(draw, target.rules)
         several += plan.num_stages > 2
         text = export(plan, name).text
-        assert plan.content_id() in text
+        assert plan.content_id().partition("_")[2] in text
         cut = import_cut(text, name, ModelLayers.of(plan))
         assert cut.balance == plan.balance, text
         # Megatron's data parallelism follows from its processes, so it is in no flag.

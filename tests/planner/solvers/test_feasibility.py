@@ -114,7 +114,7 @@ def test_a_fixed_number_of_stages_may_be_what_binds():
     too_many = PlanOptions(num_microbatches=4, num_stages=3)
     error = refused(profile, "2xcpu", too_many)
     assert error.constraint == "devices"
-    assert {"any number of stages", "3 devices"} == set(texts(error))
+    assert {"any number of stages", "3 devices (3xcpu, 4 micro-batches)"} == set(texts(error))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
