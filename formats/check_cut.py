@@ -110,13 +110,10 @@ class CutReport:
 
     def _list_devices(self) -> str:
         """List the best plan's devices where it takes kinds of devices in another order."""
-        priced = self.plan or self.unlimited
-        if priced is None or self.best is None:
-            return ""
-        made = (self.best, priced)
-        devices, own = ([name for each in one.stages for name in each.devices] for one in made)
-        kinds, own_kinds = ([name.partition(":")[0] for name in names] for names in (devices, own))
-        return "" if kinds == own_kinds else f" on {list_some(devices, MAX_DEVICES)}"
+        made = [each for each in (self.best, self.plan or self.unlimited) if each]
+        devices, *others = ([name for each in one.stages for name in each.devices] for one in made)
+        kinds = {tuple(name.partition(":")[0] for name in names) for names in (devices, *others)}
+        return f" on {list_some(devices, MAX_DEVICES)}" if len(kinds) > 1 else ""
 
     def _compare(self) -> str:
         if self.slowdown is None:

@@ -116,18 +116,12 @@ def _check_replicas(plan: Plan, target: Target) -> Iterator[Rejection]:
     counts = [stage.replicas for stage in plan.stages]
     if rules.replicas == "any" or set(counts) == {1}:
         return
+    feature, rule = "unequal replicas", "needs equally many for every stage"
     if rules.replicas == "none":
-        yield Rejection(
-            "replicas",
-            f"stages have {counts} replicas, and {title} has one device a stage",
-            "max_replicas=1",
-        )
-    elif len(set(counts)) > 1:
-        yield Rejection(
-            "unequal replicas",
-            f"stages have {counts} replicas, and {title} needs equally many for every stage",
-            "max_replicas=1",
-        )
+        feature, rule = "replicas", "has one device a stage"
+    if rules.replicas == "none" or len(set(counts)) > 1:
+        reason = f"stages have {counts} replicas, and {title} {rule}"
+        yield Rejection(feature, reason, "max_replicas=1")
     elif plan.num_microbatches % counts[0]:
         yield Rejection(
             "unequal shares",
@@ -335,19 +329,14 @@ def _check_blocks(
     for cut in [cut for cut in cuts if not is_block_cut(cut, stack, rules)][:MOST_SHOWN]:
         where = f"a stage ends behind {names[cut - 1]!r}"
         if stack.is_inside(cut):
-            yield Rejection(
-                "cut inside a block",
-                f"{where}, inside block {stack.name(stack.count(cut))!r}, and {title} cuts "
-                "between blocks",
-                f"no_cut_after={names[cut - 1]!r}",
-            )
+            feature = "cut inside a block"
+            block = stack.name(stack.count(cut))
+            reason = f"{where}, inside block {block!r}, and {title} cuts between blocks"
         else:
-            yield Rejection(
-                "cut outside the blocks",
-                f"{where}, {'before' if cut <= stack.starts[0] else 'behind'} the blocks, and "
-                f"{title} keeps that with the {'first' if cut <= stack.starts[0] else 'last'} one",
-                f"no_cut_after={names[cut - 1]!r}",
-            )
+            feature = "cut outside the blocks"
+            side, end = ("before", "first") if cut <= stack.starts[0] else ("behind", "last")
+            reason = f"{where}, {side} the blocks, and {title} keeps that with the {end} one"
+        yield Rejection(feature, reason, f"no_cut_after={names[cut - 1]!r}")
     counts = count_blocks(plan)
     if rules.equal_blocks and len(set(counts)) > 1:
         yield Rejection(

@@ -430,10 +430,10 @@ def _on_devices(
     text = f"{len(larger.devices)} devices"
     if like is not None:
         text += f", the new ones {like.kind!r}"
-    elif shorthand is not None and options.batch_size is None and options.objective != "latency":
-        text += f" ({shorthand[0]}, {options.num_microbatches} micro-batches)"
-    elif shorthand is not None:
-        text += f" ({shorthand[0]})"
+    if shorthand is not None:
+        is_counted = options.batch_size is None and options.objective != "latency"
+        step = f", {options.num_microbatches} micro-batches" if is_counted else ""
+        text += f" ({shorthand[0]}{step})"
     return Change(text, larger, options, MORE_DEVICES)
 
 

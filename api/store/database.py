@@ -256,11 +256,9 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "do_connect")
     def _make_private(*_: object) -> None:
-        """Create a new file readable by its owner only: it holds hashes of keys.
-
-        A file that exists is not opened: closing it would release SQLite's locks, which belong to
-        the process, and another process would take the database for unused and remove its log.
-        """
+        """Create a new file readable by its owner only: it holds hashes of keys."""
+        # No file that exists: closing it releases SQLite's locks, which belong to the process, and
+        # another process that closes the database then removes its log.
         if url.database is not None and not url.query:
             with suppress(OSError):  # SQLite reports it better
                 os.close(os.open(url.database, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
