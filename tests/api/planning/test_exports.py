@@ -27,7 +27,7 @@ def test_a_plan_is_exported_as_the_library_exports_it(client, created):
 def test_what_cannot_be_exported_says_why(client, created):
     refused = client.get(f"/v1/plans/{created['id']}/exports/vllm")
     assert refused.status_code == 422
-    assert "only runs inference (plan with --for vllm" in refused.json()["detail"]
+    assert "only runs inference (stagewright plan --for vllm" in refused.json()["detail"]
     unknown = client.get(f"/v1/plans/{created['id']}/exports/megatrn")
     assert unknown.status_code == 422
     assert "did you mean 'megatron'" in unknown.json()["detail"]
