@@ -67,7 +67,8 @@ def test_more_devices_help_where_there_are_too_few():
     with pytest.raises(Infeasible, match=r"pins\[0\] .* needs 4 devices, but the") as got:
         plan(profile, "2xcpu", PlanOptions(pins=pins))
     assert (got.value.required, got.value.available) == (4, 2)
-    assert {entry.text for entry in got.value.remedies} == {"4 devices (4xcpu, 8 micro-batches)", "no pins"}
+    texts = {entry.text for entry in got.value.remedies}
+    assert texts == {"4 devices (4xcpu, 8 micro-batches)", "no pins"}
 
 
 def test_pins_to_more_devices_of_a_kind_than_there_are_are_named():
