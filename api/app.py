@@ -12,6 +12,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 
 from .. import __version__
 from .auth.middleware import AuthMiddleware
@@ -20,7 +21,7 @@ from .http.strict_requests import check_parameters
 from .http.threads import FOR_DATABASE
 from .jobs.workers import WorkerBackend
 from .middleware.access_log import AccessLog
-from .middleware.browser_responses import Compression, Pages
+from .middleware.browser_responses import Pages
 from .middleware.graceful_shutdown import GracefulShutdown
 from .middleware.load_limits import LoadLimits
 from .middleware.request_checks import RequestChecks
@@ -100,7 +101,7 @@ def build_middleware(services: Services) -> list[Middleware]:
     """Return the middleware, in the order in which a request passes it."""
     return [
         # Outside of everything that answers, so that refusals and faults become pages, too.
-        Middleware(Compression),
+        Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
         Middleware(Pages, error_page=error_page),
         Middleware(AccessLog, metrics=services.metrics, shutdown=services.shutdown),
         # First refusals from the headers alone, then of clients without a token, then the body.

@@ -42,6 +42,7 @@ from stagewright.runtime.engine.p2p import P2PChannels, find_connected_pairs, ma
 from stagewright.runtime.engine.stage import StageRunner
 from stagewright.runtime.partition.routes import TensorRoute, TensorRoutes
 from stagewright.runtime.ranks.process_groups import ProcessGroups
+from stagewright.runtime.replicas.gradient_hooks import GradientHooks
 from stagewright.runtime.replicas.replication import Replication
 from stagewright.schedules.make_schedule import make_schedule
 from stagewright.schedules.plan_schedule import schedule_of
@@ -234,7 +235,13 @@ def _executor(cell: Cell, rank: int) -> Executor:
         for index in cell.schedule.stages_of(rank)
     }
     executor = Executor(
-        cell.schedule, rank, routes, stages, transport, Replication(None, {}), lambda words: None
+        cell.schedule,
+        rank,
+        routes,
+        stages,
+        transport,
+        Replication(None, {}, GradientHooks({})),
+        lambda words: None,
     )
     transport.connect()
     return executor

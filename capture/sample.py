@@ -151,6 +151,7 @@ def check_module(model: object) -> None:
                 "captured; give the module that it was made from, or put it into an nn.Module"
             )
         _check_initialised(model)
+        _check_no_update_in_backward(model)
         return
     name = getattr(model, "__name__", "")
     if isinstance(model, type):
@@ -161,6 +162,19 @@ def check_module(model: object) -> None:
             "it returns or calls, or make it the forward method of one"
         )
     raise InvalidInput(f"a model must be an nn.Module, not {name_type(model)}")
+
+
+def _check_no_update_in_backward(model: nn.Module) -> None:
+    """Refuse hooks on accumulated gradients, other than those of our own pipelines."""
+    ours = f"{__name__.partition('.')[0]}."
+    for name, parameter in model.named_parameters():
+        hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        if not all(getattr(each, "__module__", "").startswith(ours) for each in hooks.values()):
+            raise InvalidInput(
+                f"{name} has a hook on its accumulated gradient, as for an optimizer that steps in "
+                "backward, and a backward runs once for each micro-batch; remove the hook "
+                "(register_post_accumulate_grad_hook) and step after the whole batch"
+            )
 
 
 def _check_initialised(model: nn.Module) -> None:

@@ -146,8 +146,8 @@ GROUPS: dict[str, dict[str, Summary]] = {
             "Read the audit log of a service.", ("audit --limit 20", "audit --project vision")
         ),
         "db": Summary(
-            "Check, back up, restore or prune a database.",
-            ("db backup stagewright.backup", "db prune --jobs-days 30"),
+            "Check or prune the database of a service.",
+            ("db check", "db prune --jobs-days 30"),
         ),
     },
 }

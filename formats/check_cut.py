@@ -24,9 +24,6 @@ from .plan_for import SAME, Search
 from .runtimes.registry import import_cut
 from .target import FORWARD_SCHEDULES, ImportedCut, Target
 
-MAX_DEVICES = 8
-"""Most devices of the best plan that are listed."""
-
 NOT_PRICED = "its step is not priced: {}; memory is checked with one micro-batch in flight"
 
 
@@ -113,7 +110,7 @@ class CutReport:
         made = [each for each in (self.best, self.plan or self.unlimited) if each]
         devices, *others = ([name for each in one.stages for name in each.devices] for one in made)
         kinds = {tuple(name.partition(":")[0] for name in names) for names in (devices, *others)}
-        return f" on {list_some(devices, MAX_DEVICES)}" if len(kinds) > 1 else ""
+        return f" on {list_some(devices, 8)}" if len(kinds) > 1 else ""
 
     def _compare(self) -> str:
         if self.slowdown is None:

@@ -245,10 +245,7 @@ class _Search:
             low = high
         while found is not None and high - low > 1:
             middle = (low + high) // 2
-            change = _on_devices(cluster, options, middle, like)
-            # Where nodes are whole, it may be the same change.
-            is_same = change.cluster == found.cluster
-            fitting = found if is_same else self.first_fitting([change])
+            fitting = self.first_fitting([_on_devices(cluster, options, middle, like)])
             if fitting is None:
                 low = middle
             else:

@@ -19,6 +19,7 @@ from .batchnorm.running_statistics import BatchStatistics
 from .distributed import DistributedPipeline
 from .engine.aux_losses import AuxLosses
 from .engine.batch_io import LossFunction
+from .engine.loss_reduction import LossReduction
 from .engine.stage import autocast_to
 from .meta_init.materialise import materialise_whole
 from .meta_init.meta_capture import check_weights
@@ -45,17 +46,17 @@ def build(
     batch_statistics: BatchStatistics = "microbatch",
     aux_losses: AuxLosses | None = None,
     strategy: Strategy | Mapping[int, Strategy] | None = None,
+    loss_reduction: LossReduction = "mean",
     **loop: Unpack[_Loop],
 ) -> Training:
     """Build a planned model for training: across processes under torchrun, or in one process.
 
-    With ``torch.distributed`` initialised, every rank calls this and gets its own stages. For other
-    options, pass a pipeline to `Training` yourself.
+    With ``torch.distributed`` initialised, every rank calls this and gets its own stages.
 
     Args:
         plan: Where to cut, and in which order to work.
         model: The model the plan was made for; on the meta device ranks allocate their stages only.
-        loss_fn: ``loss_fn(output, target)``, a mean over a micro-batch; in one process, the batch.
+        loss_fn: ``loss_fn(output, target)`` of a micro-batch; in one process, the batch.
         weights: Source of the values of a model on the meta device; a path is a checkpoint's.
         devices: This rank's device, or in one process one per stage; `None` for the model's.
         group: The ranks, in order; the default group if `None`.
@@ -68,6 +69,7 @@ def build(
         batch_statistics: See `DistributedPipeline`.
         aux_losses: See `DistributedPipeline`.
         strategy: See `DistributedPipeline`; replicas need processes.
+        loss_reduction: What ``loss_fn`` is over samples; see `DistributedPipeline`.
         **loop: ``max_norm``, ``accumulate`` and ``loss_scale``; see `Training`.
 
     Raises:
@@ -82,12 +84,13 @@ def build(
         aux_losses=aux_losses,
     )  # fmt: skip
     convert_model(model, recipe, plan, strategy)
+    places = _list_devices(devices)
     if not dist.is_initialized():
         _check_single_process(strategy)
-        local = _build_local(model, plan, weights, _list_devices(devices), autocast, common)
+        local = _build_local(model, plan, weights, places, autocast, common)
         return Training(local, loss_fn=loss_fn, autocast=autocast, recipe=recipe, **loop)
     pipeline = _build_distributed(
-        model, plan, loss_fn, weights, _list_devices(devices), group, strategy, autocast, common
+        model, plan, (loss_fn, loss_reduction), weights, places, group, strategy, autocast, common
     )
     return Training(pipeline, recipe=recipe, **loop)
 
@@ -112,7 +115,7 @@ class _Common(TypedDict):
 def _build_distributed(
     model: nn.Module,
     plan: Plan,
-    loss_fn: LossFunction,
+    loss: tuple[LossFunction, LossReduction],
     weights: Weights | None,
     devices: Sequence[torch.device],
     group: dist.ProcessGroup | None,
@@ -125,7 +128,8 @@ def _build_distributed(
     return DistributedPipeline(
         model,
         plan,
-        loss_fn=loss_fn,
+        loss_fn=loss[0],
+        loss_reduction=loss[1],
         device=devices[0] if devices else None,
         group=group,
         autocast=autocast,

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import is_not
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..capture.observation.nested_values import list_tensors, map_tensors, repla
 from ..core.errors import InvalidInput
 from .local.streams import StageDevice, full_device
 from .local.thread_modes import ThreadModes
+from .replicas.gradient_hooks import GradientHooks
 from .replicas.gradient_sync import BUCKET_BYTES, split_by_size
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -32,11 +34,11 @@ class DataParallel:
             optimizer.step()
             optimizer.zero_grad()
 
-    Replicas are made once. A step copies the weights into them in place; those on the device of the
-    module share its memory. Losses are computed where outputs are, and gradients are summed in
-    buckets into those of the module. They equal the unsplit model's, unless samples depend on each
-    other: batch normalisation sees a share at a time, and buffers follow the first replica. Two
-    replicas on one device draw random numbers from one generator, in no fixed order.
+    Replicas are copies of the module as it is at each step; those on its device share the memory of
+    its weights. Losses are computed where outputs are, and gradients are summed in buckets into
+    those of the module. They equal the unsplit model's, unless samples depend on each other: batch
+    normalisation sees a share at a time, and buffers follow the first replica. Two replicas on one
+    device draw random numbers from one generator, in no fixed order.
 
     Args:
         module: The model, on the first device; it is the first replica, and the one to optimize.
@@ -73,7 +75,8 @@ class DataParallel:
                     "move the module there"
                 )
         self._loss_fn, self._weights = loss_fn, list(module.parameters())
-        self._replicas = [module, *(self._replicate(device) for device in self.devices[1:])]
+        self._replicas = [module] * len(devices)
+        self._hooks = GradientHooks(dict(module.named_parameters()), keeps=True)
 
     def step(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """Run forward and backward of a batch, adding its gradients to those of the module.
@@ -99,11 +102,17 @@ class DataParallel:
             buckets = [] if index == 0 else self._collect(replica)
             return loss.detach().to(self.devices[0]), buckets
 
-        losses, buckets = zip(*self._run(train), strict=True)
-        with torch.no_grad():
-            for replica, own in zip(self._replicas, buckets, strict=True):
-                self._add(replica, own)
-            return torch.stack(losses).sum()
+        self._hooks.begin(sums=True)
+        try:
+            losses, buckets = zip(*self._run(train), strict=True)
+            with torch.no_grad():
+                for replica, own in zip(self._replicas, buckets, strict=True):
+                    self._add(replica, own)
+            self._hooks.finish()
+        except BaseException:  # half a sum would be taken for a gradient
+            self._hooks.restore()
+            raise
+        return torch.stack(losses).sum()
 
     @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,32 +139,17 @@ class DataParallel:
         joined = [torch.cat([t.to(self.devices[0]) for t in column]) for column in columns]
         return replace_tensors(outputs[0], joined)
 
-    def _replicate(self, device: torch.device) -> nn.Module:
-        """Return a copy of the module that shares its weights' memory if it can."""
-        made: dict[int, Any] = {}
-        for weight in self._weights:
-            data = weight.detach()
-            data = data if shares_memory(device, self.devices[0]) else data.to(device, copy=True)
-            made[id(weight)] = nn.Parameter(data, weight.requires_grad)
-        for buffer in self.module.buffers():
-            made[id(buffer)] = buffer.detach().to(device, copy=True)
-        return copy.deepcopy(self.module, made)
-
     @torch.no_grad()
-    def _synchronise(self, index: int) -> None:
-        """Give a replica the weights, buffers and mode of the module, and no gradients."""
-        replica, device = self._replicas[index], self.devices[index]
-        for own, weight in zip(replica.parameters(), self._weights, strict=True):
-            if shares_memory(device, self.devices[0]):
-                own.data = weight.data
-            else:
-                own.copy_(weight, non_blocking=True)
-            own.requires_grad_(weight.requires_grad)
-            own.grad = None
-        for own_buffer, buffer in zip(replica.buffers(), self.module.buffers(), strict=True):
-            own_buffer.copy_(buffer, non_blocking=True)
-        for own_module, module in zip(replica.modules(), self.module.modules(), strict=True):
-            own_module.training = module.training
+    def _replicate(self, index: int) -> nn.Module:
+        """Return a copy of the module as it is now, sharing its weights' memory if it can."""
+        device = self.devices[index]
+        made: dict[int, Any] = {}
+        for tensor in (*self._weights, *self.module.buffers()):
+            is_weight = isinstance(tensor, nn.Parameter)
+            shares = is_weight and shares_memory(device, self.devices[0])
+            own = tensor.detach().to(device, non_blocking=True, copy=not shares)
+            made[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if is_weight else own
+        return copy.deepcopy(self.module, made)
 
     def _divide(self, values: Any) -> list[int]:
         """Return how many samples each replica takes."""
@@ -175,7 +169,7 @@ class DataParallel:
                 "fewer devices"
             )
         found = list(self.module.parameters())
-        if len(found) != len(self._weights) or any(map(_differ, found, self._weights)):
+        if len(found) != len(self._weights) or any(map(is_not, found, self._weights)):
             raise InvalidInput("the module got other parameters; make a new DataParallel")
         return shares
 
@@ -190,7 +184,7 @@ class DataParallel:
         """Run a task for each replica in a thread of its own; raise an error once all ended."""
         modes = ThreadModes.current()
         for index in range(1, len(self._replicas)):
-            self._synchronise(index)
+            self._replicas[index] = self._replicate(index)
         places = [
             StageDevice(
                 device, torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -240,10 +234,6 @@ def divide_samples(samples: int, speeds: Sequence[float]) -> list[int]:
 def shares_memory(device: torch.device, other: torch.device) -> bool:
     """Return True if replicas on these devices use the same weights."""
     return device == other
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one is not other
 
 
 def _gradient(weight: Tensor) -> Tensor:

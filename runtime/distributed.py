@@ -9,12 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput, NonFinite, PlanMismatch
+from ..core.models.training_memory import Recipe
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
 from ..core.rank_heartbeats import SILENCE_S
@@ -32,6 +34,7 @@ from .engine.batch_io import (
     check_loss_function,
 )
 from .engine.finite_check import FiniteCheck
+from .engine.loss_reduction import LossReduction
 from .engine.microbatch import split_target
 from .engine.padding import (
     check_evaluation_mode,
@@ -45,6 +48,7 @@ from .engine.stage import autocast_to
 from .meta_init.materialise import materialise
 from .meta_init.meta_capture import check_weights, is_on_meta
 from .meta_init.weights import Weights
+from .optimizer import Groups, make_optimizer
 from .partition.cut import CutModel, cut_for_plan
 from .partition.model_snapshot import ModelSnapshot
 from .ranks.consistency import check_consistency
@@ -55,13 +59,13 @@ from .ranks.process_groups import check_initialised, check_world
 from .ranks.process_groups import init_process_group as init_process_group
 from .ranks.rank_grid import grid_of
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
-from .replicas.sharded import check_whole_weights
-from .replicas.shared_optimizer import drop_foreign_gradients, spread_weights
+from .replicas.replaced import release_others
+from .replicas.sharded import check_whole_weights, is_sharded
 from .replicas.strategy import NonDefaultStrategy, Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule, check_stateful_layers
 from .tensor_parallel.exchange import ShardGroup
-from .tensor_parallel.split_model import SplitModel, check_optimizer
+from .tensor_parallel.split_model import SplitModel
 
 
 class DistributedPipeline(PipelineRank):
@@ -89,8 +93,8 @@ class DistributedPipeline(PipelineRank):
         model: The model the plan was made for, equal on every rank. On the meta device it takes no
             memory, and each rank allocates only its own stages and fills them from ``weights``.
         plan: Where to cut, and in which order to work.
-        loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch; gradients are those of
-            the mean over the whole batch. `None` for a pipeline that only evaluates.
+        loss_fn: ``loss_fn(output, target)`` of a micro-batch, by default a mean over its samples;
+            gradients are those of the whole batch's. `None` for a pipeline that only evaluates.
         device: Where this rank's stages run. `None` for the current GPU with NCCL, unless the
             model is on another one, and for the model's device with gloo.
         group: The ranks, in order; the default group if `None`.
@@ -109,6 +113,8 @@ class DistributedPipeline(PipelineRank):
             gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
             `replicas.strategy.Strategy`. `None` follows the plan's stages.
         weights: Source of the values of a model on the meta device.
+        loss_reduction: What ``loss_fn`` is over samples (`engine.loss_reduction`); the first step
+            looks whether it is.
         check_finite: Raise `NonFinite` in a step whose loss, or a gradient that stages send each
             other, is infinite or NaN, unless the step has a loss scale.
 
@@ -144,6 +150,7 @@ class DistributedPipeline(PipelineRank):
         strategy: Strategy | Mapping[int, Strategy] | None = None,
         weights: Weights | None = None,
         check_finite: bool = True,
+        loss_reduction: LossReduction = "mean",
     ) -> None:
         _check_start(plan)
         super().__init__(group)
@@ -172,9 +179,9 @@ class DistributedPipeline(PipelineRank):
             _check_split(self.split, plan)
             check_stateful_layers(self.graph.layers, plan, self.schedule)
             options = {
-                "autocast": autocast, "keyed_dropout": keyed_dropout, "strategy": strategy,
-                "batch_statistics": batch_statistics, "check_finite": check_finite,
-                "evaluates only": loss_fn is None, "aux_losses": aux_losses,
+                "autocast": autocast, "strategy": strategy, "loss_reduction": loss_reduction,
+                "keyed_dropout": keyed_dropout, "batch_statistics": batch_statistics,
+                "check_finite": check_finite, "aux_losses": aux_losses, "no loss": loss_fn is None,
             }  # fmt: skip
             facts = list_facts(model, self.graph, plan, self.schedule, options)
             check_consistency(self._detector, facts, plan.content_id())
@@ -186,8 +193,7 @@ class DistributedPipeline(PipelineRank):
             losses = find_aux_losses(pieces, aux_losses) if self._trains else []
             if weights is not None:
                 materialise(model, self.stages.values(), weights, self.device)
-            self._assemble(pieces, chosen, loss_fn, batch_statistics, losses)
-            self._snapshot = ModelSnapshot(pieces.captured)
+            self._assemble(pieces, chosen, loss_fn, loss_reduction, batch_statistics, losses)
             undo.pop_all()
 
     def _find_shard(self) -> ShardGroup | None:
@@ -201,6 +207,7 @@ class DistributedPipeline(PipelineRank):
         pieces: CutModel,
         chosen: Mapping[int, NonDefaultStrategy],
         loss_fn: LossFunction | None,
+        loss_reduction: LossReduction,
         batch_statistics: BatchStatistics,
         aux_losses: Sequence[Sequence[AuxLoss]],
     ) -> None:
@@ -216,6 +223,7 @@ class DistributedPipeline(PipelineRank):
             self.grid,
             chosen=chosen,
             loss_fn=loss_fn,
+            loss_reduction=loss_reduction,
             device=self.device,
             batch_statistics=batch_statistics,
             autocast=self.autocast,
@@ -226,6 +234,9 @@ class DistributedPipeline(PipelineRank):
         self._last, self._executor = assembled.outputs, assembled.executor
         self.owned = assembled.owned
         self._batches = BatchComparison(self._detector, self.first_of_last_stage)
+        release_others(pieces.captured.roots, self.module)
+        self._snapshot, self._model = ModelSnapshot(pieces.captured), pieces.captured.program.model
+        self._is_training = self._model.training
         if self._watcher is not None:
             self._meet()  # NCCL connects ranks at their first operation
 
@@ -260,7 +271,7 @@ class DistributedPipeline(PipelineRank):
         # A batch may be wrong on this rank alone, while the others begin the step and wait for it.
         with self._detector.announce_errors():
             check_gradients_enabled()
-            self._snapshot.check()
+            self._snapshot.check(training=self._is_training)
             inputs = self._inputs(args, kwargs)
             self._check_no_input_gradients(args, kwargs)
             if self._has_last and target is None:
@@ -341,7 +352,7 @@ class DistributedPipeline(PipelineRank):
         targets: list[Any] = []
         size = samples = self._first.size
         with self._detector.announce_errors():
-            self._snapshot.check()
+            self._snapshot.check(training=self._is_training)
             if pad:
                 check_evaluation_mode(self.module)
                 samples = self._samples(args, kwargs, target)
@@ -394,18 +405,37 @@ class DistributedPipeline(PipelineRank):
         finally:
             self._sums_gradients = True
 
-    def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
+    def optimizer(
+        self,
+        kind: Callable[..., Optimizer],
+        groups: Groups | None = None,
+        *,
+        recipe: Recipe | None = None,
+        **options: Any,
+    ) -> Optimizer:
         """Create an optimizer of this rank's parameters: ``optimizer(torch.optim.SGD, lr=1)``.
 
-        Replicas that share its state (``zero1``) do so only with an optimizer from here.
-        Works for stages without parameters too: torch refuses an empty list, not an empty group.
+        Replicas that share its state (``zero1``) do so only with an optimizer from here. In
+        ``groups``, which have options of their own, ``params`` are parameters of this rank or names
+        of the model's, with ``*`` for anything; those in none are the last group. With a ``recipe``
+        of precision it keeps master weights.
+
+        Raises:
+            InvalidInput: Its updates depend on weights, or on elements, that this rank does not
+                hold, as a trial on small weights shows, or a name is none of the model's.
         """
-        made = kind([{"params": list(self.module.parameters())}], **options)
-        if self.is_divided:
-            check_optimizer(made)
-        drop_foreign_gradients(made, self.owned)
-        spread_weights(made, self.owned)
-        return made
+        parts = self.is_divided or any(map(is_sharded, self.module.parameters()))
+        several = self.plan.num_stages > 1 or self.owned
+        return make_optimizer(
+            kind,
+            dict(self.module.named_parameters()),
+            groups,
+            options,
+            names=[name for record in self.graph.parameters for name in record.names],
+            holds="parts" if parts else "other weights" if several else "",
+            owned=self.owned,
+            recipe=recipe,
+        )
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their norm over the whole model is at most ``max_norm``.
@@ -418,7 +448,7 @@ class DistributedPipeline(PipelineRank):
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        norm = self._read_gradient_norm()
+        norm = float(self.gradient_norm())
         factor = clipping_factor(norm, max_norm)
         if factor < 1:
             self.scale_gradients(factor)
@@ -432,21 +462,57 @@ class DistributedPipeline(PipelineRank):
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        return torch.tensor(self._read_gradient_norm(), dtype=torch.float64)
-
-    def _read_gradient_norm(self) -> float:
         with self.during("the norm of the gradients"):
             squares = sum_of_squares(self.module.parameters(), self._holders, self.device)
             dist.all_reduce(squares, group=self._group)
-            return float(squares.sqrt())  # inside: after an abort it is garbage
+            return squares.sqrt().cpu()  # inside: after an abort it is garbage
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply this rank's gradients."""
         scale_gradients(self.module.parameters(), factor)
 
     def train(self, mode: bool = True) -> None:
-        """Switch the mode of this rank's stages; see `Segment.train`."""
+        """Switch the mode of this rank's stages, and of the model; see `Segment.train`."""
         self.module.train(mode)
+        self._model.training = self._is_training = mode
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """Return a parameter's value or gradient whole, of which this rank may hold a part.
+
+        Every rank that holds a part of it calls this, or a replica of it.
+        """
+        local = part.full_tensor() if isinstance(part, DTensor) else part.detach()
+        return self.split.join(name, local) if self.split and self.is_divided else local
+
+    def gather_state_dict(self, rank: int = 0) -> dict[str, Tensor] | None:
+        """Return the whole model's state on the CPU of one rank, `None` elsewhere; on every rank.
+
+        The model on a rank has its own stages' weights alone, others are on the meta device.
+
+        Raises:
+            RankFailed: A rank died; the message names it.
+        """
+        own = self.module.state_dict()
+        divided = self.split.divided if self.split and self.is_divided else {}
+        facts = {
+            name: (tuple(divided[name].shape if name in divided else each.shape), each.dtype)
+            for name, each in own.items()
+        }
+        found: dict[str, Tensor] = {}
+        with self.during("the gathering of the model's state"):
+            held: list[dict[str, Any]] = [{} for _ in range(self._ranks.size)]
+            dist.all_gather_object(held, facts, group=self._group)
+            for name in dict.fromkeys(name for each in held for name in each):
+                owner = next(at for at, each in enumerate(held) if name in each)
+                if name in own:
+                    value = self.whole(name, own[name]).contiguous()
+                else:
+                    shape, dtype = held[owner][name]
+                    value = torch.empty(shape, dtype=dtype, device=self.device)
+                dist.broadcast(value, group_src=owner, group=self._group)
+                if self.rank == rank:
+                    found[name] = value.cpu()
+        return found if self.rank == rank else None
 
     def observe(self, observer: Observer | None) -> None:
         """Call ``observer`` with each action, its start and its end when a step is done."""
@@ -505,6 +571,12 @@ def _check_split(split: SplitModel | None, plan: Plan) -> None:
 
 
 def _check_equal_draws(split: SplitModel | None, keyed_dropout: int | None) -> None:
+    if split is not None and split.draws_apart and keyed_dropout is not None:
+        raise InvalidInput(
+            "ranks draw the dropout of attention for their own heads, which keyed_dropout cannot "
+            "make that of other plans; set the dropout of attention to 0, plan with --tensor 1, or "
+            "leave keyed_dropout out if there is no other dropout in layers that ranks share"
+        )
     if split is not None and split.draws and keyed_dropout is None:
         raise InvalidInput(
             "ranks that share a stage by tensor parallelism must draw equal random numbers, as for "

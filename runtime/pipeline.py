@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -186,6 +187,7 @@ class Pipeline(nn.Module):
         def forward(self: Pipeline, *args: Any, **kwargs: Any) -> Any:
             return type(self).forward(self, *args, **kwargs)
 
+        vars(forward)["_torchdynamo_disable"] = True
         vars(forward)["__signature__"] = signature.replace(
             parameters=[this, *signature.parameters.values()]
         )
@@ -229,13 +231,16 @@ class Pipeline(nn.Module):
                 shape or kind of numbers than those the model was captured with, or outputs cannot
                 be joined because their first dimension is not the micro-batch.
         """
+        run = self._run_batch
+        if "torch._dynamo" in sys.modules:  # it cannot trace the stages' threads and streams
+            run = torch._dynamo.disable(run)
+        return run(args, kwargs)
+
+    vars(forward)["_torchdynamo_disable"] = True
+
+    def _run_batch(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         self._check_children()
-        self._snapshot.check()
-        if self._pieces.captured.program.model.training != self.training:
-            raise PlanMismatch(
-                "the model was switched between training and evaluation mode, and this pipeline "
-                "was not; call train() or eval() of the pipeline, which switches both"
-            )
+        self._snapshot.check(training=self.training)
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
         count = self._num_microbatches

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from ..capture.capture import default_device
 from ..capture.observation.nested_values import list_tensors, map_tensors
@@ -25,12 +25,11 @@ from .engine.batch_io import (
 from .engine.loss_graph import LossGraphCheck
 from .engine.padding import check_evaluation_mode, count_samples, pad_samples, trim_padding
 from .engine.stage import autocast_to
+from .optimizer import Groups, make_optimizer
 from .pipeline import Pipeline
-from .recipe import keep_master_weights, scales_loss, widen_gradients
+from .recipe import scales_loss, widen_gradients
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.grad_scaler import LossScale
-from .replicas.shared_optimizer import drop_foreign_gradients, spread_weights
-from .tensor_parallel.split_model import check_optimizer
 
 
 class Training:
@@ -105,28 +104,18 @@ class Training:
         """Return this rank's parameters and buffers, under the model's names."""
         return self._runner.module
 
-    def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
+    def optimizer(
+        self, kind: Callable[..., Optimizer], groups: Groups | None = None, **options: Any
+    ) -> Optimizer:
         """Create an optimizer of this rank's parameters, of which there may be none.
 
-        For example ``training.optimizer(torch.optim.AdamW, lr=1e-3)``.
-
-        Raises:
-            InvalidInput: The optimizer needs a closure, as L-BFGS does.
+        For example ``training.optimizer(torch.optim.AdamW, lr=1e-3)``; see
+        `DistributedPipeline.optimizer`.
         """
-        needs_closure = isinstance(kind, type) and issubclass(kind, LBFGS)
-        if needs_closure:
-            raise InvalidInput(
-                "L-BFGS evaluates the loss several times an update, and each rank would search a "
-                "direction of its own weights alone; use an optimizer whose step needs no closure"
-            )
-        made = kind([{"params": list(self.parameters())}], **options)
-        owned = self.pipeline.owned if isinstance(self.pipeline, DistributedPipeline) else {}
-        if isinstance(self.pipeline, DistributedPipeline) and self.pipeline.is_divided:
-            check_optimizer(made)
-        drop_foreign_gradients(made, owned)
-        keep_master_weights(made, self.recipe)
-        spread_weights(made, owned)
-        return made
+        if isinstance(self.pipeline, DistributedPipeline):
+            return self.pipeline.optimizer(kind, groups, recipe=self.recipe, **options)
+        weights = dict(self.named_parameters())
+        return make_optimizer(kind, weights, groups, options, names=weights, recipe=self.recipe)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return this rank's parameters, of which there may be none; see `optimizer`."""
@@ -189,7 +178,7 @@ class Training:
 
     def train(self, mode: bool = True) -> None:
         """Switch training or evaluation mode."""
-        self.module.train(mode)
+        self.pipeline.train(mode)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from, as JSON, for the ``extra`` of `save_checkpoint`."""

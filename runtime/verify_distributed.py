@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ..capture.capture import trace
 from ..capture.captured import Captured
@@ -271,7 +270,7 @@ def _compare(
             part = own[copy] if entry.is_buffer else own[copy].grad
             if value is None and part is None:
                 continue
-            ours = None if part is None else _gather(pipeline, copy, part)
+            ours = None if part is None else pipeline.whole(copy, part)
             worst = max(differences.get(entry.names[0], 0.0), difference_of(ours, value, floor))
             differences[entry.names[0]] = worst
     return _join(expected, ranks.each(lambda: found), loss)
@@ -323,18 +322,6 @@ def _send_expected(
     sent = torch.view_as_real(value) if value.is_complex() else value
     dist.broadcast(sent, group_src=UNSPLIT_RANK, group=pipeline.group)
     return value
-
-
-def _gather(pipeline: DistributedPipeline, name: str, part: Tensor) -> Tensor:
-    """Return a tensor whole; called on every rank that shares the stage or holds a replica."""
-    local = part.full_tensor() if isinstance(part, DTensor) else part.detach()
-    if not pipeline.is_divided:
-        return local
-    assert pipeline.split is not None
-    division = pipeline.split.divided.get(name)
-    if division is None:
-        return local
-    return pipeline.split.group.join(local.to_dense(), division.layout)
 
 
 def _join(expected: _Expected, ranks: Sequence[_Found], loss: float) -> Verification:

@@ -7,6 +7,7 @@ import binascii
 import os
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,7 +39,6 @@ from sqlalchemy.pool import QueuePool
 
 from ...core.errors import InvalidInput
 from .errors import StoreUnavailable
-from .group_commit import GroupCommit, NotCommitted
 from .records import Page
 
 Item = TypeVar("Item")
@@ -91,8 +91,8 @@ class Database:
         self._now = now
         # In SQLite only one connection can write. Left to SQLite, the others poll with growing
         # pauses and some starve for seconds; threads that queue here are woken in turn.
-        self.group_commit = GroupCommit(self._begin_write, TURN_TIMEOUT_S)
-        self._write = self.engine.begin if self.is_postgresql else self.group_commit.write
+        self._turn = threading.Lock()
+        self._write = self.engine.begin if self.is_postgresql else self._write_in_turn
 
     @property
     def name(self) -> str:
@@ -163,15 +163,17 @@ class Database:
         with self._unavailable(), self._write() as connection:
             yield connection
 
-    def _begin_write(self) -> Connection:
-        """Return an SQLite connection in a transaction that may write."""
-        connection = self.engine.connect().execution_options(write=True)
+    @contextmanager
+    def _write_in_turn(self) -> Iterator[Connection]:
+        if not self._turn.acquire(timeout=TURN_TIMEOUT_S):
+            raise StoreUnavailable(f"database {self.name}: other writes take too long")
         try:
-            connection.begin()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            with self.engine.connect() as plain:
+                connection = plain.execution_options(write=True)
+                with connection.begin():
+                    yield connection
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -182,8 +184,6 @@ class Database:
             yield
         except (OperationalError, InterfaceError, NoConnectionFree) as error:
             raise StoreUnavailable(f"database {self.name}: {_reason(error)}") from error
-        except NotCommitted as error:
-            raise StoreUnavailable(f"database {self.name}: {error}") from None
         except DatabaseError as error:
             if type(error) is DatabaseError:  # a damaged file; subclasses are our bugs
                 raise StoreUnavailable(f"database {self.name}: {_reason(error)}") from error
@@ -270,6 +270,8 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.execute("PRAGMA foreign_keys = ON")
         if not in_memory:
             _use_write_ahead_log(connection)
+            # A commit does not wait for the disk: only a power cut can undo the last ones.
+            connection.execute("PRAGMA synchronous = NORMAL")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from .python_state import (
     read_closure,
     read_content,
 )
+
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 
 _FUNCTIONAL = (type, ModuleType, property, classmethod, staticmethod)
 
@@ -65,18 +68,33 @@ def iterate_globals(modules: Iterable[nn.Module]) -> Iterator[tuple[str, dict[st
 
 
 def _reach_functions(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
-    """Yield the methods of modules' own classes, and functions of their files that they name."""
-    pending = _methods_of(_own_classes(modules))
+    """Yield the functions of modules' own classes and files that their forward may come to.
+
+    Methods are followed by their names alone, whatever object they are called of.
+    """
+    methods: dict[str, list[FunctionType]] = {}
+    for kind in _own_classes(modules):
+        for name, value in vars(kind).items():
+            methods.setdefault(name, []).extend(find_functions(value))
+    pending = [
+        function
+        for name, functions in methods.items()
+        if name == "forward" or (name.startswith("__") and name not in ("__init__", "__new__"))
+        for function in functions
+    ]
     followed = {id(function) for function in pending}
     while pending:
         function = pending.pop()
         yield function
+        found = [each for name in _words_in(function.__code__) for each in methods.get(name, ())]
         for name in _names_in(function.__code__) & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-                found = [each for each in find_functions(value) if id(each) not in followed]
-                followed.update(map(id, found))
-                pending += found
+                found += find_functions(value)
+        for each in found:
+            if id(each) not in followed:
+                followed.add(id(each))
+                pending.append(each)
 
 
 def _own_classes(modules: Iterable[nn.Module]) -> list[type]:
@@ -85,16 +103,29 @@ def _own_classes(modules: Iterable[nn.Module]) -> list[type]:
     return [kind for kind in kinds if kind.__module__.partition(".")[0] not in OPAQUE_PACKAGES]
 
 
-def _methods_of(kinds: Iterable[type]) -> list[FunctionType]:
-    return [
-        each for kind in kinds for value in vars(kind).values() for each in find_functions(value)
-    ]
-
-
 def _is_data(value: Any) -> bool:
     return not isinstance(value, _FUNCTIONAL) and not callable(value)
 
 
 def _names_in(code: CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
+    """Return the global variables that code reads or sets; attributes may have the same names."""
+    return {
+        each.argval
+        for inner in _codes_in(code)
+        for each in dis.get_instructions(inner)
+        if each.opname in _GLOBAL
+    }
+
+
+def _words_in(code: CodeType) -> set[str]:
+    """Return the names and texts in code, some of which are those of methods."""
+    codes = list(_codes_in(code))
+    texts = {text for inner in codes for text in inner.co_consts if isinstance(text, str)}
+    return texts.union(*(inner.co_names for inner in codes))
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes_in(inner)

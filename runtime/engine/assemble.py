@@ -25,6 +25,7 @@ from ..partition.rank_module import build_rank_module
 from ..ranks.collective import Collective, GroupCollective
 from ..ranks.process_groups import ProcessGroups, RankSet
 from ..ranks.rank_grid import RankGrid
+from ..replicas.gradient_hooks import GradientHooks
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.sharded import is_sharded
@@ -36,6 +37,7 @@ from ..tensor_parallel.split_model import divide_weights
 from .aux_losses import AuxLoss, AuxLossReader
 from .batch_io import BatchOutputs, LossFunction
 from .executor import Executor
+from .loss_reduction import LossReduction
 from .p2p import P2PChannels, find_connected_pairs, make_channel_groups
 from .stage import LossOfFlat, StageRunner
 
@@ -69,6 +71,7 @@ def assemble_rank(
     *,
     chosen: Mapping[int, NonDefaultStrategy],
     loss_fn: LossFunction | None,
+    loss_reduction: LossReduction,
     device: torch.device,
     batch_statistics: BatchStatistics,
     autocast: torch.dtype | None,
@@ -97,6 +100,7 @@ def assemble_rank(
         groups.get(replicas), split.output_parts if split is not None else None,
         split.divided if split is not None else (),
         split.group if split is not None and split.group.degree > 1 else None,
+        loss_reduction,
     )  # fmt: skip
     pairs = find_connected_pairs(schedule.ranks, schedule, routes, grid)
     channels = make_channel_groups(ranks, pairs)
@@ -150,7 +154,7 @@ def _connect_weights(
     divided: Collection[str] = ()
     if pieces.split is not None and (sharing := placement.sharing_ranks())[1:]:
         pieces.split.group.connect(groups[sharing])
-        divide_weights([*stages.values()], pieces.split, captured.roots)
+        divide_weights([*stages.values()], pieces.split)
         divided = pieces.split.divided
     strategies = apply_strategies(
         chosen, schedule, stages, placement, groups, device, captured.roots
@@ -171,7 +175,9 @@ def _connect_weights(
         and len(replicas := placement.replicas_of(index)) > 1
     }
     holders = placement.count_holders(module, divided, is_sharded)
-    replication = Replication(gradient_sync, strategies)
+    parts = (pieces.split.join, pieces.split.take) if pieces.split and divided else None
+    hooks = GradientHooks(dict(module.named_parameters()), parts, [w.tensor for w in weights])
+    replication = Replication(gradient_sync, strategies, hooks)
     return _ConnectedWeights(groups, module, holders, replication, owned)
 
 

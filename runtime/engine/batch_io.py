@@ -25,6 +25,7 @@ from ..ranks.process_groups import RankSet
 from ..tensor_parallel.exchange import ShardGroup
 from ..tensor_parallel.split_output import OutputParts
 from .loss_graph import LossGraphCheck
+from .loss_reduction import LossReduction, ReductionCheck
 from .microbatch import check_inputs, join_outputs, split_batch
 from .padding import PartialTarget, count_samples, trim_padding
 
@@ -93,6 +94,7 @@ class BatchOutputs:
     length runs micro-batch k; ``group`` is theirs if there are several and this rank is one of
     them. ``sharing`` are the ranks that share the last stage's layers, if there are several;
     ``parts`` are outputs of which each holds a part, ``divided`` names of weights of which they do.
+    ``reduction`` says how losses of micro-batches make the batch's.
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class BatchOutputs:
         parts: OutputParts | None = None,
         divided: Collection[str] = (),
         sharing: ShardGroup | None = None,
+        reduction: LossReduction = "mean",
     ) -> None:
+        self._reduction, self._looks = reduction, ReductionCheck(reduction, device)
         self._captured, self._loss_fn, self._parts = captured, loss_fn, parts
         self._sharing = sharing
         model = captured.program.model
@@ -116,7 +120,7 @@ class BatchOutputs:
         self._replicas, self._group = replicas, group
 
     def compute_loss_share(self, flat: Any, target: Any) -> Tensor:
-        """Compute a micro-batch's share of the batch's mean loss.
+        """Compute a micro-batch's share of the batch's loss.
 
         ``flat`` are the stage's outputs; the target is a `PartialTarget` if some samples are
         padding.
@@ -136,14 +140,17 @@ class BatchOutputs:
         if isinstance(target, PartialTarget):
             samples, weight = target.samples, target.samples / target.of
             target = target.target
+        weight = 1.0 if self._reduction == "sum" else weight
 
-        def compute(given: list[Any]) -> Tensor:
+        def compute(given: list[Any], target: Any = target) -> Tensor:
             output = self._captured.unflatten_output(given)
             if samples is not None:
                 output = trim_padding(output, count_samples(given) or 0, samples)
             return as_scalar_loss(loss_fn(output, target))
 
         parts = self._parts
+        if parts is None and samples is None and torch.is_grad_enabled():
+            self._looks.look(compute, outputs, target)
         run = (
             partial(compute, outputs) if parts is None else partial(parts.compute, compute, outputs)
         )

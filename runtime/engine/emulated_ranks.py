@@ -20,6 +20,7 @@ from ..partition.cut import CutModel
 from ..partition.rank_module import build_rank_module
 from ..random_state import RandomState
 from ..ranks.collective import Pending
+from ..replicas.gradient_hooks import GradientHooks
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.shared_weights import WeightPlacement
@@ -91,9 +92,9 @@ class EmulatedRanks:
             runners = build_runners(pieces, stages, plan, schedule, statistics.get)
             weights = placement.shared_weights(module)
             repeated = [each for stage in stages.values() for each in list_repeated_weights(stage)]
-            replication = Replication(
-                GradientSync(weights, together, stages, repeated) if weights else None, {}
-            )
+            sync = GradientSync(weights, together, stages, repeated) if weights else None
+            hooks = GradientHooks(dict(module.named_parameters()))
+            replication = Replication(sync, {}, hooks)
             transport = EmulatedTransport(self._messages)
             self.modules.append(module)
             self._executors.append(

@@ -116,7 +116,7 @@ class InferencePipeline:
             InvalidInput: The batch does not fit the model, or the pipeline is closed.
             PlanMismatch: The model was changed after the pipeline was built.
         """
-        self._snapshot.check()
+        self._snapshot.check(training=False)
         return self._dispatcher.submit(args, kwargs)
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -131,7 +131,7 @@ class InferencePipeline:
             Exception: The error of a stage; later batches are cancelled. Use `submit` to continue
                 after errors.
         """
-        self._snapshot.check()
+        self._snapshot.check(training=False)
         return self._dispatcher.map(batches)
 
     def close(self) -> None:

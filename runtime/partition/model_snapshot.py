@@ -107,12 +107,17 @@ class ModelSnapshot:
         self._parameters = [dict(module._parameters) for _, module in self._modules]
         self._buffers = [dict(module._buffers) for _, module in self._traced]
 
-    def check(self) -> None:
-        """Check that the model is what it was.
+    def check(self, *, training: bool) -> None:
+        """Check that the model is what it was, and in the pipeline's mode.
 
         Raises:
             PlanMismatch: It was changed; the message names what was.
         """
+        if self._modules[0][1].training != training:
+            raise PlanMismatch(
+                f"the model is in {'evaluation' if training else 'training'} mode, and this "
+                "pipeline is not; call train() or eval() of the pipeline, which switches both"
+            )
         for change in self._changes():
             raise PlanMismatch(
                 f"the model was changed after this pipeline was built: {change}. The stages are "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from ...core.errors import NonFinite
 
 
 @torch.no_grad()
@@ -48,7 +51,16 @@ def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
 
 
 def clipping_factor(norm: float, max_norm: float) -> float:
-    """Return the factor that reduces a norm to at most ``max_norm``, as in ``torch.nn.utils``."""
+    """Return the factor that reduces a norm to at most ``max_norm``, as in ``torch.nn.utils``.
+
+    Raises:
+        NonFinite: The norm is infinite or NaN, so that an update would spoil the weights.
+    """
+    if not math.isfinite(norm):
+        raise NonFinite(
+            f"the norm of the gradients is {norm}, though the loss is finite: no weight was "
+            "changed; call zero_grad() and go on with other data, or lower the learning rate"
+        )
     return min(1.0, max_norm / (norm + 1e-6))
 
 

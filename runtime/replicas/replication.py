@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ...core.plan.schedule import Work
+from .gradient_hooks import GradientHooks
 from .gradient_sync import GradientSync
 
 
@@ -36,17 +37,22 @@ class StageStrategy:
 
 
 class Replication:
-    """The gradient synchronisation of a rank, if it needs any, and the strategies of its stages."""
+    """Ways in which a rank's gradients become the whole batch's: sums, strategies and hooks."""
 
     def __init__(
-        self, gradient_sync: GradientSync | None, stages: Mapping[int, StageStrategy]
+        self,
+        gradient_sync: GradientSync | None,
+        stages: Mapping[int, StageStrategy],
+        hooks: GradientHooks,
     ) -> None:
-        self._gradient_sync, self._stages = gradient_sync, dict(stages)
-        self._sums = False
+        self._gradient_sync, self._stages, self._hooks = gradient_sync, dict(stages), hooks
+        self._sums = self._trains = False
 
     def begin(self, *, trains: bool, sums: bool) -> None:
         """Begin a step; see `StageStrategy.begin`."""
-        self._sums = trains and sums
+        self._sums, self._trains = trains and sums, trains
+        if trains:
+            self._hooks.begin(sums=sums)
         if self._gradient_sync is not None and trains:
             self._gradient_sync.begin(sums=sums)
         # Sorted: a rank of several stages must enter their collectives in the order of the others.
@@ -73,3 +79,5 @@ class Replication:
             self._gradient_sync.finish()
         for stage in sorted(self._stages):
             self._stages[stage].finish()
+        if self._trains:
+            self._hooks.finish()

@@ -16,6 +16,7 @@ from ...core.plan.schedule import BACKWARDS, Schedule, Work
 from ..ranks.process_groups import RankSet
 from .ddp import DdpStage
 from .deadlock_check import Round, can_finish, list_rounds
+from .replaced import replace_parameter
 from .replication import StageStrategy
 from .sharded import ShardedStage, select_shardable
 from .shared_weights import WeightPlacement
@@ -182,8 +183,11 @@ def _shard(
 ) -> ShardedStage:
     whole = {stage.get_parameter(name): name for name in names}  # before they are replaced
     made = ShardedStage(stage, names, group, device, rounds)
+    for parameter, name in whole.items():
+        if (now := stage.get_parameter(name)) is not parameter:  # one in no block stays whole
+            replace_parameter(parameter, now, name)
     for module in (each for other in others for each in other.modules()):
-        for key, parameter in module._parameters.items():
-            if parameter in whole:
-                module._parameters[key] = stage.get_parameter(whole[parameter])
+        for key, held in module._parameters.items():
+            if held in whole:
+                module._parameters[key] = stage.get_parameter(whole[held])
     return made

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.optim import Adafactor, Muon, Optimizer
 
 from ...capture.captured import Captured
 from ...capture.program.cuts import Cut
@@ -18,7 +16,6 @@ from ...capture.program.segment import Segment, get_segments
 from ...capture.splitting.find_split import ModelSplit, find_split, is_local, list_outputs
 from ...capture.splitting.layout import Shard
 from ...capture.splitting.rewrite import rewrite, take_part
-from ...core.errors import InvalidInput
 from .exchange import ShardGroup
 from .split_output import OutputParts
 
@@ -51,7 +48,7 @@ class SplitModel:
     Attributes:
         divided: Parameters and buffers of which ranks hold parts, by each of their names.
         reasons: Why products stay whole, by layer and operation.
-        draws: Whether a layer that is shared may draw random numbers.
+        draws: Whether a layer that is shared may draw random numbers, equal on its ranks.
         draws_apart: Whether each rank draws dropout of its own attention heads, unlike any that
             the unsplit model draws.
         group: The ranks that share this rank's stages.
@@ -64,6 +61,16 @@ class SplitModel:
     draws_apart: bool
     group: ShardGroup
     output_parts: OutputParts | None = None
+
+    def join(self, name: str, part: Tensor) -> Tensor:
+        """Return a tensor whole, if it is divided; called on all ranks that hold parts of it."""
+        division = self.divided.get(name)
+        return part if division is None else self.group.join(part.to_dense(), division.layout)
+
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor, if it is divided."""
+        division = self.divided.get(name)
+        return whole if division is None else division.take(whole, self.group.shard)
 
 
 def split_model(
@@ -79,7 +86,8 @@ def split_model(
     both = [captured, *([captured.evaluation] if captured.evaluation is not None else [])]
     traced = [(each.program, each.layers, each.cuts) for each in both]
     split = find_split(traced, degrees, stages)
-    draws, exchange = _draws_random_numbers(captured, degrees), group.exchange()
+    apart = {node for node, change in split.changes.items() if change.draws}
+    draws, exchange = _draws_random_numbers(captured, degrees, apart), group.exchange()
     for each in both:
         rewrite(each.program, each.layers, split, lambda layer: exchange)
         each.cuts = [_divide_cut(one, split, group.degree) for one in each.cuts]
@@ -91,8 +99,7 @@ def split_model(
     }
     layouts = list_outputs(captured.program, split)
     parts = OutputParts(layouts, group) if any(layouts) else None
-    draws_apart = any(change.draws for change in split.changes.values())
-    return SplitModel(divided, split.reasons, draws, draws_apart, group, parts)
+    return SplitModel(divided, split.reasons, draws, bool(apart), group, parts)
 
 
 def _divide_cut(cut: Cut, split: ModelSplit, degree: int) -> Cut:
@@ -111,11 +118,13 @@ def _divide_cut(cut: Cut, split: ModelSplit, degree: int) -> Cut:
     return replace(cut, boundary=boundary)
 
 
-def _draws_random_numbers(captured: Captured, degrees: Sequence[int]) -> bool:
-    """Return True if a layer that is shared by several ranks may draw random numbers."""
+def _draws_random_numbers(
+    captured: Captured, degrees: Sequence[int], apart: Collection[fx.Node]
+) -> bool:
+    """Return True if ranks that share a layer may draw random numbers that have to be equal."""
     program, layers = captured.program, captured.layers
     for node, layer in layers.layer_of.items():
-        if degrees[layer] == 1:
+        if degrees[layer] == 1 or node in apart:
             continue
         if node.op == "call_module" and _may_draw(program.attribute(str(node.target))):
             return True
@@ -148,41 +157,17 @@ def _may_draw(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def divide_weights(
-    stages: Sequence[Segment], split: SplitModel, others: Sequence[nn.Module]
-) -> None:
-    """Replace the divided parameters and buffers of this rank's stages by its parts of them.
+def divide_weights(stages: Sequence[Segment], split: SplitModel) -> None:
+    """Give the divided parameters and buffers of this rank's stages its parts of their values.
 
-    ``others`` are modules that reach them too (`Captured.roots`): there they are replaced as well,
-    so that the memory of whole ones is freed.
+    They stay the objects that they were, with whatever a script has put on them.
     """
-    parts: dict[int, tuple[Tensor, Tensor]] = {}  # whole ones stay, so that ids are not used again
-    for stage in stages:
-        for root in get_segments(stage):
-            for name, tensor in _tensors_of(root):
-                division = split.divided.get(name)
-                if division is not None and id(tensor) not in parts:
-                    part = division.take(tensor.detach(), split.group.shard)
-                    if isinstance(tensor, nn.Parameter):
-                        part = nn.Parameter(part, requires_grad=tensor.requires_grad)
-                    parts[id(tensor)] = tensor, part
-    roots = [*others, *(each for stage in stages for each in get_segments(stage))]
-    for module in (each for root in roots for each in root.modules()):
-        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for table in tables:
-            table.update(
-                (key, parts[id(held)][1]) for key, held in table.items() if id(held) in parts
-            )
-
-
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise `InvalidInput` for torch's optimizers that need whole weights, to update parts."""
-    if isinstance(optimizer, Adafactor | Muon):
-        raise InvalidInput(
-            f"{type(optimizer).__name__} updates a weight by what it computes of all its rows and "
-            "columns, and ranks that share a stage hold parts of its weights; use an optimizer "
-            "that treats elements by themselves, such as AdamW, or plan with --tensor 1"
-        )
+    seen: set[int] = set()
+    for root in (each for stage in stages for each in get_segments(stage)):
+        for name, tensor in _tensors_of(root):
+            if (division := split.divided.get(name)) is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                tensor.data = division.take(tensor.detach(), split.group.shard)
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -82,14 +82,13 @@ def test_steps_equal_the_unsplit_model(speeds):
     assert torch.allclose(output["out"], unsplit(pair, **keywords)["out"], rtol=0, atol=TOLERANCE)
 
 
-def test_replicas_run_in_threads_and_are_made_once():
+def test_replicas_run_in_threads_and_share_weights():
     model = make_model()
     parallel = DataParallel(model, ["cpu"] * 3, loss_fn=loss_fn)
-    replicas = list(parallel._replicas)
     for step in range(2):
         pair, keywords, target = draw(6, step)
         parallel.step(pair, target=target, **keywords)
-    assert all(a is b for a, b in zip(replicas, parallel._replicas, strict=True))
+    replicas = parallel._replicas
     assert replicas[1].first.weight.data_ptr() == model.first.weight.data_ptr()
     assert replicas[1].first.weight is replicas[1].second.weight
     names = {f"replica_{index}" for index in range(3)}
@@ -178,3 +177,39 @@ def test_sparse_gradients_are_refused():
     parallel = DataParallel(table, ["cpu", "cpu"], loss_fn=mse_loss)
     with pytest.raises(InvalidInput, match=r"shape \(5, 3\) is sparse.*sparse=False"):
         parallel.step(torch.arange(4), target=torch.randn(4, 3))
+
+
+@pytest.mark.usefixtures("memory")
+def test_replicas_follow_what_a_script_changes():
+    """A rate, a hook and a module put in place of another reached the first replica alone."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Tanh()).double()
+    parallel = DataParallel(model, ["cpu"] * 2, loss_fn=mse_loss)
+    model[1].p = 0.0
+    model[2] = nn.Sigmoid()
+    model[0].register_forward_hook(lambda module, given, found: found * 2)
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    batch, target = torch.randn(2, 4, 6, dtype=torch.float64).unbind()
+    loss = parallel.step(batch, target=target)
+    found = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    plain = copy.deepcopy(model)
+    plain[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    wanted = mse_loss(plain(batch), target)
+    wanted.backward()
+    assert float(loss) == pytest.approx(float(wanted.detach()), abs=TOLERANCE)
+    for gradient, weight in zip(found, plain.parameters(), strict=True):
+        torch.testing.assert_close(gradient, weight.grad, atol=TOLERANCE, rtol=0)
+
+
+def test_an_error_leaves_no_half_of_a_sum():
+    model = make_model()
+    pair, keywords, target = draw(4, 0)
+    parallel = DataParallel(model, ["cpu", "cpu"], loss_fn=loss_fn)
+    parallel.step(pair, target=target, **keywords)
+    before = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+    parallel._loss_fn = lambda output, target: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        parallel.step(pair, target=target, **keywords)
+    for was, weight in zip(before, model.parameters(), strict=True):
+        assert (was is None) == (weight.grad is None)
+        assert was is None or torch.equal(was, weight.grad)

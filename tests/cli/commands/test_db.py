@@ -20,19 +20,6 @@ def database(tmp_path, profile):
     return tmp_path / "stagewright.db"
 
 
-def test_a_backup_becomes_another_database(run, database, tmp_path, profile):
-    ran = run("db", "backup", "b.gz")
-    assert ran.code == 0, ran.stderr
-    assert ran.stdout.startswith("b.gz: 1 projects, 1 jobs, 1 profiles, 2 job_events from")
-    assert "next: stagewright db restore b.gz --database restored.db" in ran.stderr
-    ran = run("db", "restore", "b.gz", "--database", "restored.db", "--json")
-    assert json.loads(ran.stdout)["rows"]["profiles"] == 1
-    assert ran.stderr == ""
-    store = Store(tmp_path / "restored.db")
-    assert store.documents.profile(DEFAULT_PROJECT, profile.content_id()).profile == profile
-    store.close()
-
-
 def test_check_says_what_is_wrong(run, database):
     assert run("db", "check").stdout == "stagewright.db: no faults found\n"
     with sqlite3.connect(database) as file:
@@ -41,7 +28,7 @@ def test_check_says_what_is_wrong(run, database):
     ran = run("db", "check", "--json")
     assert ran.code == 2
     assert len(json.loads(ran.stdout)["faults"]) == 1
-    assert "restore a backup" in json.loads(ran.stderr)["detail"]
+    assert "start the server with a backup" in json.loads(ran.stderr)["detail"]
 
 
 def test_upgrade_says_where_it_came_from(run, tmp_path):
@@ -64,12 +51,9 @@ def test_prune_removes_what_is_asked_for(run, database):
     ("words", "says"),
     [
         (["check"], "database stagewright.db does not exist"),
-        (["backup"], "missing file: stagewright db backup FILE"),
-        (["check", "b.gz"], "check takes no FILE"),
         (["prune"], "prune requires at least one of --jobs-days"),
         (["check", "--jobs-days", "3"], "prune requires at least one of --jobs-days"),
         (["check", "--database", "mysql://host/name"], "postgresql://"),
-        (["restore", "nowhere.gz"], "cannot read nowhere.gz"),
         (["upgrade", "--database", "no/folder.db"], "no/folder.db"),
     ],
 )
@@ -78,12 +62,6 @@ def test_what_makes_no_sense_is_refused_and_makes_no_file(run, tmp_path, words, 
     assert (ran.code, ran.stdout) == (2, "")
     assert says in ran.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_backup_into_a_missing_folder_is_refused(run, database):
-    ran = run("db", "backup", "nowhere/b.gz")
-    assert (ran.code, ran.stdout) == (2, "")
-    assert "folder nowhere does not exist" in ran.stderr
 
 
 def test_a_database_that_does_not_answer_is_told_without_its_password(run, tmp_path):
