@@ -151,3 +151,10 @@ def test_boolean_indexing_runs_in_a_pipeline_as_planned():
     for (name, parameter), other in zip(model.named_parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, other.grad, msg=name)
     assert verify(selective(), made, x, torch.zeros(32), mean_of_squares).worst < 1e-5
+
+
+def test_an_optimizer_that_steps_in_backward_is_refused():
+    model = nn.Sequential(nn.Linear(8, 8), Block())
+    model[0].weight.register_post_accumulate_grad_hook(lambda weight: None)
+    with pytest.raises(InvalidInput, match=r"0\.weight has a hook on its accumulated gradient"):
+        trace(model, torch.randn(2, 8))

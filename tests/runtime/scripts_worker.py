@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from stagewright.capture.capture import trace
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import Plan
 from stagewright.runtime.build import build
 from stagewright.runtime.distributed import DistributedPipeline
@@ -125,6 +125,11 @@ def run_script(plan: Plan, expected: dict[str, Any], **options: Any) -> dict[str
         )
         > 1e-9
     ]
+    model.eval()
+    try:
+        training.evaluate(batch)
+    except PlanMismatch as error:
+        refused["mode"] = str(error)
     training.close()
     return {"worst": worst, "refused": refused, "stale": stale}
 

@@ -494,3 +494,10 @@ def test_a_copy_made_in_a_run_without_a_graph_has_one_for_the_recomputation():
     assert copies.get() is first
     assert first["weight"].is_meta
     assert first["weight"].requires_grad
+
+
+def test_a_compiled_pipeline_runs_as_it_is():
+    model, plan = small()
+    compiled = torch.compile(Pipeline(copy.deepcopy(model), plan), backend="eager")
+    x = torch.rand(8, 4, dtype=torch.double)
+    torch.testing.assert_close(compiled(x), in_pieces(model, x, 4))

@@ -37,3 +37,8 @@ def test_weights_of_other_ranks_cannot_be_read_by_mistake(lines):
         assert not line["stale"], line
         is_whole = line["plan"].split()[0] in ("one", "r2", "z2")
         assert ("teacher" not in line["refused"]) == is_whole, line
+
+
+def test_a_mode_that_the_model_alone_was_switched_to_is_refused(lines):
+    for line in lines:
+        assert "call train() or eval() of the pipeline" in line["refused"]["mode"], line

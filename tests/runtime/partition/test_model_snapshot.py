@@ -65,6 +65,7 @@ def read_offset(model):
 
 
 SHARPNESS = 1.0
+temperature = 1.0  # a script's variable, named like an attribute that forward reads
 
 
 def scale(x, factor):
@@ -200,6 +201,12 @@ def test_a_global_number_that_is_changed_is_refused(built, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "SHARPNESS", 0.5)
     with pytest.raises(PlanMismatch, match=r"SHARPNESS' was 1.0, now it is 0.5"):
         pipeline(torch.randn(4, 4))
+
+
+def test_a_global_named_like_an_attribute_may_change(built, monkeypatch):
+    model, pipeline = built
+    monkeypatch.setattr(sys.modules[__name__], "temperature", 3.0)
+    check_equal(model, pipeline)
 
 
 def test_a_child_replaced_on_the_pipeline_is_refused(built):
