@@ -448,7 +448,7 @@ class DistributedPipeline(PipelineRank):
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        norm = float(self.gradient_norm())
+        norm = self._read_gradient_norm()
         factor = clipping_factor(norm, max_norm)
         if factor < 1:
             self.scale_gradients(factor)
@@ -462,10 +462,13 @@ class DistributedPipeline(PipelineRank):
         Raises:
             RankFailed: A rank died; the message names it.
         """
+        return torch.tensor(self._read_gradient_norm(), dtype=torch.float64)
+
+    def _read_gradient_norm(self) -> float:
         with self.during("the norm of the gradients"):
             squares = sum_of_squares(self.module.parameters(), self._holders, self.device)
             dist.all_reduce(squares, group=self._group)
-            return squares.sqrt().cpu()  # inside: after an abort it is garbage
+            return float(squares.sqrt())  # inside: after an abort it is garbage
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply this rank's gradients."""
@@ -477,17 +480,12 @@ class DistributedPipeline(PipelineRank):
         self._model.training = self._is_training = mode
 
     def whole(self, name: str, part: Tensor) -> Tensor:
-        """Return a parameter's value or gradient whole, of which this rank may hold a part.
-
-        Every rank that holds a part of it calls this, or a replica of it.
-        """
+        """Return a parameter's value or gradient whole; called on every rank that holds some."""
         local = part.full_tensor() if isinstance(part, DTensor) else part.detach()
         return self.split.join(name, local) if self.split and self.is_divided else local
 
     def gather_state_dict(self, rank: int = 0) -> dict[str, Tensor] | None:
         """Return the whole model's state on the CPU of one rank, `None` elsewhere; on every rank.
-
-        The model on a rank has its own stages' weights alone, others are on the meta device.
 
         Raises:
             RankFailed: A rank died; the message names it.

@@ -138,6 +138,7 @@ def take_steps(variants: list[dict[str, Any]], cases: dict[str, tuple[Case, Prof
         options = {key: variant[key] for key in keys if key in variant}
         if "autocast" in variant:
             options["autocast"] = getattr(torch, variant["autocast"])
+        options["loss_reduction"] = "microbatch"  # the look at the loss reads once more, at first
         pipeline = DistributedPipeline(
             copy.deepcopy(case.model), plan, loss_fn=case.loss_fn, **options
         )

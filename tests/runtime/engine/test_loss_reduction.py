@@ -71,3 +71,19 @@ def test_what_cannot_be_compared_is_taken():
 def test_a_reduction_that_there_is_not_is_refused():
     with pytest.raises(InvalidInput, match="loss_reduction is 'max'"):
         ReductionCheck("max", CPU)
+
+
+def test_the_device_is_waited_for_once():
+    check, reads = ReductionCheck("mean", CPU), []
+
+    class Reads(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                reads.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Reads():
+        for _ in range(3):
+            outputs, target = torch.randn(2, 4, 4).unbind()
+            check.look(lambda given, target: F.mse_loss(given[0], target), [outputs], target)
+    assert not reads, "values are read one by one"
