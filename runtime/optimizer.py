@@ -88,9 +88,8 @@ def _check_kind(kind: Callable[..., Optimizer], options: Mapping[str, Any], hold
 
 def _compare_steps(kind: Callable[..., Optimizer], options: Mapping[str, Any], holds: str) -> None:
     name = getattr(kind, "__name__", None) or type(kind).__name__
-    values = [
-        torch.randn(3, 8, 8, dtype=torch.float64) for _ in range(2)
-    ]  # a weight and gradients of two steps
+    weights_and_gradients = torch.randn(2, 3, 8, 8, dtype=torch.float64)  # of two steps
+    values = weights_and_gradients.unbind()
     try:
         whole = _step(kind, options, values)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""How losses of micro-batches make that of the batch, tried on the first one.
+"""Reduction of the losses of micro-batches to that of the batch, tried on the first one.
 
 For any other loss than a mean or a sum over samples, gradients would not be the unsplit model's.
 """

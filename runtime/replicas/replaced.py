@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ def replace_parameter(before: nn.Parameter, now: nn.Parameter, name: str) -> Non
 
     An optimizer that goes on updating the old one is refused at its step.
     """
-    if not _replaced:
-        register_optimizer_step_pre_hook(_check_parameters)
+    _watch_optimizers()
     _replaced[before] = name
     vars(now).update(vars(before))
     now._backward_hooks = before._backward_hooks
+
+
+_watch_optimizers = cache(lambda: register_optimizer_step_pre_hook(_check_parameters))
 
 
 def _check_parameters(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -50,7 +53,8 @@ def release_others(roots: Iterable[nn.Module], own: nn.Module) -> None:
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
                 if tensor is not None and not tensor.is_meta and id(tensor) not in kept:
-                    made.setdefault(id(tensor), (tensor, _on_meta(tensor)))
+                    if id(tensor) not in made:
+                        made[id(tensor)] = tensor, _on_meta(tensor)
                     table[key] = made[id(tensor)][1]  # type: ignore[assignment]
 
 
