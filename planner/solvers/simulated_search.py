@@ -169,7 +169,8 @@ class CandidateSource:
     ) -> Iterator[Assignment]:
         """Yield plans cut by even times, or by speed and memory, on all layouts.
 
-        With ``once`` only the cuts by speed and memory that need least memory.
+        With ``once`` only the cuts by speed and memory that need least memory. However late it is,
+        the first layout is tried.
         """
         request = self.request
         left = MAX_STAGES
@@ -179,7 +180,8 @@ class CandidateSource:
             if even is None:
                 continue
             for layout in self._layouts(shape):
-                if left < 0 or (self.is_late if once else request.is_over):
+                is_over = left < 0 or (self.is_late if once else request.is_over)
+                if is_over and left < MAX_STAGES:
                     return
                 one = self._repeat(layout, even)
                 if not once:

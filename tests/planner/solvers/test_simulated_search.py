@@ -377,6 +377,20 @@ def test_little_time_goes_into_the_most_promising_plan(left_s):
     assert (first.ranks, first.replicas) == (64, 1)
 
 
+@pytest.mark.parametrize("memory_bytes", [None, 14_000])
+def test_a_plan_is_tried_however_late_it_is(memory_bytes):
+    """Half a second after the deadline there was none, though the first tried is one."""
+    profile = chain_profile([1e-3] * 200, parameter_bytes=40, saved_bytes=20)
+    request = PlanningRequest(
+        profile,
+        limited(Cluster.uniform(64), memory_bytes),
+        PlanOptions(schedule="dualpipev", num_microbatches=128),
+        deadline=time.monotonic() - 60,
+    )
+    made, bound_s = several.search_by_simulation(request)
+    assert bound_s <= made.step_time_s
+
+
 def planned_by(profile, cluster, deadline_s, **asked):
     return plan(profile, cluster, PlanOptions(**asked), deadline_s=deadline_s)
 
