@@ -167,10 +167,9 @@ class CandidateSource:
     def candidates(
         self, shapes: list[PipelineShape], *, once: bool = False
     ) -> Iterator[Assignment]:
-        """Yield plans cut by even times, or by speed and memory, on all layouts.
+        """Yield plans cut by even times, or by speed and memory, on all layouts; one however late.
 
-        With ``once`` only the cuts by speed and memory that need least memory. However late it is,
-        the first layout is tried.
+        With ``once`` only the cuts by speed and memory that need least memory.
         """
         request = self.request
         left = MAX_STAGES
@@ -180,8 +179,7 @@ class CandidateSource:
             if even is None:
                 continue
             for layout in self._layouts(shape):
-                is_over = left < 0 or (self.is_late if once else request.is_over)
-                if is_over and left < MAX_STAGES:
+                if left < MAX_STAGES and (left < 0 or (self.is_late if once else request.is_over)):
                     return
                 one = self._repeat(layout, even)
                 if not once:
