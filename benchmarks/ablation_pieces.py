@@ -160,6 +160,9 @@ PIECES = (
     Piece("branch and bound", "beams of several kinds", ((BranchAndBound, "__init__", _unmixed),)),
     # --- pool ---
     Piece("pool", "all but the search's best plan", ((staged_search.PlanPool, "best", _one_best),)),
+    Piece("pool", "whole groups of last stages", ((staged_search, "round_up_replicas", _first),),
+          (staged_search.round_up_replicas, staged_search._missing_replicas,
+           staged_search._is_as_good)),
     Piece("pool", "uniform grids", ((step_time, "uniform_grids", _nothing),),
           (candidates.uniform_grids, candidates._promising)),
     Piece("pool", "equal pipelines", ((step_time, "list_equal_pipelines", _nothing),),

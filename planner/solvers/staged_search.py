@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..cost.plan_cost import CostedPlan, CostModel
 from ..cost.work_limits import WorkLimits
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest, all_parts
+from ..problem.regular import get_rule
 from ..search.arcs import Measure, StageArc, to_assignment
 from ..search.branch_and_bound import ROUNDING, BranchAndBound, Effort
 from .feasibility import infeasible_error
@@ -69,7 +70,7 @@ class PlanPool:
             of_count.setdefault(entry.num_stages, entry)
         chosen = dict.fromkeys([*order[:most], *of_count.values()])
         near = [entry for entry in chosen if self.values[entry] <= limit]
-        return near
+        return list(dict.fromkeys(round_up_replicas(entry, self.cost_model) for entry in near))
 
 
 @dataclass(frozen=True)
@@ -289,3 +290,52 @@ def bound_simulated_step(request: PlanningRequest, costed: CostedPlan) -> float:
         except DeadlineExceeded:
             bound = 0.0
     return min(max(bound, whole_s), costed.step_time_s)
+
+
+def round_up_replicas(assignment: Assignment, cost_model: CostModel) -> Assignment:
+    """Return the assignment with each class's last stage on whole groups, if that costs nothing.
+
+    No other stage may use the rest of a group that a last stage has a part of, and gradients are
+    summed over as many groups either way. The search stops at the fewest replicas that suffice,
+    which rarely share a divisor with those of other stages; whole groups do, and the simulator
+    then simulates one of that many equal pipelines (`simulate.step_time`). A grid stays one.
+    """
+    if get_rule(cost_model.options) != "no":
+        return assignment
+    last: dict[int, int] = {}
+    for stage in sorted(range(assignment.num_stages), key=assignment.ends.__getitem__):
+        last[assignment.classes[stage]] = stage
+    replicas, ends = list(assignment.replicas), list(assignment.ends)
+    for stage in last.values():
+        more = _missing_replicas(assignment, stage, cost_model)
+        replicas[stage] += more
+        ends[stage] += more
+    if replicas == list(assignment.replicas):
+        return assignment
+    found = replace(assignment, replicas=tuple(replicas), ends=tuple(ends))
+    return found if _is_as_good(found, assignment, cost_model) else assignment
+
+
+def _missing_replicas(assignment: Assignment, stage: int, cost_model: CostModel) -> int:
+    """Return the replicas that a stage lacks to fill whole groups; 0 if they cannot be added."""
+    entry = cost_model.devices.classes[assignment.classes[stage]]
+    count, end = assignment.replicas[stage], assignment.ends[stage]
+    size = max((size for size in entry.group_sizes[:-1] if size < count), default=1)
+    more = -count % size
+    most = min(cost_model.options.max_replicas or len(entry), cost_model.num_microbatches)
+    if count + more > most or end + more > len(entry):
+        return 0
+    return more if entry.place(end + more, count + more, is_last=True) == end + more else 0
+
+
+def _is_as_good(found: Assignment, before: Assignment, cost_model: CostModel) -> bool:
+    """Return True if a plan fits and neither objective nor closed form of the step is worse."""
+    stages, old = cost_model.stages(found), cost_model.stages(before)
+    if not cost_model.fits(stages, found):
+        return False
+    tied_s = cost_model.tied_sync_s(before)
+    is_slower = cost_model.model_s(stages, tied_s) > cost_model.model_s(old, tied_s) * (
+        1 + ROUNDING
+    )
+    value, limit = cost_model.value(found, stages, tied_s), cost_model.value(before, old, tied_s)
+    return not is_slower and value <= limit * (1 + ROUNDING)
