@@ -11,7 +11,6 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -213,9 +212,6 @@ class RpcPipeline:
     def state_dict(self) -> dict[str, Tensor]:
         """Gather the whole model's state on this process's CPU, under the model's names."""
         found = {name: value for part in self._call_all("state") for name, value in part.items()}
-        for tied in self._built.tied:
-            weight = next(found[name] for name in tied.names if name in found)
-            found.update(dict.fromkeys(tied.names, weight))
         return {name: found[name] for name in self._built.names if name in found}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -256,16 +252,11 @@ class RpcPipeline:
         self._liveness.close()
 
     def _connect(self) -> None:
-        """Connect every stage to the next one, the master and the borrowers of its weights."""
+        """Connect every stage to the next one and the master."""
         collector = rpc.RRef(self._collector)
         next_stages = (*self._stages[1:], None)
-        for index, (stage, next_stage) in enumerate(zip(self._stages, next_stages, strict=True)):
-            borrowers = {
-                group: tuple(self._stages[other] for other in tied.stages[1:])
-                for group, tied in enumerate(self._built.tied)
-                if tied.stages[0] == index
-            }
-            future = self._start(stage, "connect", Route(next_stage, collector, borrowers))
+        for stage, next_stage in zip(self._stages, next_stages, strict=True):
+            future = self._start(stage, "connect", Route(next_stage, collector))
             self._liveness.wait(stage.owner_name(), future, "connecting the stages")
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, ...]]:
@@ -278,14 +269,6 @@ class RpcPipeline:
         with self._lock:
             self._check_open()
             step = self._collector.begin()
-            # Started and not awaited: a borrower's micro-batches wait until its weights have come
-            # (see `StageSequencer.enter`).
-            lenders = sorted({tied.stages[0] for tied in self._built.tied})
-            lending = []
-            for stage in (self._stages[index] for index in lenders):
-                future = self._start(stage, "lend", step, wants_grad)
-                future.add_done_callback(partial(self._collector.fail_if_loan_failed, step))
-                lending.append((stage, future))
             # A micro-batch that waits for its turn occupies a thread of the worker, on each of its
             # stages: more of them would leave none for the one whose turn it is.
             window = max(1, THREADS // self._most_stages)
@@ -293,9 +276,6 @@ class RpcPipeline:
                 self._wait_for(microbatch + 1 - window)
                 task = MicrobatchTask(step, microbatch, wants_grad)
                 post(self._stages[0], "forward", task, values)
-            # Before the last outputs, which never come if a loan was lost.
-            for stage, future in lending:
-                self._liveness.wait(stage.owner_name(), future, "lending tied weights")
             self._wait_for(len(batches))
             return self._collector.take()
 

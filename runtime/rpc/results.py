@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import Any
-
-from torch.futures import Future
 
 from ...core.errors import StagewrightError
 
@@ -41,15 +38,6 @@ class OutputCollector:
             if step == self._step:
                 self._failure = self._failure or failure
                 self._changed.notify_all()
-
-    def fail_if_loan_failed(self, step: int, future: Future[Any]) -> None:
-        """Record a failed loan of weights, without which no outputs would come.
-
-        A lost worker is not one: `LivenessCheck` finds it.
-        """
-        with suppress(RuntimeError):
-            if isinstance(value := future.value(), StagewrightError):
-                self.fail(step, value)
 
     def has(self, count: int, seconds: float) -> bool:
         """Return True once ``count`` outputs have come, within ``seconds``; raise a failure."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,12 +26,10 @@ class Route:
     Attributes:
         next_stage: The next stage; `None` for the last one.
         collector: The master's collector of outputs and errors.
-        borrowers: By tied group, the stages that borrow a weight of this stage.
     """
 
     next_stage: rpc.RRef[StageServer] | None
     collector: rpc.RRef[OutputCollector]
-    borrowers: Mapping[int, tuple[rpc.RRef[StageServer], ...]]
 
 
 @dataclass(frozen=True)
@@ -46,30 +42,12 @@ class MicrobatchTask:
 
 
 class StageServer:
-    """Server of one stage.
+    """Server of one stage."""
 
-    A weight tied across stages lives on the first of them. In every step that stage lends it to
-    the others as a tensor that distributed autograd follows, so that gradients accumulate at the
-    owner.
-
-    ``owned`` names, by tied group, the weight lent to other stages, and ``borrowed`` all names of
-    one lent by another stage.
-    """
-
-    def __init__(
-        self,
-        stage: Segment,
-        index: int,
-        device: torch.device | None,
-        owned: Mapping[int, str],
-        borrowed: Mapping[int, tuple[str, ...]],
-    ) -> None:
+    def __init__(self, stage: Segment, index: int, device: torch.device | None) -> None:
         self._stage: Segment = stage if device is None else stage.to(device)
         self._index = index
         self._device = device
-        self._owned, self._borrowed = owned, borrowed
-        self._elsewhere = {name for names in borrowed.values() for name in names}
-        self._lent = BorrowedWeights()
         self._sequencer = StageSequencer()
         self._route: Route | None = None
 
@@ -84,21 +62,6 @@ class StageServer:
         with self._sequencer.exclusive:
             # References of other processes keep this object alive; its weights are released.
             self._route, self._stage = None, Segment((), True)
-            self._lent.clear()
-
-    def lend(self, step: int, wants_grad: bool) -> None:
-        """Send the weights owned by this stage to its borrowers."""
-        for group, stages in self._connected_route.borrowers.items():
-            weight = self._parameters()[self._owned[group]]
-            with torch.set_grad_enabled(wants_grad):  # a Parameter would arrive as a leaf
-                travelling = weight.cpu().view_as(weight)
-            for stage in stages:
-                post(stage, "borrow", step, group, travelling)
-
-    def borrow(self, step: int, group: int, weight: Tensor) -> None:
-        """Receive a weight of another stage for one step."""
-        self._lent.add(step, group, weight)
-        self._sequencer.changed()
 
     def forward(self, task: MicrobatchTask, values: tuple[Any, ...]) -> None:
         """Run a micro-batch in order and send its outputs to the next stage.
@@ -106,8 +69,7 @@ class StageServer:
         Never raises: errors go to the master, which waits for the outputs.
         """
         try:
-            has_borrowed = partial(self._lent.has, task.step, self._borrowed)
-            with self._sequencer.enter(task.step, task.microbatch, has_borrowed):
+            with self._sequencer.enter(task.step, task.microbatch):
                 outputs = self._run(task, values)
                 self._send_on(task, outputs)
         except StepAbandoned:
@@ -124,16 +86,15 @@ class StageServer:
             self._stage.train(mode)
 
     def state(self) -> dict[str, Tensor]:
-        """Return CPU copies of the parameters and buffers owned here, by the model's names."""
+        """Return CPU copies of the parameters and buffers, by the model's names."""
         with self._sequencer.exclusive:
             return {
                 name: value.detach().cpu().clone()
                 for name, value in self._stage.state_dict().items()
-                if name not in self._elsewhere
             }
 
     def names(self) -> list[str]:
-        """Return the names of all values this stage uses, borrowed weights included."""
+        """Return the names of all values this stage uses."""
         return list(self._stage.state_dict())
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -142,11 +103,11 @@ class StageServer:
             self._stage.load_state_dict(state)
 
     def parameters(self) -> dict[str, rpc.RRef[Tensor]]:
-        """Return references to the trainable parameters owned here."""
+        """Return references to the trainable parameters."""
         return {name: rpc.RRef(weight) for name, weight in self._trainable().items()}
 
     def gradients(self, context_id: int) -> dict[str, Tensor]:
-        """Return a context's gradients of the parameters owned here, on the CPU."""
+        """Return a context's gradients of the parameters, on the CPU."""
         found = dist_autograd.get_gradients(context_id)  # type: ignore[attr-defined]
         return {
             name: found[weight].cpu()
@@ -160,52 +121,16 @@ class StageServer:
             raise InvalidInput("this pipeline is closed")
         return self._route
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._stage.named_parameters(remove_duplicate=False))
-
     def _trainable(self) -> dict[str, nn.Parameter]:
         return {
-            name: weight
-            for name, weight in self._stage.named_parameters()
-            if weight.requires_grad and name not in self._elsewhere
+            name: weight for name, weight in self._stage.named_parameters() if weight.requires_grad
         }
 
     def _run(self, task: MicrobatchTask, received: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.set_grad_enabled(task.wants_grad):
             inputs = tuple(self._to_device(value) for value in received)
-            lent = self._lent.current()
-            outputs = self._call(task, inputs, lent)
-            anchored = anchor_one(outputs, (*received, *lent.values()))
+            anchored = anchor_one(tuple(self._stage(*inputs)), received)
             return tuple(value.cpu() if isinstance(value, Tensor) else value for value in anchored)
-
-    def _call(
-        self, task: MicrobatchTask, inputs: tuple[Any, ...], lent: Mapping[int, Tensor]
-    ) -> tuple[Any, ...]:
-        weights = {
-            name: self._to_device(lent[group])
-            for group, names in self._borrowed.items()
-            for name in names
-        }
-        if weights and task.wants_grad:
-            self._check_differentiable()
-            # In place of the parameters, so that gradients flow to the owner of the weights.
-            result: tuple[Any, ...] = torch.func.functional_call(self._stage, weights, inputs)
-            return result
-        # Without gradients, one copy per step will do; micro-batch 0 always runs first.
-        if weights and task.microbatch == 0:
-            with torch.no_grad():
-                for name, weight in weights.items():
-                    self._parameters()[name].copy_(weight)
-        return tuple(self._stage(*inputs))
-
-    def _check_differentiable(self) -> None:
-        """Raise `InvalidInput` in the one case where a borrowed weight would not be used."""
-        if self._stage._evaluation and not self._stage.training:
-            raise InvalidInput(
-                "a stage that borrows a tied weight runs a different graph in evaluation mode and "
-                "cannot be differentiated there; plan with --tied together, or call it under "
-                "torch.no_grad()"
-            )
 
     def _to_device(self, value: Any) -> Any:
         if self._device is None or not isinstance(value, Tensor):
@@ -219,40 +144,6 @@ class StageServer:
             post(route.next_stage, "forward", task, outputs)
         else:
             post(route.collector, "put", task.step, task.microbatch, outputs)
-
-
-class BorrowedWeights:
-    """Weights borrowed from other stages for the latest step, by tied group."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._step = -1
-        self._weights: dict[int, Tensor] = {}
-
-    def add(self, step: int, group: int, weight: Tensor) -> None:
-        """Store a weight; one of an earlier step is dropped."""
-        with self._lock:
-            # A loan may arrive before the first micro-batch of its step, and starts the step here.
-            if step > self._step:
-                self._step, self._weights = step, {}
-            if step == self._step:
-                self._weights[group] = weight
-
-    def has(self, step: int, groups: Iterable[int]) -> bool:
-        """Return True if all weights needed for a step have come."""
-        with self._lock:
-            return not (wanted := set(groups)) or (
-                step == self._step and wanted <= self._weights.keys()
-            )
-
-    def current(self) -> Mapping[int, Tensor]:
-        """Return the weights of the latest step."""
-        with self._lock:
-            return MappingProxyType(dict(self._weights))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._weights = {}
 
 
 class StepAbandoned(Exception):
@@ -275,17 +166,14 @@ class StageSequencer:
         self._failed = False
 
     @contextmanager
-    def enter(self, step: int, microbatch: int, ready: Callable[[], bool]) -> Iterator[None]:
-        """Wait until this micro-batch is next and ready, and keep others out inside the block.
+    def enter(self, step: int, microbatch: int) -> Iterator[None]:
+        """Wait until this micro-batch is next, and keep others out inside the block.
 
-        ``ready`` returns True once its other inputs have come; it is asked again after `changed`.
         Raises `StepAbandoned` if the step ended before.
         """
         with self._changed:
             self._begin(step)
-            self._changed.wait_for(
-                lambda: self._is_over(step) or (self._next == microbatch and ready())
-            )
+            self._changed.wait_for(lambda: self._is_over(step) or self._next == microbatch)
             if self._is_over(step):
                 raise StepAbandoned
         # Within a step, `_next` alone admits one micro-batch at a time. The lock is for those who
@@ -297,11 +185,6 @@ class StageSequencer:
                 self._finish(step, failed=True)
                 raise
         self._finish(step, failed=False)
-
-    def changed(self) -> None:
-        """Have waiting micro-batches ask again whether they are ready."""
-        with self._changed:
-            self._changed.notify_all()
 
     def end(self) -> None:
         """Release all waiting micro-batches for good."""

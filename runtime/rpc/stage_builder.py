@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 
 from ...capture.observation.nested_values import TensorPosition
 from ...capture.sample import CallStructure
-from ...core.errors import InvalidInput
+from ...core.errors import InvalidInput, PlanMismatch
 from ...core.graph.tensors import TensorSpec
 from ...core.plan.plan import Plan
 from ...core.units import list_some, name_type
 from ...schedules.plan_schedule import schedule_of
 from ..engine.rank_facts import list_facts
-from ..partition.cut import CutModel, TiedGroup, check_no_references, cut_for_plan
+from ..partition.cut import CutModel, check_no_references, cut_for_plan
 from ..ranks.consistency import Facts, compare_facts
 from ..ranks.device_placement import take_gpu
 from ..supported_plans import check_stateful_layers
@@ -100,7 +100,6 @@ class BuiltStages:
     Attributes:
         stages: References to its stages, in pipeline order.
         names: Names of the model's parameters and buffers, in the model's order.
-        tied: Weights shared by several stages.
         structure: Call structure of the model.
         output: The model's output, pickled, with a `TensorPosition` for every value.
         facts: What must be equal on all workers.
@@ -109,7 +108,6 @@ class BuiltStages:
 
     stages: tuple[rpc.RRef[StageServer], ...]
     names: tuple[str, ...]
-    tied: tuple[TiedGroup, ...]
     structure: CallStructure
     output: bytes
     facts: Facts
@@ -153,6 +151,11 @@ def build(
     cut_model = cut_for_plan(model, plan, sample)
     check_no_references(cut_model, "on another worker")
     check_stateful_layers(cut_model.captured.graph.layers, plan, schedule_of(plan))
+    for tied in cut_model.tied:
+        raise PlanMismatch(
+            f"{list_some(tied.names, 3)} are one weight of several stages, and over RPC a weight "
+            "has one stage; plan with --tied together, or use a DistributedPipeline"
+        )
     program = cut_model.captured.program
     if program.losses:
         raise InvalidInput(
@@ -169,7 +172,6 @@ def build(
             rpc.RRef(_create_server(cut_model, index, device)) for index, device in devices.items()
         ),
         tuple(model.state_dict()),
-        cut_model.tied,
         cut_model.structure,
         pickle_value(output, "the form of the model's output"),
         list_facts(model, cut_model.captured.graph, plan, schedule_of(plan), {}),
@@ -179,17 +181,8 @@ def build(
 
 def _create_server(cut_model: CutModel, index: int, device: str | None) -> StageServer:
     stage = cut_model.stages[index]
-    held = dict(stage.named_parameters(remove_duplicate=False))
-    owned, borrowed = {}, {}
-    for number, tied in enumerate(cut_model.tied):
-        names = tuple(name for name in tied.names if name in held)
-        if index == tied.stages[0]:
-            # One name is enough to lend it: within a stage, all its names are one tensor.
-            owned[number] = names[0]
-        elif index in tied.stages:
-            borrowed[number] = names
     place = None if device is None else torch.device(device)
     if place is not None and place.type == "cuda" and place.index is None:
         take_gpu()
         place = torch.device("cuda", torch.cuda.current_device())
-    return StageServer(stage, index, place, owned, borrowed)
+    return StageServer(stage, index, place)

@@ -29,7 +29,7 @@ from tests.runtime.rpc_models import (
     Meets,
     Raises,
     build_unevenly,
-    detached_model,
+    far_tied_model,
     tied_model,
 )
 from tests.torch_models import Case, make_plan
@@ -74,7 +74,6 @@ def equality() -> Iterator[Found]:
         yield compare(tied_model, WORKERS, num_split, send=True)
     yield compare(tied_model, ["worker1", "worker2", "worker1"], 4)
     yield compare(tied_model, ["worker2", "worker2"], 2)
-    yield compare(detached_model, WORKERS, 2)
 
 
 def compare(
@@ -159,6 +158,8 @@ def errors() -> Iterator[Found]:
     yield {"unknown": caught(lambda: RpcPipeline(only_here, plan, workers=WORKERS))}
     built = build_unevenly
     yield {"uneven": caught(lambda: RpcPipeline(built, uneven_plan(), workers=WORKERS))}
+    far = tied_plan(far_tied_model(), 2)
+    yield {"tied": caught(lambda: RpcPipeline(far_tied_model, far, workers=WORKERS))}
     yield {"few": caught(lambda: RpcPipeline(model, plan, workers=["worker1"]))}
     yield {"split": caught(lambda: RpcPipeline(model, plan, workers=WORKERS, num_split=3))}
     yield {"nobody": caught(lambda: RpcPipeline(model, plan, workers=["worker1", "w2"]))}

@@ -9,34 +9,32 @@ from pathlib import Path
 import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 WAIT_S = 30.0
 
 
 class Tied(nn.Module):
-    """An embedding used as head too, in other stages, with batch statistics between."""
+    """Two layers that follow each other share a weight; behind them, batch statistics.
 
-    def __init__(self) -> None:
+    Args:
+        far: Whether the embedding is the head as well, at the other end.
+    """
+
+    def __init__(self, *, far: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(16, 8)
         self.first = nn.Linear(8, 8, bias=False)
         self.norm, self.second = nn.BatchNorm1d(8), nn.Linear(8, 8)
         self.head = nn.Linear(8, 16, bias=False)
-        self.head.weight = self.embedding.weight
+        self.also = nn.Linear(8, 8, bias=False)
+        self.also.weight = self.first.weight
+        if far:
+            self.head.weight = self.embedding.weight
         self.frozen = nn.Linear(8, 8).requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.first(self.embedding(tokens)))
+        hidden = self.norm(self.also(self.first(self.embedding(tokens))))
         return self.head(self.second(self.frozen(hidden).relu()))
-
-
-class Detached(Tied):
-    """Reads the tied weight in its last stage, but takes no gradient of it there."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.first(self.embedding(tokens)))
-        return linear(self.second(self.frozen(hidden).relu()), self.head.weight.detach())
 
 
 class Meets(nn.Module):
@@ -106,10 +104,9 @@ def tied_model() -> Tied:
     return Tied().double()
 
 
-def detached_model() -> Detached:
-    """Likewise."""
-    torch.manual_seed(0)
-    return Detached().double()
+def far_tied_model() -> Tied:
+    """Tied over all stages."""
+    return Tied(far=True)
 
 
 def build_unevenly() -> nn.Module:

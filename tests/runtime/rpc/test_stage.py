@@ -9,10 +9,10 @@ from stagewright.runtime.rpc.stage import StageSequencer, StepAbandoned
 WAIT_S = 20
 
 
-def start(turns, step, microbatch, log, ready=lambda: True):
+def start(turns, step, microbatch, log):
     def work():
         try:
-            with turns.enter(step, microbatch, ready):
+            with turns.enter(step, microbatch):
                 log.append((step, microbatch))
         except StepAbandoned:
             log.append("abandoned")
@@ -34,30 +34,20 @@ def test_turns_come_in_order_though_the_threads_do_not():
     assert log == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def test_a_turn_waits_for_what_it_needs():
-    turns, log, came = StageSequencer(), [], threading.Event()
-    waiting = start(turns, 0, 0, log, came.is_set)
-    assert not log
-    came.set()
-    turns.changed()
-    finish(waiting)
-    assert log == [(0, 0)]
-
-
 def test_a_later_step_ends_the_waiting_for_an_earlier_one():
     turns, log = StageSequencer(), []
     old = start(turns, 0, 5, log)
-    with turns.enter(1, 0, lambda: True):
+    with turns.enter(1, 0):
         finish(old)
     assert log == ["abandoned"]
-    with pytest.raises(StepAbandoned), turns.enter(0, 5, lambda: True):
+    with pytest.raises(StepAbandoned), turns.enter(0, 5):
         pass
 
 
 def test_an_error_ends_its_step_and_no_other():
     turns, log = StageSequencer(), []
     waiting = start(turns, 0, 1, log)
-    with pytest.raises(ArithmeticError), turns.enter(0, 0, lambda: True):
+    with pytest.raises(ArithmeticError), turns.enter(0, 0):
         raise ArithmeticError
     finish(waiting)
     finish(start(turns, 1, 0, log))
