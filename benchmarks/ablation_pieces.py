@@ -157,6 +157,8 @@ PIECES = (
           (BranchAndBound._split_budget,)),
     Piece("branch and bound", "arcs reached by a box's own search",
           ((branch_and_bound, "search", _forget_reached),)),
+    Piece("branch and bound", "a plan just above the bound of a long chain",
+          ((BranchAndBound, "_find_near", _none),), (BranchAndBound._find_near,)),
     Piece("branch and bound", "beams of several kinds", ((BranchAndBound, "__init__", _unmixed),)),
     # --- pool ---
     Piece("pool", "all but the search's best plan", ((staged_search.PlanPool, "best", _one_best),)),

@@ -62,6 +62,15 @@ A quarter in a problem of a million arcs, where four times as many raised the bo
 HUGE = 1_000_000
 """Arcs of such a problem."""
 
+LONG = 300_000
+"""Arcs from which a plan is looked for just above the bound before boxes are opened.
+
+Boxes took a minute to find one for 10,000 layers, and are empty where one near the bound is known.
+"""
+
+NARROW_BEAM = 8
+"""Labels of a position that the search just above the bound keeps."""
+
 LEAST_TOLERANCE = 1e-4
 """Relative tolerance of bounds on the first metric where a smaller gap is asked for."""
 
@@ -341,6 +350,19 @@ class BranchAndBound:
             best = self._solve(caps, budget=MOST_GIVEN_UP, beam=self._beam).best
             low, high = (middle, high) if best is None else (low, min(middle, best.metrics[0]))
 
+    def _find_near(self, lower: float) -> None:
+        """Find a plan with a first metric just above ``lower``, a bound on it.
+
+        It is at most twice as far above as the nearest one that a beam finds.
+        """
+        distance = max(self.effort.gap, LEAST_TOLERANCE) * self.best_value / 4
+        while lower + distance < self._most_metric() and not self.effort.is_over:
+            weight = self._weight_cap((lower, 0.0))
+            caps = MetricCaps(lower + distance, weight=weight, quantum=math.inf)
+            if self._solve(caps, beam=NARROW_BEAM).best is not None:
+                return
+            distance *= 2
+
     def _relax(self, arcs: StageArcs, caps: MetricCaps) -> Relaxation:
         """Bound all paths within the caps; the next search begins at the prices found here."""
         relaxed = relax(arcs, self.pool, self.rules, caps, self.prices)
@@ -367,6 +389,8 @@ class BranchAndBound:
         # leave fewer arcs, and fewer arcs shorten the searches.
         lower = self.narrow(max(self.effort.gap / 2, LEAST_TOLERANCE))
         self._prune(lower)
+        if len(self.arcs.last) > LONG:
+            self._find_near(lower)
         limit = self.effort.searches + max_searches
         if self._open_ranges(lower, limit) and self._close_boxes(limit):
             self.open.clear()

@@ -143,8 +143,8 @@ def search_in_stages(
             least = min(least, bound)
         if pool.values and request.progress and tells:
             is_bound = bounds_objective and level.is_exact and pool.is_whole
-            leader = request.cost_model.evaluate(pool.best(1)[0])
-            request.tell(leader, bound if is_bound else 0.0)
+            leader = min(pool.values, key=lambda entry: (pool.values[entry], entry))
+            request.tell(request.cost_model.evaluate(leader), bound if is_bound else 0.0)
     if not pool.values:
         if effort.is_over or gave_up:
             pool.gave_up = True
