@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
@@ -112,16 +113,19 @@ def _placed(row: Row, replicas: int, devices: Devices, rooms: Sequence[int]) -> 
 def _in_class(number: int, count: int, replicas: int, devices: Devices) -> tuple[int, ...] | None:
     """Return where stages end on the first devices of a class that hold them; `None` if none do."""
     entry = devices.classes[number]
-    # Placed from the last stage to the first, as `DeviceClass.place` does; groups may leave gaps,
-    # so the last device is moved back until the first stage has room.
-    for last in range(count * replicas, len(entry) + 1):
+
+    def place(last: int) -> tuple[int, ...] | None:
+        # From the last stage to the first, as `DeviceClass.place` does.
         ends: list[int] = []
         while len(ends) < count:
             free = ends[-1] - replicas if ends else last
             end = entry.place(free, replicas, is_last=not ends)
             if end < replicas:
-                break
+                return None
             ends.append(end)
-        else:
-            return tuple(reversed(ends))
-    return None
+        return tuple(reversed(ends))
+
+    # Groups may leave gaps; what fits below some device fits below every later one.
+    lasts = range(count * replicas, len(entry) + 1)
+    first = bisect_left(lasts, True, key=lambda last: place(last) is not None)
+    return place(lasts[first]) if first < len(lasts) else None

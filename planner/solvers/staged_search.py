@@ -59,6 +59,11 @@ class PlanPool:
     def add(self, assignment: Assignment, value: float) -> None:
         self.values[assignment] = min(value, self.values.get(assignment, math.inf))
 
+    def leader(self) -> Assignment:
+        """Return the best plan."""
+        best = min(self.values, key=lambda entry: (self.values[entry], entry))
+        return round_up_replicas(best, self.cost_model)
+
     def best(self, most: int) -> list[Assignment]:
         """Return the best plans and the best of each number of stages, if near the best of all."""
         order = sorted(self.values, key=lambda entry: (self.values[entry], entry))
@@ -143,7 +148,7 @@ def search_in_stages(
             least = min(least, bound)
         if pool.values and request.progress and tells:
             is_bound = bounds_objective and level.is_exact and pool.is_whole
-            leader = min(pool.values, key=lambda entry: (pool.values[entry], entry))
+            leader = pool.leader()
             request.tell(request.cost_model.evaluate(leader), bound if is_bound else 0.0)
     if not pool.values:
         if effort.is_over or gave_up:
