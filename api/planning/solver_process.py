@@ -64,8 +64,8 @@ default 0.6 s."""
 NICENESS = 5
 """Of solver processes: while searches keep every core busy, the server still answers first."""
 
-LONG_NICENESS = 10
-"""Of processes with a long search: beside a short one they get a quarter of a processor."""
+LONG_NICENESS = 19
+"""Of processes with a long search: beside short ones, which end soon, they get next to nothing."""
 
 
 @dataclass(frozen=True)
