@@ -318,7 +318,7 @@ def _prepare(compiled: ctypes.c_byte, best: BestPlan) -> None:
 
 @dataclass
 class _Shared:
-    """What this process shares with the server; nothing in the server itself."""
+    """Values that this process shares with the server; empty in the server itself."""
 
     best: BestPlan | None = None
     kept: Path | None = None
